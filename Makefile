@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+
+.PHONY: demo test coverage clean
+
+demo: .venv/cpu  ## Fuse a bundled model and show the report.
+	mkdir -p build
+	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx
+
+test: .venv/dev  ## Everything CI checks.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/pytest --numprocesses auto
+
+coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
+	$(BIN)/python -m models.export --out build/zoo
+	$(BIN)/python -m models.coverage build/zoo
+
+clean:
+	rm -rf .venv build
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/cpu: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu]'
+	touch $@
+
+.venv/dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,torch,dev]'
+	touch $@
+
+.venv/models: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,models]'
+	touch $@

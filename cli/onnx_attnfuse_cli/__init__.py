@@ -1,0 +1,1 @@
+"""The command `attnfuse`: a thin layer over `onnx_attnfuse` that reads arguments, shows progress and prints."""

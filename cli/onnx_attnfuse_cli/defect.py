@@ -1,0 +1,57 @@
+"""What a user can attach to a bug report when attnfuse itself fails."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pathlib
+import platform
+import shlex
+import tempfile
+import traceback
+from collections.abc import Sequence
+
+from onnx_attnfuse_cli.versions import version_of
+
+_PACKAGES = (
+    "onnx-attnfuse",
+    "onnx",
+    "onnx-ir",
+    "onnxscript",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "numpy",
+    "click",
+    "rich",
+    "torch",
+)
+
+
+def write_report(error: Exception, args: Sequence[str]) -> pathlib.Path:
+    """Write traceback, versions and command line to `attnfuse-error-<time>.txt`.
+
+    Args:
+        error: What ended the run.
+        args: The command's arguments.
+
+    Returns:
+        The file: in the working directory, or in the temporary one where that cannot be written.
+    """
+    text = "\n".join(
+        [
+            f"command: attnfuse {shlex.join(args)}",
+            f"python: {platform.python_version()} on {platform.platform()}",
+            *(f"{package}: {version_of(package)}" for package in _PACKAGES),
+            "",
+            *traceback.format_exception(error),
+        ]
+    )
+    name = f"attnfuse-error-{dt.datetime.now():%Y%m%d-%H%M%S}.txt"
+    try:
+        return _write(pathlib.Path(name), text)
+    except OSError:
+        return _write(pathlib.Path(tempfile.gettempdir(), name), text)
+
+
+def _write(path: pathlib.Path, text: str) -> pathlib.Path:
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,89 @@
+"""The options of `onnx_attnfuse.Options` as options of a command, so that the two cannot drift apart.
+
+A field's type says what the option takes, its docstring is the option's help.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import pathlib
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from onnx_attnfuse.options import Options
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def derived_options(*, only: Collection[str] | None = None) -> Callable[[_Function], _Function]:
+    """A decorator that gives a command one option for each field of `Options` that a command line can express.
+
+    Args:
+        only: The fields wanted; all if None.
+
+    Returns:
+        The decorator. The command receives the fields as keyword arguments of the same names.
+    """
+    fields = [field for field in dataclasses.fields(Options) if only is None or field.name in only]
+
+    def decorate(command: _Function) -> _Function:
+        for field in reversed(fields):
+            if (settings := _settings(field)) is not None:
+                command = click.option(f"--{field.name.replace('_', '-')}", field.name, **settings)(command)
+        return command
+
+    return decorate
+
+
+def _settings(field: dataclasses.Field[Any]) -> dict[str, Any] | None:
+    kind = _plain_type(_field_types()[field.name])
+    common = {"default": field.default, "help": _field_docs().get(field.name, ""), "show_default": field.default is not None}
+    if kind is bool:
+        return {**common, "is_flag": True, "show_default": False}
+    if typing.get_origin(kind) is typing.Literal:
+        return {**common, "type": click.Choice(typing.get_args(kind))}
+    if kind is pathlib.Path:
+        return {**common, "type": click.Path(path_type=pathlib.Path)}
+    if kind in (int, float, str):
+        return {**common, "type": kind}
+    return None
+
+
+def _plain_type(kind: Any) -> Any:
+    """`X` for `X | None`."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind
+    rest = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    return rest[0] if len(rest) == 1 else kind
+
+
+@functools.cache
+def _field_types() -> Mapping[str, Any]:
+    return typing.get_type_hints(Options)
+
+
+@functools.cache
+def _field_docs() -> Mapping[str, str]:
+    """The docstring under each field, which Python does not keep; empty where the source is not there."""
+    try:
+        source = textwrap.dedent(inspect.getsource(Options))
+    except OSError:
+        return {}
+    body = typing.cast("ast.ClassDef", ast.parse(source).body[0]).body
+    docs: dict[str, str] = {}
+    for field, doc in itertools.pairwise(body):
+        match field, doc:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = text
+            case _:
+                continue
+    return docs

@@ -1,0 +1,70 @@
+"""Finds attention in exported ONNX models, fuses it exactly, and says why for every site.
+
+    result = onnx_attnfuse.optimize("model.onnx")
+    print(result.report.fused, "of", result.report.candidates)
+    result.save("model.attnfuse.onnx")
+
+Everything public is named here; what is not named here may change.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from onnx_attnfuse.errors import AttnFuseError, InputError, InternalError, MissingDependencyError, ModelError, OptionError
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.graph.facts import Facts
+    from onnx_attnfuse.match import steps
+    from onnx_attnfuse.match.registry import score_step, weight_step
+    from onnx_attnfuse.pipeline import AttentionFusionPass, Result, explain, optimize
+    from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
+
+__all__ = [
+    "AttentionFusionPass",
+    "AttnFuseError",
+    "Facts",
+    "InputError",
+    "InternalError",
+    "Layouts",
+    "MissingDependencyError",
+    "ModelError",
+    "OptionError",
+    "Options",
+    "Reason",
+    "Report",
+    "Result",
+    "SiteReport",
+    "Verified",
+    "explain",
+    "optimize",
+    "score_step",
+    "steps",
+    "weight_step",
+]
+
+_HOMES = {
+    "AttentionFusionPass": "pipeline",
+    "Facts": "graph.facts",
+    "Layouts": "report.model",
+    "Report": "report.model",
+    "Result": "pipeline",
+    "SiteReport": "report.model",
+    "Verified": "report.model",
+    "explain": "pipeline",
+    "optimize": "pipeline",
+    "score_step": "match.registry",
+    "weight_step": "match.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used, so that importing the package costs next to nothing."""
+    if name == "steps":
+        return importlib.import_module("onnx_attnfuse.match.steps")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,224 @@
+"""Operators that only rearrange elements, read in both directions.
+
+`upward` goes from a node's output to its first input, `downward` from the input to the output. Both return the value at the other
+side with its axes in terms of the same factors, or None where the operator is no view that can be read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup
+from onnx_attnfuse.graph.constants import attribute, constant_array
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.shape_rules import axes_of, slice_bounds, split_lengths
+from onnx_attnfuse.graph import sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Laid:
+    """A value with the factors that each of its axes runs over."""
+
+    value: ir.Value
+    axes: Axes
+
+    def refined(self) -> Laid:
+        """The same in terms of factors that are not split."""
+        return Laid(self.value, refined(self.axes))
+
+
+def _is_standard(node: ir.Node | None) -> bool:
+    return node is not None and node.domain in {"", "ai.onnx"}
+
+
+def upward(laid: Laid, facts: Facts, selecting: bool = False) -> Laid | None:
+    """The value that `laid` is a view of.
+
+    Args:
+        laid: A value and its axes.
+        facts: Shapes.
+        selecting: Also go through operators that take a part of their input or repeat it.
+    """
+    node = laid.value.producer()
+    if node is None or not _is_standard(node) or not node.inputs or node.inputs[0] is None:
+        return None
+    rule = _UPWARD.get(node.op_type) or (_SELECTING.get(node.op_type) if selecting else None)
+    if rule is None:
+        return None
+    axes = rule(node, laid, facts)
+    return None if axes is None else Laid(node.inputs[0], axes)
+
+
+def downward(node: ir.Node, axes: Axes, facts: Facts) -> Laid | None:
+    """The output of a view whose first input has `axes`."""
+    if not _is_standard(node) or len(node.outputs) != 1:
+        return None
+    output = node.outputs[0]
+    if node.op_type == "Identity":
+        return Laid(output, axes)
+    if node.op_type == "Transpose":
+        perm = attribute(node, "perm") or [*range(len(axes))][::-1]
+        return Laid(output, tuple(axes[axis] for axis in perm))
+    if node.op_type in _REGROUPING:
+        dims = facts.dims(output)
+        regrouped = None if dims is None else regroup(axes, dims)
+        return None if regrouped is None else Laid(output, regrouped)
+    return None
+
+
+def _transpose(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    rank = len(laid.axes)
+    perm = attribute(node, "perm") or [*range(rank)][::-1]
+    source: list[Axis] = [()] * rank
+    for position, axis in enumerate(perm):
+        source[axis] = laid.axes[position]
+    return tuple(source)
+
+
+def _regroup(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    assert node.inputs[0] is not None
+    dims = facts.dims(node.inputs[0])
+    return None if dims is None else regroup(laid.axes, dims)
+
+
+def _identity(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    return laid.axes
+
+
+def _expand(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    assert node.inputs[0] is not None
+    dims = facts.dims(node.inputs[0])
+    if dims is None or len(dims) > len(laid.axes):
+        return None
+    return tuple(() if dim == 1 else axis for dim, axis in zip(dims, laid.axes[len(laid.axes) - len(dims) :], strict=True))
+
+
+def _tile(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    assert node.inputs[0] is not None
+    repeats = facts.content(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    dims = facts.dims(node.inputs[0])
+    if not isinstance(repeats, tuple) or dims is None:
+        return None
+    source: list[Axis] = []
+    for axis, dim, repeat in zip(laid.axes, dims, repeats, strict=True):
+        if repeat == 1:
+            source.append(axis)
+            continue
+        if not isinstance(repeat, (int, sizes.Size)):
+            return None
+        parts = regroup([axis], [repeat, dim])
+        if parts is None:
+            return None
+        source.append(parts[1])
+    return tuple(source)
+
+
+def _split(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    lengths = split_lengths(node, facts)
+    if lengths is None or len(set(lengths)) != 1:
+        return None
+    axis = attribute(node, "axis", 0) % len(laid.axes)
+    fixed = Factor(len(lengths), laid.value.index())
+    return _with_axis(laid.axes, axis, (fixed, *laid.axes[axis]))
+
+
+def _slice(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    assert node.inputs[0] is not None
+    dims = facts.dims(node.inputs[0])
+    bounds = None if dims is None else slice_bounds(node, len(dims), facts)
+    if dims is None or bounds is None or len(bounds) != 1:
+        return None
+    ((axis, (start, end, step)),) = bounds.items()
+    total = dims[axis]
+    if not isinstance(total, int) or not isinstance(start, int) or not isinstance(end, int) or step != 1:
+        return None
+    part = range(total)[start:end]
+    if not part or total % len(part) or part.start % len(part):
+        return None
+    if len(part) == total:
+        return laid.axes
+    return _with_axis(laid.axes, axis, (Factor(total // len(part), part.start // len(part)), *laid.axes[axis]))
+
+
+def _gather(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    assert node.inputs[0] is not None
+    dims = facts.dims(node.inputs[0])
+    index = constant_array(node.inputs[1])
+    if dims is None or index is None:
+        return None
+    axis = attribute(node, "axis", 0) % len(dims)
+    total = dims[axis]
+    if not isinstance(total, int):
+        return None
+    if index.ndim == 0:
+        return (*laid.axes[:axis], (Factor(total, int(index) % total),), *laid.axes[axis:])
+    if index.ndim == 1 and index.size > total and index.size % total == 0:
+        return _repeated(laid, axis, index % total, total)
+    return None
+
+
+def _repeated(laid: Laid, axis: int, index: np.ndarray, total: int) -> Axes | None:
+    """A Gather that repeats every element, each in place or all in turn."""
+    repeats = index.size // total
+    if np.array_equal(index, np.repeat(np.arange(total), repeats)):
+        parts, kept = regroup([laid.axes[axis]], [total, repeats]), 0
+    elif np.array_equal(index, np.tile(np.arange(total), repeats)):
+        parts, kept = regroup([laid.axes[axis]], [repeats, total]), 1
+    else:
+        return None
+    return None if parts is None else _with_axis(laid.axes, axis, parts[kept])
+
+
+def _concat(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    """A Concat of one value with itself repeats it."""
+    if len(set(node.inputs)) != 1 or node.inputs[0] is None:
+        return None
+    dims = facts.dims(node.inputs[0])
+    axis = attribute(node, "axis", 0) % len(laid.axes)
+    if dims is None:
+        return None
+    parts = regroup([laid.axes[axis]], [len(node.inputs), dims[axis]])
+    return None if parts is None else _with_axis(laid.axes, axis, parts[1])
+
+
+def _with_axis(axes: Axes, index: int, axis: Axis) -> Axes:
+    return (*axes[:index], axis, *axes[index + 1 :])
+
+
+def _unsqueeze(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    added = axes_of(node, 1, len(laid.axes), facts)
+    if added is None:
+        return _regroup(node, laid, facts)
+    return tuple(axis for index, axis in enumerate(laid.axes) if index not in added)
+
+
+_REGROUPING = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
+_Rule = Callable[[ir.Node, Laid, Facts], "Axes | None"]
+_UPWARD: dict[str, _Rule] = {
+    "Flatten": _regroup,
+    "Identity": _identity,
+    "Reshape": _regroup,
+    "Squeeze": _regroup,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+_SELECTING: dict[str, _Rule] = {
+    "Concat": _concat,
+    "Expand": _expand,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Split": _split,
+    "Tile": _tile,
+}
+
+
+def aligned(value: ir.Value, axes: Axes, facts: Facts) -> Axes | None:
+    """The axes of an operand that broadcasts against something laid out as `axes`."""
+    dims = facts.dims(value)
+    if dims is None or len(dims) > len(axes):
+        return None
+    return tuple(() if dim == 1 else leaves(axis) for dim, axis in zip(dims, axes[len(axes) - len(dims) :], strict=True))

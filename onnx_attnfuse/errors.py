@@ -1,0 +1,37 @@
+"""Every exception this library raises on purpose.
+
+    AttnFuseError                 something a caller may want to catch
+    ├── InputError                the model or an option cannot be used as it is
+    │   ├── ModelError            the file: missing, truncated, not ONNX, cyclic, ...
+    │   └── OptionError           a value the caller chose
+    ├── MissingDependencyError    an optional package is needed and absent
+    └── InternalError             our own mistake: a rewrite left the graph broken
+
+Each message is one line that says what is wrong and, after a semicolon, what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class AttnFuseError(Exception):
+    """Base of all exceptions raised by onnx-attnfuse."""
+
+
+class InputError(AttnFuseError):
+    """What the caller handed in cannot be used."""
+
+
+class ModelError(InputError):
+    """The model cannot be read, or is not a valid ONNX model."""
+
+
+class OptionError(InputError):
+    """An option has a value that does not exist or contradicts another."""
+
+
+class MissingDependencyError(AttnFuseError):
+    """An optional package is needed for what was asked."""
+
+
+class InternalError(AttnFuseError):
+    """A defect of this library; the graph it was working on must not be used."""

@@ -1,0 +1,235 @@
+"""Adding nodes to a graph: each new node once, placed before an anchor, its shape and type known.
+
+Two requests for the same operator on the same inputs give the same value, so what is built for the first layer serves all others.
+Requests must come in graph order (`at`), so that a shared node stands before everything that shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim, Size
+
+_END = 1 << 62
+
+
+class Builder:
+    """Emits nodes into one graph."""
+
+    def __init__(self, graph: ir.Graph | ir.Function, facts: Facts, opset: int, names: set[str]) -> None:
+        self.graph = graph
+        self.facts = facts
+        self.opset = opset
+        self.names = names
+        """Every name in the model; new ones are added."""
+        self._anchor: ir.Node | None = None
+        self._known: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
+        self.added: list[ir.Node] = []
+        """Nodes added since the last `at`."""
+
+    def at(self, anchor: ir.Node) -> None:
+        """New nodes go right before `anchor`."""
+        self._anchor = anchor
+        self.added = []
+
+    def name(self, hint: str) -> str:
+        """A name that nothing in the model has, `hint` if it is free."""
+        name, count = hint, 0
+        while name in self.names:
+            count += 1
+            name = f"{hint}_{count}"
+        self.names.add(name)
+        return name
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        dims: Sequence[Dim] | None = None,
+        dtype: ir.DataType | None = None,
+        hint: str | None = None,
+    ) -> ir.Value:
+        """The output of `op` on `inputs`, from a node that is there already if there is one; with a `hint` for its name a new one."""
+        attributes = attributes or {}
+        key = (op, domain, *inputs, *((name, _hashable(value)) for name, value in sorted(attributes.items())))
+        known = self._known.get(key)
+        if hint is None and known is not None and known[0].graph is self.graph:
+            return known[0]
+        assert self._anchor is not None
+        name = self.name(hint or f"attnfuse/{op}")
+        node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=1)
+        output = node.outputs[0]
+        output.name = self.name(f"{name}_output")
+        output.dtype = dtype
+        self.graph.insert_before(self._anchor, node)
+        self.facts.record(output, dims, dtype)
+        if dims is not None:
+            output.shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
+        self.added.append(node)
+        self._known[key] = (output,)
+        return output
+
+    def constant(self, array: np.ndarray | Sequence[int], hint: str = "attnfuse/constant") -> ir.Value:
+        """A constant; equal ones are one."""
+        array = np.asarray(array, np.int64) if isinstance(array, (list, tuple)) else np.asarray(array)
+        key = ("constant", array.dtype.str, array.dtype.name, array.shape, array.tobytes())
+        known = self._known.get(key)
+        if known is not None and (known[0].producer() is None or known[0].graph is self.graph):
+            return self._keep(known[0])
+        name = self.name(hint)
+        tensor = ir.tensor(array, name=name)
+        if isinstance(self.graph, ir.Graph):
+            value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self.graph.register_initializer(value)
+        else:
+            assert self._anchor is not None
+            node = ir.node("Constant", [], {"value": tensor}, name=name)
+            value = node.outputs[0]
+            value.name = self.name(f"{name}_output")
+            self.graph.insert_before(self._anchor, node)
+            self.added.append(node)
+        self.facts.record(value, array.shape, tensor.dtype)
+        self._known[key] = (value,)
+        return value
+
+    def _keep(self, value: ir.Value) -> ir.Value:
+        """A constant that was swept away with an undone site comes back."""
+        if isinstance(self.graph, ir.Graph) and value.producer() is None and value.name not in self.graph.initializers:
+            self.graph.register_initializer(value)
+        return value
+
+    def scalar(self, number: float, dtype: ir.DataType | None) -> ir.Value:
+        """A rank-0 constant of element type `dtype` (float32 if unknown); what overflows it becomes its largest number."""
+        numpy_dtype = (dtype or ir.DataType.FLOAT).numpy()
+        if np.isfinite(number):
+            largest = float((dtype or ir.DataType.FLOAT).max) if hasattr(dtype, "max") else _largest(numpy_dtype)
+            number = max(-largest, min(largest, number))
+        return self.constant(np.asarray(number).astype(numpy_dtype), "attnfuse/scalar")
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """`value` as `dtype`."""
+        if self.facts.dtype(value) == dtype:
+            return value
+        return self.node("Cast", [value], {"to": dtype.value}, dims=self.facts.dims(value), dtype=dtype)
+
+    def transpose(self, value: ir.Value, perm: Sequence[int]) -> ir.Value:
+        """`value` with its axes permuted; itself if they stay."""
+        if list(perm) == sorted(perm):
+            return value
+        dims = self.facts.dims(value)
+        assert dims is not None
+        return self.node(
+            "Transpose", [value], {"perm": list(perm)}, dims=[dims[axis] for axis in perm], dtype=self.facts.dtype(value)
+        )
+
+    def reshape(self, value: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+        """`value` with axes of lengths `dims`; itself if they are its own."""
+        old = self.facts.dims(value)
+        if old is not None and tuple(old) == tuple(dims):
+            return value
+        shape = self._reshape_target(old, dims)
+        return self.node("Reshape", [value, shape], dims=dims, dtype=self.facts.dtype(value))
+
+    def _reshape_target(self, old: Sequence[Dim] | None, dims: Sequence[Dim]) -> ir.Value:
+        items = [
+            0 if isinstance(dim, Size) and old is not None and axis < len(old) and old[axis] == dim else dim
+            for axis, dim in enumerate(dims)
+        ]
+        dynamic = [axis for axis, item in enumerate(items) if isinstance(item, Size)]
+        if len(dynamic) > 1:
+            return self.shape(dims)
+        return self.constant([-1 if axis in dynamic else item for axis, item in enumerate(items) if isinstance(item, int) or axis in dynamic])  # pyright: ignore
+
+    def expand(self, value: ir.Value, dims: Sequence[Dim], where: Sequence[bool]) -> ir.Value:
+        """`value` repeated to lengths `dims` along the axes that `where` marks."""
+        shape = self.shape([dim if marked else 1 for dim, marked in zip(dims, where, strict=True)])
+        return self.node("Expand", [value, shape], dims=dims, dtype=self.facts.dtype(value))
+
+    def slice(self, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
+        """`value[start:end]` along one axis."""
+        dims = self.facts.dims(value)
+        assert dims is not None
+        inputs = [value, *(self.constant([item]) for item in (start, end, axis))]
+        new = [end - start if index == axis else dim for index, dim in enumerate(dims)]
+        return self.node("Slice", inputs, dims=new, dtype=self.facts.dtype(value))
+
+    def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Value:
+        """An operator that broadcasts its inputs."""
+        from onnx_attnfuse.graph.facts import broadcast
+
+        return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
+
+    def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
+        """The maximum along one axis, which stays with length 1."""
+        dims = self.facts.dims(value)
+        assert dims is not None
+        new = [1 if index == axis else dim for index, dim in enumerate(dims)]
+        dtype = self.facts.dtype(value)
+        if self.opset >= 18:
+            return self.node("ReduceMax", [value, self.constant([axis])], {"keepdims": 1}, dims=new, dtype=dtype)
+        return self.node("ReduceMax", [value], {"axes": [axis], "keepdims": 1}, dims=new, dtype=dtype)
+
+    def shape(self, dims: Sequence[Dim]) -> ir.Value:
+        """A vector of sizes, computed at run time where they are symbols."""
+        if all(isinstance(dim, int) for dim in dims):
+            return self.constant(list(dims))  # pyright: ignore[reportArgumentType]
+        parts: list[ir.Value] = []
+        run: list[int] = []
+        for dim in dims:
+            if isinstance(dim, int):
+                run.append(dim)
+                continue
+            if run:
+                parts.append(self.constant(run))
+                run = []
+            parts.append(self._size(dim))
+        if run:
+            parts.append(self.constant(run))
+        if len(parts) == 1:
+            return parts[0]
+        return self.node("Concat", parts, {"axis": 0}, dims=[len(dims)], dtype=ir.DataType.INT64)
+
+    def _size(self, dim: Dim) -> ir.Value:
+        """One size as a vector of one element."""
+        if isinstance(dim, int):
+            return self.constant([dim])
+        result = self._atom(dim.atoms[0])
+        for atom in dim.atoms[1:]:
+            result = self._integer("Mul", result, self._atom(atom))
+        return result if dim.factor == 1 else self._integer("Mul", result, self.constant([dim.factor]))
+
+    def _atom(self, atom: sizes.Atom) -> ir.Value:
+        if atom.evaluate is None:
+            value, axis = self.facts.origins[atom.key]
+            if self.opset >= 15:
+                return self.node("Shape", [value], {"start": axis, "end": axis + 1}, dims=[1], dtype=ir.DataType.INT64)
+            whole = self.node("Shape", [value], dims=[self.facts.rank(value) or 0], dtype=ir.DataType.INT64)
+            return self.slice(whole, 0, axis, axis + 1)
+        parts = [self._size(part) for part in atom.parts]
+        operator = "Add" if atom.evaluate is sum else {"m": "Max" if atom.key.startswith("max") else "Min"}.get(atom.key[0], "Div")
+        result = parts[0]
+        for part in parts[1:]:
+            result = self._integer(operator, result, part)
+        return result
+
+    def _integer(self, op: str, left: ir.Value, right: ir.Value) -> ir.Value:
+        return self.node(op, [left, right], dims=[1], dtype=ir.DataType.INT64)
+
+
+def _largest(dtype: np.dtype[Any]) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).max) if dtype.kind not in "iub" else float(np.iinfo(dtype).max)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

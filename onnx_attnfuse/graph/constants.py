@@ -1,0 +1,72 @@
+"""Constants and attributes, whichever of ONNX's ways they are written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+_SMALL = 1 << 16
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer (one that is no graph input) or of a Constant node, else None."""
+    if value is None:
+        return None
+    if value.const_value is not None:
+        return None if value.is_graph_input() else value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain not in {"", "ai.onnx"}:
+        return None
+    for name, attribute in node.attributes.items():
+        content = attribute.value
+        if name == "value":
+            tensor = content
+        elif name in {"value_int", "value_ints"}:
+            tensor = ir.tensor(np.asarray(content, np.int64))
+        elif name in {"value_float", "value_floats"}:
+            tensor = ir.tensor(np.asarray(content, np.float32))
+        else:
+            return None
+        value.const_value = tensor
+        return tensor
+    return None
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether the value is the same in every run."""
+    return constant_tensor(value) is not None
+
+
+def constant_array(value: ir.Value | None, limit: int = _SMALL) -> np.ndarray | None:
+    """The constant as an array, if it has at most `limit` elements; larger ones (weights) are not read from disk."""
+    tensor = constant_tensor(value)
+    if tensor is None or tensor.size > limit:
+        return None
+    return tensor.numpy()
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """The attribute's value, or `default`; a reference to a function's parameter counts as absent."""
+    found = node.attributes.get(name)
+    if found is None or found.is_ref():
+        return default
+    return list(found.value) if isinstance(found.value, tuple) else found.value
+
+
+def has_unknown_attribute(node: ir.Node) -> bool:
+    """Whether an attribute's value is a function's parameter, so that the node cannot be read here."""
+    return any(found.is_ref() for found in node.attributes.values())
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs nested in a node: branches and bodies."""
+    for found in node.attributes.values():
+        if found.is_ref():
+            continue
+        if found.type == ir.AttributeType.GRAPH:
+            yield found.as_graph()
+        elif found.type == ir.AttributeType.GRAPHS:
+            yield from found.as_graphs()

@@ -1,0 +1,143 @@
+"""Weights in files beside the model: checked by name and size, copied by the kernel, never read into memory.
+
+A data file belongs to whoever wrote it. It is referred to where it lies, or copied next to a model saved elsewhere;
+it is never changed, and a file that stands in the way is never overwritten.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import pathlib
+import shutil
+from typing import cast
+
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph.staging import Stage
+from onnx_attnfuse.graph.tensors import external_tensors
+
+_MIN_MOVED_BYTES = 1024
+
+
+def bind(model: ir.Model, folder: pathlib.Path, where: str) -> None:
+    """Tell the external tensors of a model which folder it was read from, and check that their data is there.
+
+    Args:
+        model: The model; its external tensors get their base directory.
+        folder: Folder of the model file.
+        where: What to call the model in messages.
+
+    Raises:
+        ModelError: A data file is missing, too short, or outside of `folder`.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in external_tensors(model):
+        location = location_of(tensor)
+        if location not in sizes:
+            sizes[location] = _data_size(folder, location, where)
+        end = (tensor.offset or 0) + tensor.nbytes
+        if end > sizes[location]:
+            raise ModelError(
+                f"{where}: tensor {tensor.name!r} ends at byte {end} of {location}, which has only {sizes[location]}; "
+                "the file is cut off or belongs to another model, fetch it again"
+            )
+        tensor.base_dir = folder
+
+
+def location_of(tensor: ir.ExternalTensor) -> str:
+    """The data file's name as the model spells it, relative to the model's folder."""
+    return os.fsdecode(cast("str | os.PathLike[str]", tensor.location))
+
+
+def _data_size(folder: pathlib.Path, location: str, where: str) -> int:
+    if not location:
+        raise ModelError(f"{where}: an external tensor does not say where its data is; export the model again")
+    if not _is_inside(location):
+        raise ModelError(
+            f"{where} takes weights from {location}, which is outside of its folder; "
+            "move the file beside the model and write its plain name into the model"
+        )
+    path = folder / location
+    if not path.is_file():
+        raise ModelError(
+            f"{where} keeps weights in {location}, which is not in {folder}; put that file there or export the model again"
+        )
+    return path.stat().st_size
+
+
+def _is_inside(location: str) -> bool:
+    paths = pathlib.PurePosixPath(location), pathlib.PureWindowsPath(location)
+    return not any(path.anchor or ".." in path.parts for path in paths)
+
+
+def bring_along(model: ir.Model, folder: pathlib.Path, stage: Stage) -> None:
+    """Make the data files of a model available in the folder it is saved to; a file that lies there already is left alone.
+
+    Args:
+        model: The model; not changed.
+        folder: Folder the model is being saved to.
+        stage: Where copies are written.
+
+    Raises:
+        ModelError: A data file is gone.
+        OptionError: Another file stands where a copy must go.
+    """
+    sources = {location_of(tensor): pathlib.Path(tensor.path) for tensor in external_tensors(model)}
+    for location, source in sources.items():
+        target = folder / location
+        if not _is_inside(location):
+            raise ModelError(
+                f"weights lie in {location}, which is outside of the model's folder; move the file beside the model first"
+            )
+        if not source.is_file():
+            if target.is_file():
+                continue
+            raise ModelError(f"the weights in {source} are gone; put the file back and try again")
+        if not target.exists():
+            shutil.copy2(source, stage.temporary(target))
+        elif not filecmp.cmp(source, target):
+            raise OptionError(
+                f"{target} exists and is not the {location} of this model; choose another folder or move that file away"
+            )
+
+
+def moved_out(weights: list[ir.Value], path: pathlib.Path, stage: Stage) -> list[ir.ExternalTensor]:
+    """Write inline weights to a data file, one after the other.
+
+    Args:
+        weights: Initializers with data; not changed.
+        path: The data file.
+        stage: Where it is written.
+
+    Returns:
+        For each initializer the tensor that refers to the file.
+    """
+    temporary = stage.temporary(path)
+    tensors = [value.const_value for value in weights if value.const_value is not None]
+    written = ir.external_data.convert_tensors_to_external(tensors, temporary.parent, temporary.name)
+    return [
+        ir.ExternalTensor(
+            path.name,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+        )
+        for tensor in written
+    ]
+
+
+def movable_weights(model: ir.Model) -> list[ir.Value]:
+    """Initializers whose data is inside the model and large enough to be worth a reference."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    return [value for value in values if _is_movable(value.const_value)]
+
+
+def _is_movable(tensor: ir.TensorProtocol | None) -> bool:
+    if tensor is None or isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)):
+        return False
+    return tensor.nbytes >= _MIN_MOVED_BYTES

@@ -1,0 +1,204 @@
+"""What can be known of every value without running the graph: rank, sizes, element type, and the content of small integer tensors.
+
+    facts = Facts(graph)
+    facts.dims(value)       # (batch, seq, 12, 64), symbols where a size is dynamic, None where even the rank is unknown
+    facts.content(value)    # the elements of a shape tensor: (batch, seq, 768)
+
+Exports often carry no shapes (TorchScript) or wrong ones after editing, and global shape inference stops at the first operator it
+cannot do. So each operator is read locally, one rule each (`shape_rules`, `content_rules`), in one pass over the nodes; what no
+rule knows falls back to the annotation, and then to a fresh symbol that remembers which axis of which value it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Union
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute, constant_array, subgraphs
+from onnx_attnfuse.graph.sizes import Dim, Size
+
+Scalar = Union[int, float, bool, Size, None]
+"""One element of a small tensor; None where it is unknown."""
+Content = Union[Scalar, tuple[Scalar, ...]]
+"""A rank-0 or rank-1 tensor's elements."""
+Dims = tuple[Dim, ...]
+
+_MAX_CONTENT = 64
+_FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile Cast".split())
+
+
+class Facts:
+    """Facts about the values of one graph and the graphs nested in it."""
+
+    def __init__(self, graph: ir.Graph | ir.Function) -> None:
+        self._dims: dict[ir.Value, Dims] = {}
+        self._dtypes: dict[ir.Value, ir.DataType] = {}
+        self._content: dict[ir.Value, Content] = {}
+        self.origins: dict[str, tuple[ir.Value, int]] = {}
+        """For each symbol's name a value and the axis of it that has this length."""
+        for value in graph.inputs:
+            self._set_from_annotation(value)
+        self._read(graph)
+
+    def dims(self, value: ir.Value) -> Dims | None:
+        """The axis lengths of `value`, or None if its rank is unknown."""
+        known = self._dims.get(value)
+        if known is None:
+            self._set_from_annotation(value)
+            known = self._dims.get(value)
+        return known
+
+    def rank(self, value: ir.Value) -> int | None:
+        """The number of axes of `value`, or None."""
+        dims = self.dims(value)
+        return None if dims is None else len(dims)
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """The element type of `value`, or None."""
+        return self._dtypes.get(value) or value.dtype
+
+    def content(self, value: ir.Value) -> Content:
+        """The elements of a small tensor of rank 0 or 1, or None if nothing is known of them."""
+        if value in self._content:
+            return self._content[value]
+        array = constant_array(value)
+        if array is None or array.ndim > 1 or array.size > _MAX_CONTENT:
+            return None
+        found: Content = tuple(array.tolist()) if array.ndim else array.item()
+        self._content[value] = found
+        return found
+
+    def number(self, value: ir.Value) -> float | None:
+        """The number that every element of `value` is, if that is known."""
+        content = self.content(value)
+        if isinstance(content, (int, float)):
+            return float(content)
+        if isinstance(content, tuple) and len(content) == 1 and isinstance(content[0], (int, float)):
+            return float(content[0])
+        array = constant_array(value)
+        if array is None:
+            return self._filled(value.producer())
+        if array.size == 0:
+            return None
+        first = array.flat[0]
+        return float(first) if array.size == 1 or bool((array == first).all()) else None
+
+    def _filled(self, node: ir.Node | None) -> float | None:
+        """The number that a view of a number, or a ConstantOfShape, is filled with."""
+        if node is None or node.domain not in {"", "ai.onnx"}:
+            return None
+        if node.op_type == "ConstantOfShape":
+            fill = attribute(node, "value")
+            return 0.0 if fill is None else float(fill.numpy().flat[0])
+        if node.op_type in _FILLING and node.inputs[0] is not None:
+            return self.number(node.inputs[0])
+        return None
+
+    def copy(self, source: ir.Value, target: ir.Value) -> None:
+        """Makes `target` known to be shaped and typed like `source`."""
+        self.record(target, self.dims(source), self.dtype(source))
+
+    def record(self, value: ir.Value, dims: Iterable[Dim] | None, dtype: ir.DataType | None) -> None:
+        """Adds what is known of a new value."""
+        if dims is not None:
+            self._dims[value] = tuple(dims)
+        if dtype is not None:
+            self._dtypes[value] = dtype
+
+    def fresh(self, value: ir.Value, axis: int) -> Size:
+        """A symbol for the unknown length of one axis."""
+        name = f"{value.name}.{axis}"
+        self.origins.setdefault(name, (value, axis))
+        return sizes.symbol(name)
+
+    def _read(self, graph: ir.Graph | ir.Function) -> None:
+        from onnx_attnfuse.graph.content_rules import CONTENT_RULES
+        from onnx_attnfuse.graph.dtype_rules import infer_dtype
+        from onnx_attnfuse.graph.shape_rules import SHAPE_RULES
+
+        for node in graph:
+            for nested in subgraphs(node):
+                for value in nested.inputs:
+                    self._set_from_annotation(value)
+                self._read(nested)
+            standard = node.domain in {"", "ai.onnx", "com.microsoft"}
+            shape_rule = SHAPE_RULES.get(node.op_type) if standard else None
+            shapes: Sequence[Dims | None] = shape_rule(node, self) if shape_rule else ()
+            for index, output in enumerate(node.outputs):
+                dtype = output.dtype or (infer_dtype(node, index, self) if standard else None)
+                if dtype is not None:
+                    self._dtypes[output] = dtype
+                self._settle(output, shapes[index] if index < len(shapes) else None)
+            content_rule = CONTENT_RULES.get(node.op_type) if standard else None
+            if content_rule is not None:
+                content = content_rule(node, self)
+                if content is not None and not (isinstance(content, tuple) and len(content) > _MAX_CONTENT):
+                    self._content[node.outputs[0]] = content
+
+    def _settle(self, value: ir.Value, inferred: Dims | None) -> None:
+        """Takes the rule's answer, refined by the annotation where the rule could only name a fresh symbol."""
+        if inferred is None:
+            self._set_from_annotation(value)
+            return
+        annotated = self._annotation(value)
+        if annotated is not None and len(annotated) == len(inferred):
+            inferred = tuple(
+                note if note is not None and self._is_fresh(value, axis, dim) else dim
+                for axis, (dim, note) in enumerate(zip(inferred, annotated, strict=True))
+            )
+        self._take(value, inferred)
+
+    def _is_fresh(self, value: ir.Value, axis: int, dim: Dim) -> bool:
+        return isinstance(dim, Size) and len(dim.atoms) == 1 and self.origins.get(dim.atoms[0].key) == (value, axis)
+
+    def _annotation(self, value: ir.Value) -> list[Dim | None] | None:
+        if value.shape is None:
+            return None
+        return [
+            dim if isinstance(dim, int) else sizes.parse(dim.value) if isinstance(dim.value, str) else None for dim in value.shape
+        ]
+
+    def _set_from_annotation(self, value: ir.Value) -> None:
+        array_shape = value.const_value.shape if value.const_value is not None else None
+        if array_shape is not None:
+            self._dims[value] = tuple(dim if isinstance(dim, int) else 0 for dim in array_shape)
+            return
+        annotated = self._annotation(value)
+        if annotated is None:
+            return
+        self._take(value, tuple(self.fresh(value, axis) if dim is None else dim for axis, dim in enumerate(annotated)))
+
+    def _take(self, value: ir.Value, dims: Dims) -> None:
+        self._dims[value] = dims
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, Size) and len(dim.atoms) == 1 and dim.factor == 1:
+                self.origins.setdefault(dim.atoms[0].key, (value, axis))
+
+
+def broadcast(shapes: Sequence[Dims | None]) -> Dims | None:
+    """The shape of an element-wise result.
+
+    Two different symbols are taken to be equal at run time, as exporters mean them; a number wins over a symbol, the first
+    operand's symbol over the second's.
+    """
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) != len(shapes) or not known:
+        return None
+    rank = max(map(len, known))
+    result: list[Dim] = [1] * rank
+    for shape in known:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            current = result[axis]
+            if (isinstance(current, int) and current == 1) or (isinstance(dim, int) and dim != 1):
+                result[axis] = dim
+    return tuple(result)
+
+
+def small_array(value: ir.Value) -> np.ndarray | None:
+    """The constant's array if it is small enough to look at, else None."""
+    array = constant_array(value)
+    return array if array is not None and array.size <= _MAX_CONTENT else None

@@ -1,0 +1,269 @@
+"""Models in and out: files, `onnx.ModelProto`, `onnx_ir.Model` and torch's `ONNXProgram`.
+
+`load` and `save` work on files; `from_any` and `to_kind` let a caller get back the kind of object that was handed in.
+A model that is loaded and saved unchanged stays the same `ModelProto`, with these exceptions, all but the last onnx-ir's:
+
+* `value_info` is ordered by node and lists initializers too; metadata entries are ordered by key;
+* the default domain is written as an empty name in opset imports and left out of nodes;
+* of an external tensor only location, offset and length are kept;
+* nodes that stand before what they read are put in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Generator
+from typing import Any, Literal, TypeAlias, cast
+
+import google.protobuf.message
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph import external
+from onnx_attnfuse.graph.staging import staged
+from onnx_attnfuse.graph.tensors import check_payloads, external_tensors
+from onnx_attnfuse.graph.validity import check
+
+AnyModel: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any"
+"""What `from_any` takes; the last is any object with an `onnx_ir.Model` as its `model`, such as torch's `ONNXProgram`."""
+
+_SOURCE = "onnx_attnfuse.source"
+_INLINE_LIMIT = 2**31 - 2**26
+"""Bytes of weights that fit in one protobuf, with room left for the graph."""
+
+_FOREIGN = (
+    (0, b"PK\x03\x04", "a zip archive, perhaps a PyTorch checkpoint", "export it with torch.onnx.export first"),
+    (0, b"\x80\x02", "a Python pickle, perhaps a PyTorch checkpoint", "export it with torch.onnx.export first"),
+    (0, b"version https://git-lfs", "a Git LFS pointer, not the model itself", "run `git lfs pull`"),
+    (0, b"GGUF", "a GGUF file", "export the original model to ONNX"),
+    (4, b"ORTM", "an ONNX Runtime .ort file", "pass the .onnx file it was made from"),
+)
+
+_SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
+"""What a protobuf writer may put after the IR version: the tags of the fields 2 to 8."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a caller handed in, and so gets back."""
+
+    name: Literal["path", "proto", "ir", "program"]
+    program: Any = None
+    """The `ONNXProgram`, for that kind."""
+
+
+def load(path: str | os.PathLike[str]) -> ir.Model:
+    """Read a model and check that it can be worked on; weights in other files are not read.
+
+    Args:
+        path: An ONNX file.
+
+    Returns:
+        The model. It remembers its file, and `save` refuses to write over it.
+
+    Raises:
+        ModelError: There is no usable ONNX model at `path`; the message says what is wrong and what to do.
+    """
+    path = pathlib.Path(path).absolute()
+    model = _understood(_parsed(_content(path), path.name), path.name)
+    external.bind(model, path.parent, path.name)
+    model.meta[_SOURCE] = path
+    return model
+
+
+def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
+    """Write a model to a file, which appears whole or not at all.
+
+    Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
+    is put beside the model. Weights inside the model move to `<file name>.data` when they exceed what one protobuf can hold.
+
+    Args:
+        model: The model; unchanged afterwards.
+        path: The file to write; replaced if it exists.
+
+    Raises:
+        OptionError: `path` cannot be written, is the file the model was loaded from, or another file stands where data must go.
+        ModelError: The model's data files are gone, or its graph alone exceeds what one protobuf can hold.
+    """
+    path = pathlib.Path(path).absolute()
+    _check_target(model, path)
+    try:
+        with staged() as stage:
+            external.bring_along(model, path.parent, stage)
+            weights = external.movable_weights(model)
+            too_large = sum(value.const_value.nbytes for value in weights if value.const_value is not None) > _INLINE_LIMIT
+            moved = external.moved_out(weights, _data_path(model, path), stage) if too_large else []
+            with _holding(weights, moved):
+                stage.temporary(path).write_bytes(_serialized(model))
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
+
+
+def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:
+    """A model to work on, from whatever a caller has; what was handed in is not changed.
+
+    A file is loaded. A `ModelProto` is copied. An `onnx_ir.Model`, alone or in an `ONNXProgram`, is cloned: graphs, nodes and
+    values are new, tensors are shared.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or a torch `ONNXProgram`.
+
+    Returns:
+        The model and its kind, for `to_kind`.
+
+    Raises:
+        ModelError: It is none of these, or not a usable model.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        return load(cast("str | os.PathLike[str]", model)), Kind("path")
+    if isinstance(model, ir.Model):
+        return model.clone(), Kind("ir")
+    if isinstance(model, onnx.ModelProto):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return _understood(copy, "the ModelProto"), Kind("proto")
+    if isinstance(inner := getattr(model, "model", None), ir.Model):
+        return inner.clone(), Kind("program", model)
+    raise ModelError(
+        f"a {type(model).__name__} is not a model; pass a path, an onnx.ModelProto, an onnx_ir.Model or an ONNXProgram"
+    )
+
+
+def to_kind(model: ir.Model, kind: Kind) -> Any:
+    """Give a model the form the caller's had.
+
+    Args:
+        model: The model.
+        kind: What `from_any` said.
+
+    Returns:
+        An `onnx.ModelProto` for one; the same `ONNXProgram`, its `model` replaced and any session on the old one released; else
+        `model` itself.
+    """
+    if kind.name == "proto":
+        return _to_proto(model)
+    if kind.name != "program":
+        return model
+    kind.program.model = model
+    if callable(release := getattr(kind.program, "release", None)):
+        release()
+    return kind.program
+
+
+def _content(path: pathlib.Path) -> bytes:
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder; pass the .onnx file in it")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; check the path") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}; check the file") from error
+    if not data:
+        raise ModelError(f"{path} is empty; export or download the model again")
+    return data
+
+
+def _parsed(data: bytes, where: str) -> onnx.ModelProto:
+    for start, magic, what, remedy in _FOREIGN:
+        if data.startswith(magic, start):
+            raise ModelError(f"{where} is {what}; {remedy}")
+    try:
+        return onnx.ModelProto.FromString(data)
+    except google.protobuf.message.DecodeError as error:
+        if data.startswith(b"\x08") and data[2:3] in _SECOND_TAGS:
+            raise ModelError(f"{where} is cut off or damaged; export or download the model again") from error
+        raise ModelError(f"{where} is not an ONNX model; pass a file written by an ONNX exporter") from error
+
+
+def _understood(proto: onnx.ModelProto, where: str) -> ir.Model:
+    try:
+        out_of_order = check(proto, where)
+        model = ir.from_proto(proto)
+        check_payloads(model, where)
+    except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError) as error:
+        raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
+    if "ai.onnx" in model.opset_imports:
+        model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    if out_of_order is None:
+        return model
+    try:
+        for graph in (model.graph, *(function.graph for function in model.functions.values())):
+            graph.sort()
+    except ValueError:
+        raise ModelError(
+            f"{where}: the graph has a cycle, {out_of_order.node} reads {out_of_order.value!r} before it can be computed; "
+            "export the model again"
+        ) from None
+    return model
+
+
+def _root_cause(error: BaseException) -> str:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _check_target(model: ir.Model, path: pathlib.Path) -> None:
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder; give the name of a file in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"the folder {path.parent} does not exist; make it first")
+    if not path.exists():
+        return
+    source = cast("pathlib.Path | None", model.meta.get(_SOURCE))
+    if source is not None and source.exists() and path.samefile(source):
+        raise OptionError(f"{path} is the model being optimized; write the result to another file")
+    data_files = {pathlib.Path(tensor.path) for tensor in external_tensors(model)}
+    if any(file.exists() and path.samefile(file) for file in data_files):
+        raise OptionError(f"{path} holds the weights of the model; write the result to another file")
+
+
+def _data_path(model: ir.Model, path: pathlib.Path) -> pathlib.Path:
+    """`<file name>.data`, or the next free name where the model already keeps weights in a file of that name."""
+    taken = {external.location_of(tensor) for tensor in external_tensors(model)}
+    name = f"{path.name}.data"
+    count = 1
+    while name in taken:
+        count += 1
+        name = f"{path.name}.{count}.data"
+    return path.with_name(name)
+
+
+@contextlib.contextmanager
+def _holding(values: list[ir.Value], tensors: list[ir.ExternalTensor]) -> Generator[None]:
+    """Put other tensors in the place of some weights for the time of a block."""
+    kept = [(value, value.const_value) for value, _ in zip(values, tensors, strict=False)]
+    try:
+        for value, tensor in zip(values, tensors, strict=False):
+            value.const_value = tensor
+        yield
+    finally:
+        for value, tensor in kept:
+            value.const_value = tensor
+
+
+def _serialized(model: ir.Model) -> bytes:
+    try:
+        data = _to_proto(model).SerializeToString()
+    except (google.protobuf.message.EncodeError, ir.serde.SerdeError, ValueError) as error:
+        raise ModelError(f"the model cannot be written: {_root_cause(error)}; export it again") from error
+    if len(data) >= 2**31:
+        raise ModelError("the graph alone exceeds 2 GB, the limit of one ONNX file; keep large constants as initializers")
+    return data
+
+
+def _to_proto(model: ir.Model) -> onnx.ModelProto:
+    """onnx-ir writes the metadata of a tensor it has not changed a second time; keep one of each."""
+    proto = ir.to_proto(model)
+    for tensor in proto.graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.metadata_props}
+        if len(entries) < len(tensor.metadata_props):
+            del tensor.metadata_props[:]
+            for key, value in entries.items():
+                tensor.metadata_props.add(key=key, value=value)
+    return proto

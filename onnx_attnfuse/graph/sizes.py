@@ -1,0 +1,236 @@
+"""Symbolic sizes: what an axis length is made of.
+
+A dimension is an `int` or a `Size`, a monomial `coefficient · atom · atom · …`. An atom is a symbol (`batch`), a sum (`past + seq`)
+or a quotient that does not divide (`(h // 4)`). The normal form is unique enough that equal lengths compare equal whichever
+arithmetic an exporter spelled them with, and products divide, which is all that Reshape needs.
+
+Sizes of axes are never negative; a `Size` that is a difference may be, so nothing here assumes a sign.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Union
+
+Dim = Union[int, "Size"]
+"""The length of an axis."""
+
+
+class Atom:
+    """An indivisible part of a `Size`; atoms are equal when their keys are."""
+
+    __slots__ = ("evaluate", "key", "parts")
+
+    def __init__(self, key: str, parts: tuple[Dim, ...], evaluate: Callable[[list[int]], int] | None) -> None:
+        self.key = key
+        self.parts = parts
+        """The sizes it is computed from; empty for a symbol."""
+        self.evaluate = evaluate
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Atom) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __lt__(self, other: Atom) -> bool:
+        return self.key < other.key
+
+
+class Size:
+    """A product of an integer and atoms; build with `symbol` and arithmetic, never directly."""
+
+    __slots__ = ("_hash", "atoms", "factor")
+
+    def __init__(self, factor: int, atoms: tuple[Atom, ...]) -> None:
+        self.factor = factor
+        self.atoms = atoms
+        self._hash = hash((factor, atoms))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Size) and self._hash == other._hash and self.factor == other.factor and self.atoms == other.atoms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        names = [atom.key for atom in self.atoms]
+        return "*".join(names if self.factor == 1 else [str(self.factor), *names])
+
+    __repr__ = __str__
+
+    def __mul__(self, other: Dim) -> Dim:
+        if isinstance(other, int):
+            return _monomial(self.factor * other, self.atoms)
+        return _monomial(self.factor * other.factor, tuple(sorted(self.atoms + other.atoms)))
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Dim) -> Dim:
+        return add(self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return add(self, other * -1)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return add(other, self * -1)
+
+
+def _monomial(factor: int, atoms: tuple[Atom, ...]) -> Dim:
+    return Size(factor, atoms) if atoms and factor else factor
+
+
+@functools.cache
+def symbol(name: str) -> Size:
+    """The size called `name`."""
+    return Size(1, (Atom(name, (), None),))
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of all `dims`; 1 for none."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+def _terms(dim: Dim) -> dict[tuple[Atom, ...], int]:
+    """`dim` as a polynomial, sums opened."""
+    if isinstance(dim, int):
+        return {(): dim} if dim else {}
+    if len(dim.atoms) == 1 and dim.atoms[0].evaluate is sum:
+        inner: Counter[tuple[Atom, ...]] = Counter()
+        for part in dim.atoms[0].parts:
+            for atoms, factor in _terms(part).items():
+                inner[atoms] += factor * dim.factor
+        return dict(inner)
+    return {dim.atoms: dim.factor}
+
+
+def add(left: Dim, right: Dim) -> Dim:
+    """The sum, with what all terms share taken out: `b·p + b·s` is `b·(p + s)`."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    terms = Counter(_terms(left))
+    for atoms, factor in _terms(right).items():
+        terms[atoms] += factor
+    kept = {atoms: factor for atoms, factor in terms.items() if factor}
+    if len(kept) <= 1:
+        return next((_monomial(factor, atoms) for atoms, factor in kept.items()), 0)
+    shared = functools.reduce(lambda a, b: a & b, (Counter(atoms) for atoms in kept))
+    common = tuple(sorted(shared.elements()))
+    factor = math.gcd(*kept.values())
+    parts = sorted((_monomial(f // factor, _without(atoms, common)) for atoms, f in kept.items()), key=str, reverse=True)
+    total = Atom("(" + " + ".join(map(str, parts)) + ")", tuple(parts), sum)
+    return _monomial(factor, tuple(sorted((*common, total))))
+
+
+def _without(atoms: tuple[Atom, ...], taken: tuple[Atom, ...]) -> tuple[Atom, ...]:
+    rest = Counter(atoms)
+    rest.subtract(taken)
+    return tuple(sorted(rest.elements()))
+
+
+def exact_quotient(dim: Dim, divisor: Dim) -> Dim | None:
+    """`dim / divisor` where it is a whole size whatever the symbols are, else None."""
+    if isinstance(divisor, int):
+        if divisor == 0:
+            return None
+        if isinstance(dim, int):
+            return dim // divisor if dim % divisor == 0 else None
+        return _monomial(dim.factor // divisor, dim.atoms) if dim.factor % divisor == 0 else None
+    if isinstance(dim, int):
+        return 0 if dim == 0 else None
+    if Counter(divisor.atoms) - Counter(dim.atoms) or dim.factor % divisor.factor:
+        return None
+    return _monomial(dim.factor // divisor.factor, _without(dim.atoms, divisor.atoms))
+
+
+def floor_quotient(dim: Dim, divisor: Dim) -> Dim:
+    """`dim // divisor`, as an atom where it does not come out even."""
+    exact = exact_quotient(dim, divisor)
+    if exact is not None:
+        return exact
+    if isinstance(dim, int) and isinstance(divisor, int):
+        return dim // divisor if divisor else 0
+    return _function(f"({dim} // {divisor})", (dim, divisor), lambda v: v[0] // v[1] if v[1] else 0)
+
+
+def maximum(left: Dim, right: Dim) -> Dim:
+    """The larger of two sizes."""
+    if isinstance(left, int) and isinstance(right, int):
+        return max(left, right)
+    return left if left == right else _function(f"max({left}, {right})", (left, right), max)
+
+
+def minimum(left: Dim, right: Dim) -> Dim:
+    """The smaller of two sizes."""
+    if isinstance(left, int) and isinstance(right, int):
+        return min(left, right)
+    return left if left == right else _function(f"min({left}, {right})", (left, right), min)
+
+
+def _function(key: str, parts: tuple[Dim, ...], evaluate: Callable[[list[int]], int]) -> Size:
+    return Size(1, (Atom(key, parts, evaluate),))
+
+
+def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
+    """The number `dim` is under `values`.
+
+    Raises:
+        KeyError: A symbol has no value.
+    """
+    if isinstance(dim, int):
+        return dim
+    result = dim.factor
+    for atom in dim.atoms:
+        parts = [evaluate(part, values) for part in atom.parts]
+        result *= values[atom.key] if atom.evaluate is None else atom.evaluate(parts)
+    return result
+
+
+def symbols(dim: Dim) -> set[str]:
+    """Names of all symbols that `dim` is made of."""
+    if isinstance(dim, int):
+        return set()
+    found: set[str] = set()
+    for atom in dim.atoms:
+        if atom.evaluate is None:
+            found.add(atom.key)
+        for part in atom.parts:
+            found |= symbols(part)
+    return found
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Dim, Dim], Dim]] = {
+    ast.Add: add,
+    ast.Sub: lambda a, b: add(a, b * -1),
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: floor_quotient,
+}
+
+
+@functools.cache
+def parse(text: str) -> Size | None:
+    """Reads a dimension name; exporters write expressions such as `past + seq` there. None if it is not positive in form."""
+    try:
+        dim = _parse(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError):
+        return symbol(text)
+    return dim if isinstance(dim, Size) else None
+
+
+def _parse(node: ast.expr) -> Dim:
+    if isinstance(node, ast.Name):
+        return symbol(node.id)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_parse(node.left), _parse(node.right))
+    raise ValueError(ast.dump(node))

@@ -1,0 +1,41 @@
+"""Removing what nothing uses any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import subgraphs
+
+
+def sweep(values: Iterable[ir.Value | None]) -> int:
+    """Removes the producers of `values` where nothing uses them, then what only they used; returns how many nodes went.
+
+    Initializers that lose their last use go too.
+    """
+    removed = 0
+    stack = [value for value in values if value is not None]
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if node is None:
+            _drop_initializer(value)
+            continue
+        graph = node.graph
+        if graph is None or any(output.is_graph_output() or output.uses() for output in node.outputs):
+            continue
+        stack += [item for item in node.inputs if item is not None]
+        for nested in subgraphs(node):
+            stack += [item for inner in nested.all_nodes() for item in inner.inputs if item is not None]
+        graph.remove(node, safe=True)
+        removed += 1
+    return removed
+
+
+def _drop_initializer(value: ir.Value) -> None:
+    graph = value.graph
+    if not isinstance(graph, ir.Graph) or value.uses() or value.is_graph_input() or value.is_graph_output():
+        return
+    if value.name in graph.initializers and graph.initializers[value.name] is value:
+        del graph.initializers[value.name]

@@ -1,0 +1,90 @@
+"""Every tensor a model holds, and whether each holds what its type and shape promise. No payload is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+_PACKED_BITS = (2, 4)
+
+
+def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph, the bodies of functions, and all their subgraphs."""
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield function.graph
+        yield from function.subgraphs()
+
+
+def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """Initializers and tensor attributes of all graphs."""
+    for graph in all_graphs(model):
+        yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
+        for node in graph:
+            yield from _attribute_tensors(node)
+
+
+def _attribute_tensors(node: ir.Node) -> Iterator[ir.TensorProtocol]:
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.TENSOR:
+            yield attribute.as_tensor()
+        elif attribute.type == ir.AttributeType.TENSORS:
+            yield from attribute.as_tensors()
+
+
+def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The tensors whose data lies in files beside the model."""
+    return (tensor for tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor))
+
+
+def check_payloads(model: ir.Model, where: str) -> None:
+    """Check that each tensor inside the model file has as much data as its type and shape ask for.
+
+    Raises:
+        ModelError: One has not.
+    """
+    for tensor in all_tensors(model):
+        problem = _payload_problem(tensor)
+        if problem:
+            raise ModelError(
+                f"{where}: tensor {tensor.name!r} {problem}; export the model again or report it to the tool that wrote it"
+            )
+
+
+def _payload_problem(tensor: ir.TensorProtocol) -> str | None:
+    if tensor.dtype == ir.DataType.UNDEFINED:
+        return "has no element type"
+    dims = tensor.shape.numpy()
+    if any(dim < 0 for dim in dims):
+        return f"has a negative dimension in its shape {list(dims)}"
+    if isinstance(tensor, ir.ExternalTensor):
+        given, wanted, unit = tensor.length, tensor.nbytes, "bytes"
+    elif isinstance(tensor, ir.StringTensor):
+        given, wanted, unit = len(tensor.string_data()), tensor.size, "strings"
+    elif isinstance(tensor, ir.serde.TensorProtoTensor):
+        given, wanted, unit = _inline_payload(tensor)
+    else:
+        return None
+    if given is None or given == wanted:
+        return None
+    return f"has {given} {unit} of data where {tensor.dtype} {list(dims)} takes {wanted}"
+
+
+def _inline_payload(tensor: ir.serde.TensorProtoTensor) -> tuple[int, int, str]:
+    proto = tensor.raw
+    if proto.HasField("raw_data"):
+        return len(proto.raw_data), tensor.nbytes, "bytes"
+    given = len(getattr(proto, onnx.helper.tensor_dtype_to_field(proto.data_type)))
+    if tensor.dtype in _COMPLEX:
+        return given, 2 * tensor.size, "numbers"
+    if tensor.dtype.bitwidth in _PACKED_BITS:
+        return given, math.ceil(tensor.size * tensor.dtype.bitwidth / 8), "numbers"
+    return given, tensor.size, "numbers"

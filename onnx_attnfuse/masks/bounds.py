@@ -1,0 +1,134 @@
+"""How low a mask can get: whether it can forbid a key at all, and whether with -inf.
+
+Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as finite; what a
+user feeds may be anything.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
+
+Interval = tuple[float, float]
+
+_ANY: Interval = (-math.inf, math.inf)
+_FINITE: Interval = (-1e30, 1e30)
+_UNIT: Interval = (0.0, 1.0)
+_MOVING = frozenset(
+    "Identity Reshape Transpose Unsqueeze Squeeze Flatten Expand Tile Slice Gather GatherElements GatherND Split Cast CastLike".split()
+)
+_DEEPEST = 64
+
+FORBIDS = -1e4
+"""A mask value this low forbids the key."""
+
+
+class Bounds:
+    """Intervals of mask values, remembered."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._known: dict[ir.Value, Interval] = {}
+
+    def lowest(self, mask: Mask | None) -> float:
+        """The lowest value that the mask can add to a score."""
+        return 0.0 if mask is None else self._mask(mask)[0]
+
+    def of(self, value: ir.Value, depth: int = 0) -> Interval:
+        """The interval that all elements of `value` lie in."""
+        known = self._known.get(value)
+        if known is None:
+            known = self._value(value, depth)
+            self._known[value] = known
+        return known
+
+    def _mask(self, mask: Mask) -> Interval:
+        if isinstance(mask, Term):
+            return self.of(mask.laid.value)
+        if isinstance(mask, Total):
+            left, right = self._mask(mask.left), self._mask(mask.right)
+            return _add(left, (-right[1], -right[0]) if mask.negative else right)
+        if isinstance(mask, Times):
+            inner = self._mask(mask.mask)
+            if isinstance(mask.factor, float):
+                return _multiply(inner, (mask.factor, mask.factor))
+            return _ANY if math.isinf(inner[0]) else _FINITE
+        if isinstance(mask, Select):
+            inner = (0.0, 0.0) if mask.mask is None else self._mask(mask.mask)
+            return min(inner[0], mask.fill), max(inner[1], mask.fill)
+        assert isinstance(mask, Floor)
+        inner = self._mask(mask.mask)
+        return max(inner[0], mask.low), max(inner[1], mask.low)
+
+    def _value(self, value: ir.Value, depth: int) -> Interval:
+        if self._facts.dtype(value) == ir.DataType.BOOL:
+            return _UNIT
+        if constant_tensor(value) is not None:
+            return _constant(value)
+        node = value.producer()
+        if node is None or depth > _DEEPEST:
+            return _ANY
+        if node.domain not in {"", "ai.onnx"}:
+            return _FINITE
+        inputs = [item for item in node.inputs if item is not None]
+        op = node.op_type
+        if op in _MOVING:
+            return self.of(inputs[0], depth + 1)
+        if op == "Where":
+            return _union(self.of(inputs[1], depth + 1), self.of(inputs[2], depth + 1))
+        if op in {"Max", "Min"}:
+            function = max if op == "Max" else min
+            parts = [self.of(item, depth + 1) for item in inputs]
+            return function(part[0] for part in parts), function(part[1] for part in parts)
+        if op in {"Add", "Sub", "Mul"}:
+            left, right = (self.of(item, depth + 1) for item in inputs)
+            if op == "Mul":
+                return _multiply(left, right)
+            return _add(left, right if op == "Add" else (-right[1], -right[0]))
+        if op == "Neg":
+            low, high = self.of(inputs[0], depth + 1)
+            return -high, -low
+        if op in {"Concat", "ScatterND", "ScatterElements"}:
+            parts = inputs if op == "Concat" else [inputs[0], inputs[2]]
+            return _union(*(self.of(item, depth + 1) for item in parts))
+        if op in {"Trilu", "Pad"}:
+            return _union(self.of(inputs[0], depth + 1), (0.0, 0.0))
+        if op == "ConstantOfShape":
+            fill = attribute(node, "value")
+            number = 0.0 if fill is None else float(fill.numpy().flat[0])
+            return number, number
+        if op in {"Log", "Div", "Reciprocal"}:
+            return _ANY
+        return _FINITE
+
+
+def _constant(value: ir.Value) -> Interval:
+    array = constant_array(value, limit=1 << 24)
+    if array is None or array.size == 0:
+        return _FINITE
+    array = np.asarray(array, np.float64)
+    return float(array.min()), float(array.max())
+
+
+def _union(*parts: Interval) -> Interval:
+    return min(part[0] for part in parts), max(part[1] for part in parts)
+
+
+def _add(left: Interval, right: Interval) -> Interval:
+    return _rounded(left[0] + right[0], -math.inf), _rounded(left[1] + right[1], math.inf)
+
+
+def _multiply(left: Interval, right: Interval) -> Interval:
+    products = [a * b if a and b else 0.0 for a in left for b in right]
+    return _rounded(min(products), -math.inf), _rounded(max(products), math.inf)
+
+
+def _rounded(number: float, overflow: float) -> float:
+    """A number past float32 is infinite there."""
+    return overflow if abs(number) > 3.5e38 or math.isnan(number) else number

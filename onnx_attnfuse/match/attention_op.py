@@ -1,0 +1,139 @@
+"""Operators that are attention already: which they are, and ai.onnx Attention read as a source.
+
+ONNX Runtime's kernel is the truth for a node it runs: a row that the mask forbids throughout gives 0, also where the mask is only
+as low as float32 goes. It demands masks of full shape, which the standard does not; such nodes are read by the standard.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes, regroup
+from onnx_attnfuse.axes.views import Laid, aligned
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.facts import Dims, Facts
+from onnx_attnfuse.match import operands
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select, Term
+
+_CONTRIB = frozenset(
+    "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention DecoderMaskedMultiHeadAttention "
+    "DecoderMaskedSelfAttention DecoderAttention LongformerAttention PagedAttention QAttention SparseAttention".split()
+)
+
+
+def is_attention(node: ir.Node) -> bool:
+    """Whether the node is an attention by itself."""
+    if node.domain == "com.microsoft":
+        return node.op_type in _CONTRIB
+    return node.domain in {"", "ai.onnx"} and node.op_type == "Attention"
+
+
+def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
+    """Reads an ai.onnx Attention node.
+
+    Raises:
+        Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
+    """
+    if node.domain == "com.microsoft":
+        raise Refused("contrib", f"com.microsoft.{node.op_type} is a fused operator of ONNX Runtime already", node.name)
+    inputs = [*node.inputs, *[None] * 7][:7]
+    query, key, value, mask = inputs[:4]
+    if query is None or key is None or value is None:
+        raise Refused("malformed", "an operand is missing", node.name)
+    if any(inputs[4:]) or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        raise Refused("cache-inside", "it appends to a cache, takes lengths or gives out more than its result", node.name)
+    if attribute(node, "softcap", 0.0):
+        raise Refused("no-softcap", "MultiHeadAttention cannot cap scores by tanh", node.name)
+    query_axes, key_axes, value_axes = _operand_axes(node, [query, key, value], facts)
+    batch, heads, rows, channels = query_axes
+    columns, v_channels = key_axes[2], value_axes[3]
+    scores: Axes = (batch, heads, rows, columns)
+    laid = [
+        Laid(operand, axes if facts.rank(operand) == 4 else (axes[0], axes[2], (*axes[1], *axes[3])))
+        for operand, axes in zip((query, key, value), (query_axes, key_axes, value_axes), strict=True)
+    ]
+    result: Axes = (batch, heads, rows, v_channels)
+    output = Laid(node.outputs[0], result if facts.rank(query) == 4 else (batch, rows, (*heads, *v_channels)))
+    read_mask, rules = _mask(node, mask, scores, facts)
+    return AttentionSpec(
+        name=node.name or node.outputs[0].name or "Attention",
+        query=operands.sources(laid[0], facts),
+        key=operands.sources(laid[1], facts),
+        value=operands.sources(laid[2], facts),
+        output=operands.readings(output, facts),
+        batch_axis=(*batch, *heads),
+        query_axis=rows,
+        key_axis=columns,
+        head_axis=channels,
+        v_head_axis=v_channels,
+        heads=heads,
+        scale=_scale(node, channels),
+        scale_values=(),
+        softcap=None,
+        mask=read_mask,
+        causal=bool(attribute(node, "is_causal", 0)),
+        row_rules=rules,
+        dtype=facts.dtype(query),
+        output_dtype=facts.dtype(query),
+        nodes=(node,),
+    )
+
+
+def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[tuple[Axis, Axis, Axis, Axis]]:
+    """Batch, heads, positions and channels of query, key and value; keys with fewer heads lack the factor they are repeated along."""
+    heads = attribute(node, "q_num_heads"), attribute(node, "kv_num_heads"), attribute(node, "kv_num_heads")
+    split: list[Dims] = []
+    for value, count in zip(values, heads, strict=True):
+        dims = facts.dims(value)
+        if dims is None or len(dims) not in {3, 4}:
+            raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", node.name)
+        if len(dims) == 3:
+            parts = regroup(new_axes(dims), [*dims[:2], count, -1]) if count else None
+            channels = parts[3] if parts is not None else ()
+            dims = (dims[0], count or 1, dims[1], channels[0].size if channels else 1)
+        split.append(dims)
+    query = tuple(new_axes(split[0]))
+    groups, count = split[1][1], split[0][1]
+    if groups != count and not (isinstance(groups, int) and isinstance(count, int) and groups and count % groups == 0):
+        raise Refused("unknown-heads", "the numbers of heads are unknown", node.name)
+    kv_heads: Axis = query[1]
+    if groups != count and isinstance(groups, int) and isinstance(count, int):
+        parts = regroup([query[1]], [groups, count // groups])
+        assert parts is not None
+        kv_heads = parts[0]
+    columns, v_channels = new_axes([split[1][2]])[0], new_axes([split[2][3]])[0]
+    batch = [() if dims[0] == 1 else query[0] for dims in split]
+    key = (batch[1], leaves(kv_heads), columns, query[3])
+    value = (batch[2], leaves(kv_heads), columns, v_channels)
+    return [(query[0], leaves(query[1]), query[2], query[3]), key, value]
+
+
+def _scale(node: ir.Node, channels: Axis) -> float:
+    given = attribute(node, "scale")
+    if given is not None:
+        return float(given)
+    size = channels[0].size if channels else 1
+    if not isinstance(size, int):
+        raise Refused("unknown-head-size", "the default scale needs the head size, which is unknown", node.name)
+    return 1 / math.sqrt(size)
+
+
+def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> tuple[Mask | None, tuple[RowRule, ...]]:
+    if mask is None:
+        return None, ()
+    axes = aligned(mask, scores, facts)
+    if axes is None:
+        raise Refused("unknown-rank", f"the rank of the mask '{mask.name}' is unknown", node.name)
+    laid = Laid(mask, axes)
+    if facts.dtype(mask) == ir.DataType.BOOL:
+        return Select(laid, True, -math.inf, None), (RowRule(None),)
+    return Term(laid), (RowRule(None, lowest_counts=runs_as_is(mask, facts)),)
+
+
+def runs_as_is(mask: ir.Value | None, facts: Facts) -> bool:
+    """Whether ONNX Runtime's kernel takes a mask of this shape: no axis of the score matrix may be 1."""
+    dims = None if mask is None else facts.dims(mask)
+    return dims is None or len(dims) < 2 or 1 not in dims[-2:]

@@ -1,0 +1,143 @@
+"""From Softmax up to Q·Kᵀ: every operator on the way is read as a step or the walk stops there and says so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves
+from onnx_attnfuse.axes.views import Laid, aligned, upward
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
+from onnx_attnfuse.match.registry import score_reader
+from onnx_attnfuse.match.steps import Passed, ScoreStep
+from onnx_attnfuse.reasons import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """Q·Kᵀ with its operands laid out."""
+
+    contraction: Contraction
+    query: Laid
+    key: Laid
+    query_axis: Axis
+    head_axis: Axis
+    batch_axis: Axis
+
+
+@dataclasses.dataclass(frozen=True)
+class ScorePath:
+    """What happens to the scores, first step first, each with the axes of the scores there."""
+
+    product: Product
+    steps: tuple[tuple[ScoreStep, Axes], ...]
+    nodes: tuple[ir.Node, ...]
+
+
+class _Walk:
+    def __init__(self, key_axis: Axis, facts: Facts) -> None:
+        self.key_axis = key_axis
+        self.facts = facts
+        self.failures: list[tuple[int, Refused]] = []
+        self.stuck: set[ir.Value] = set()
+
+    def climb(self, laid: Laid, depth: int) -> ScorePath | None:
+        if laid.value in self.stuck:
+            return None
+        try:
+            path = self._climb(laid, depth)
+        except Refused as refused:
+            self.failures.append((depth, refused))
+            path = None
+        if path is None:
+            self.stuck.add(laid.value)
+        return path
+
+    def _climb(self, laid: Laid, depth: int) -> ScorePath | None:
+        node = laid.value.producer()
+        if node is None:
+            raise Refused("no-product", f"the scores come from '{laid.value.name}', not from a product of queries and keys")
+        contraction = read_contraction(node, self.facts)
+        if contraction is not None:
+            return ScorePath(read_product(contraction, laid.axes, self.key_axis, self.facts), (), (node,))
+        view = upward(laid, self.facts)
+        if view is not None:
+            path = self.climb(view, depth + 1)
+            return path and dataclasses.replace(path, nodes=(*path.nodes, node))
+        reader = score_reader(node)
+        steps = reader(node, self.facts) if reader is not None else ()
+        if not steps:
+            raise Refused("unreadable-score-step", f"{node.op_type} between Q·Kᵀ and Softmax cannot be read", node.name)
+        for step in sorted(steps, key=lambda step: self._missing(step, laid.axes)):
+            inner = self._inner(step, laid, node)
+            path = None if inner is None else self.climb(inner, depth + 1)
+            if path is not None:
+                also = step.also if isinstance(step, Passed) else ()
+                return ScorePath(path.product, (*path.steps, (step, laid.axes)), (*path.nodes, *also, node))
+        return None
+
+    def _missing(self, step: ScoreStep, axes: Axes) -> int:
+        dims = self.facts.dims(step.scores) or ()
+        return len(axes) - sum(dim != 1 for dim in dims)
+
+    def _inner(self, step: ScoreStep, laid: Laid, node: ir.Node) -> Laid | None:
+        axes = aligned(step.scores, laid.axes, self.facts)
+        if axes is None:
+            self.failures.append((0, Refused("unknown-rank", f"the rank of '{step.scores.name}' is unknown", node.name)))
+            return None
+        lost = [axis for axis in laid.axes[: len(laid.axes) - len(axes)] if axis]
+        lost += [old for old, new in zip(laid.axes[len(laid.axes) - len(axes) :], axes, strict=True) if old and not new]
+        return None if lost else Laid(step.scores, axes)
+
+
+def read_scores(scores: Laid, key_axis: Axis, facts: Facts) -> ScorePath:
+    """Walks from the input of Softmax to the product of queries and keys.
+
+    Raises:
+        Refused: The walk met something it cannot read; of several branches the one that came furthest speaks.
+    """
+    walk = _Walk(key_axis, facts)
+    path = walk.climb(scores, 0)
+    if path is not None:
+        return path
+    raise max(walk.failures, key=lambda failure: failure[0])[1]
+
+
+def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Facts) -> Product:
+    """Tells queries from keys: keys run along the axis that Softmax normalises.
+
+    Raises:
+        Refused: The product is none of queries with keys.
+    """
+    name = contraction.node.name
+    columns = set(leaves(key_axis))
+    known: dict[str, Axis] = {label: leaves(axis) for label, axis in zip(contraction.out, axes, strict=True)}
+    key_labels = {label for label, axis in known.items() if columns & set(axis)}
+    if set().union(*(known[label] for label in key_labels)) != columns:
+        raise Refused("partial-product", "the product does not run over all columns of the softmax", name)
+    holders = [index for index in (0, 1) if key_labels <= set(contraction.labels[index])]
+    if len(holders) != 1 or key_labels & set(contraction.labels[1 - holders[0]]):
+        raise Refused("no-product", "both factors of the product run over the columns of the softmax", name)
+    key = holders[0]
+    for label in contraction.summed:
+        dims = facts.dims(contraction.operands[1 - key]) or ()
+        size = dims[contraction.labels[1 - key].index(label)]
+        known[label] = () if size == 1 else (Factor(size),)
+    query_laid, key_laid = (operand_axes(contraction, index, known, facts) for index in (1 - key, key))
+    if query_laid is None or key_laid is None:
+        raise Refused("unknown-rank", "the rank of a factor of Q·Kᵀ is unknown", name)
+    rows = [
+        label for label in contraction.out if label in contraction.labels[1 - key] and label not in contraction.labels[key]
+    ]
+    query_axis = known[rows[-1]] if rows else ()
+    row_leaves = set(leaves(query_axis))
+    return Product(
+        contraction,
+        Laid(contraction.operands[1 - key], query_laid),
+        Laid(contraction.operands[key], key_laid),
+        query_axis,
+        tuple(leaf for label in contraction.labels[1 - key] if label in contraction.summed for leaf in known[label]),
+        tuple(leaf for axis in axes for leaf in leaves(axis) if leaf not in columns and leaf not in row_leaves),
+    )

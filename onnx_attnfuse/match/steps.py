@@ -1,0 +1,102 @@
+"""What may stand between Q·Kᵀ and Softmax, and between Softmax and the product with the values.
+
+A *step reader* looks at one node and says which of its inputs carries the scores and what it does to them. Readers come from the
+pattern pack by `score_step` and `weight_step`; the walk (`match.scores`, `match.weights`) knows no operator by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Union
+
+import onnx_ir as ir
+
+
+@dataclasses.dataclass(frozen=True)
+class Passed:
+    """The scores come out as they went in."""
+
+    scores: ir.Value
+    also: tuple[ir.Node, ...] = ()
+    """Further nodes that belong to the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """The scores are multiplied or divided by `operand`."""
+
+    scores: ir.Value
+    operand: ir.Value
+    divide: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Negated:
+    """The scores change their sign."""
+
+    scores: ir.Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """`operand` is added to the scores, or subtracted from them."""
+
+    scores: ir.Value
+    operand: ir.Value
+    negative: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Replaced:
+    """The scores become `fill` where `condition` is not `keep_where`."""
+
+    scores: ir.Value
+    condition: ir.Value
+    keep_where: bool
+    fill: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Floored:
+    """The scores are held at or above `low`."""
+
+    scores: ir.Value
+    low: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Squashed:
+    """tanh of the scores, as in a soft cap."""
+
+    scores: ir.Value
+
+
+ScoreStep = Union[Passed, Scaled, Negated, Added, Replaced, Floored, Squashed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """The attention weights go on in `output` unchanged."""
+
+    output: ir.Value
+    also: tuple[ir.Node, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class NaNZeroed:
+    """Weights that are NaN become zero in `output`."""
+
+    output: ir.Value
+    also: tuple[ir.Node, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Zeroed:
+    """Weights become zero in `output` where `condition` is not `keep_where`."""
+
+    output: ir.Value
+    condition: ir.Value
+    keep_where: bool
+
+
+WeightStep = Union[Kept, NaNZeroed, Zeroed]

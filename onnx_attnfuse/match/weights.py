@@ -1,0 +1,101 @@
+"""From Softmax down to the product with the values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves
+from onnx_attnfuse.axes.views import Laid, downward
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
+from onnx_attnfuse.match.registry import weight_reader
+from onnx_attnfuse.match.steps import Kept, WeightStep, Zeroed
+from onnx_attnfuse.reasons import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightPath:
+    """What happens to the attention weights, and the product they end in."""
+
+    contraction: Contraction
+    value: Laid
+    output: Laid
+    v_head_axis: Axis
+    steps: tuple[tuple[WeightStep, Axes], ...]
+    nodes: tuple[ir.Node, ...]
+
+
+def read_weights(weights: Laid, key_axis: Axis, facts: Facts) -> WeightPath:
+    """Walks from the output of Softmax to the product with the values.
+
+    Raises:
+        Refused: The walk met something it cannot read; `not-attention` if there is no product at all.
+    """
+    failures: list[Refused] = []
+    path = _descend(weights, key_axis, facts, failures)
+    if path is not None:
+        return path
+    readable = [failure for failure in failures if failure.reason.code != "not-attention"]
+    raise (readable or failures or [Refused("not-attention", "the softmax is not multiplied with values")])[0]
+
+
+def _descend(laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]) -> WeightPath | None:
+    for node, index in laid.value.uses():
+        if node.op_type == "Shape":
+            continue
+        try:
+            path = _through(node, index, laid, key_axis, facts, failures)
+        except Refused as refused:
+            failures.append(refused)
+            continue
+        if path is not None:
+            return path
+    return None
+
+
+def _through(
+    node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]
+) -> WeightPath | None:
+    contraction = read_contraction(node, facts)
+    if contraction is not None and index < 2:
+        return _read_product(contraction, index, laid, key_axis, facts)
+    view = downward(node, laid.axes, facts)
+    if view is not None:
+        path = _descend(view, key_axis, facts, failures)
+        return path and dataclasses.replace(path, nodes=(node, *path.nodes))
+    reader = weight_reader(node)
+    step = reader(node, laid.value, facts) if reader is not None else None
+    if step is None:
+        raise Refused("not-attention", f"{node.op_type} takes the softmax, which is no product with values", node.name)
+    also = () if isinstance(step, Zeroed) else step.also
+    path = _descend(Laid(step.output, laid.axes), key_axis, facts, failures)
+    if path is None:
+        return None
+    steps = path.steps if isinstance(step, Kept) else ((step, laid.axes), *path.steps)
+    return dataclasses.replace(path, steps=steps, nodes=(node, *also, *path.nodes))
+
+
+def _read_product(contraction: Contraction, index: int, laid: Laid, key_axis: Axis, facts: Facts) -> WeightPath:
+    name = contraction.node.name
+    known: dict[str, Axis] = {label: leaves(axis) for label, axis in zip(contraction.labels[index], laid.axes, strict=True)}
+    summed = [leaf for label in contraction.labels[index] if label in contraction.summed for leaf in known[label]]
+    if set(summed) != set(leaves(key_axis)):
+        raise Refused("not-attention", "the product with the values does not sum over the columns of the softmax", name)
+    dims = facts.dims(contraction.operands[1 - index])
+    if dims is None:
+        raise Refused("unknown-rank", f"the rank of the values '{contraction.operands[1 - index].name}' is unknown", name)
+    v_head_axis: list[Factor] = []
+    for label, dim in zip(contraction.labels[1 - index], dims, strict=True):
+        if label in known:
+            if dim != 1 and not known[label]:
+                raise Refused("broadcast-weights", "one set of weights is used with several sets of values", name)
+        else:
+            known[label] = () if dim == 1 else (Factor(dim),)
+            v_head_axis.extend(known[label])
+    value_axes = operand_axes(contraction, 1 - index, known, facts)
+    assert value_axes is not None
+    output = Laid(contraction.node.outputs[0], tuple(known[label] for label in contraction.out))
+    value = Laid(contraction.operands[1 - index], value_axes)
+    return WeightPath(contraction, value, output, tuple(v_head_axis), (), (contraction.node,))

@@ -1,0 +1,31 @@
+"""What a caller may choose; the command line is derived from these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Literal
+
+Progress = Callable[[str, int, int], None]
+"""Called as `progress(step, done, total)` while a long step goes on."""
+
+
+def _no_progress(step: str, done: int, total: int) -> None:
+    del step, done, total
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Choices for `optimize` and `explain`."""
+
+    ep: Literal["auto", "cpu", "cuda"] = "auto"
+    """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
+    verify: Literal["none", "sites", "model"] | None = None
+    """How rewrites are judged: each site cut out, the whole model too, or not at all. Default: `sites` where onnxruntime is installed."""
+    keep_outputs: bool = False
+    """Fuse sites whose attention weights are used elsewhere too, computing the weights beside the fused operator."""
+    evidence: pathlib.Path | None = None
+    """Folder for the evidence of sites that differ; default: a new folder `attnfuse-evidence` in the working directory, made when needed."""
+    progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False)
+    """Told about long work."""

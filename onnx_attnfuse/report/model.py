@@ -1,0 +1,105 @@
+"""The report as frozen data; `to_dict` is the documented JSON (schema 1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.spec import Layouts
+
+SCHEMA = 1
+
+Status = Literal["fused", "already-fused", "skipped", "not-attention"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What the judge measured at one site."""
+
+    max_abs_error: float
+    cases: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteReport:
+    """One attention, or one Softmax that is none."""
+
+    name: str
+    """Name of the Softmax or attention node in the source model."""
+    graph: str
+    """Path of the graph it stands in: the main graph's name, or `If_0/then_branch`, or a function's identifier."""
+    status: Status
+    op: str | None = None
+    """Operator that computes it now, e.g. `MultiHeadAttention`; None if it is spelled out."""
+    domain: str | None = None
+    num_heads: int | None = None
+    kv_num_heads: int | None = None
+    head_size: int | None = None
+    v_head_size: int | None = None
+    scale: float | None = None
+    """Constant factor on Q·Kᵀ; None if it is computed at run time."""
+    mask: str | None = None
+    """What is added to or replaced in the scores, in words."""
+    layout: Layouts = Layouts()
+    verified: Verified | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The site as plain JSON types."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything a run found, did and refused."""
+
+    sites: tuple[SiteReport, ...]
+    seconds: float
+    ops_before: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Node count by `domain::op_type`, subgraphs and functions included."""
+    ops_after: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Things worth a line that belong to no single site."""
+    differing: int = 0
+    """Sites that verification found different and that were left as they were."""
+
+    @property
+    def candidates(self) -> int:
+        """Number of attention sites: fused, already fused, or skipped."""
+        return sum(site.status != "not-attention" for site in self.sites)
+
+    @property
+    def fused(self) -> int:
+        """Number of sites fused by this run."""
+        return self._count("fused")
+
+    @property
+    def already_fused(self) -> int:
+        """Number of sites that were fused operators before this run and still are."""
+        return self._count("already-fused")
+
+    @property
+    def skipped(self) -> int:
+        """Number of attention sites left spelled out."""
+        return self._count("skipped")
+
+    def _count(self, status: Status) -> int:
+        return sum(site.status == status for site in self.sites)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types (schema 1)."""
+        return {
+            "schema": SCHEMA,
+            "candidates": self.candidates,
+            "fused": self.fused,
+            "already_fused": self.already_fused,
+            "skipped": self.skipped,
+            "differing": self.differing,
+            "seconds": round(self.seconds, 3),
+            "ops_before": dict(self.ops_before),
+            "ops_after": dict(self.ops_after),
+            "notes": list(self.notes),
+            "sites": [site.to_dict() for site in self.sites],
+        }

@@ -1,0 +1,136 @@
+"""What one attention means, apart from how the graph spells it.
+
+An `AttentionSpec` is enough to compute the attention without its nodes:
+
+    output[b, n, i, :] = softmax over j of (scale · q[b, n, i] · k[b, n, j] + mask[b, n, i, j])  @  v[b, n, j, :]
+
+All operands are values of the graph together with their axes (`axes.factors`), so that which axis is a head is data, not position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Union
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axis
+from onnx_attnfuse.axes.views import Laid
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A value that an operand is a view of, times a number."""
+
+    laid: Laid
+    factor: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A mask value that is added to the scores as it is."""
+
+    laid: Laid
+
+
+@dataclasses.dataclass(frozen=True)
+class Total:
+    """The sum (or difference) of two parts of a mask."""
+
+    left: Mask
+    right: Mask
+    negative: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """A part of a mask that a later scaling of the scores scales too."""
+
+    mask: Mask
+    factor: float | Laid
+    divide: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Select:
+    """Scores replaced by `fill` where `condition` says so; `mask` is what was added to them before."""
+
+    condition: Laid
+    keep_where: bool
+    """The truth value of `condition` that keeps the score."""
+    fill: float
+    mask: Mask | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Floor:
+    """Scores held at or above `low`."""
+
+    mask: Mask
+    low: float
+
+
+Mask = Union[Term, Total, Times, Select, Floor]
+"""Everything that happens to the scores besides scaling, as if the scores were zero."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRule:
+    """Rows of the result that the source sets to zero."""
+
+    condition: Laid | None
+    """Where a row is kept; None: it depends on the mask alone."""
+    keep_where: bool = True
+    lowest_counts: bool = False
+    """Without a condition: a row masked by the lowest float32 throughout is zero too, not only one of -inf."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleValue:
+    """A factor of the scores that is computed at run time or differs by row."""
+
+    laid: Laid
+    divide: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+    """How operands and result are brought into a fused operator's layout, as einops expressions; None: as they are."""
+
+    query: str | None = None
+    key: str | None = None
+    value: str | None = None
+    output: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """The meaning of one attention site."""
+
+    name: str
+    """Name of the Softmax or attention node."""
+    query: tuple[Source, ...]
+    """The operand, then what it is a view of, ever further from the site; the same for key and value."""
+    key: tuple[Source, ...]
+    value: tuple[Source, ...]
+    output: tuple[Laid, ...]
+    """The result, then views of it that nothing else looks behind."""
+    batch_axis: Axis
+    """All factors that are neither rows nor columns nor channels; which of them are heads is for the plan to choose."""
+    query_axis: Axis
+    key_axis: Axis
+    head_axis: Axis
+    v_head_axis: Axis
+    heads: Axis
+    """The factors of `batch_axis` that are heads as the source lays them out."""
+    scale: float
+    scale_values: tuple[ScaleValue, ...]
+    softcap: float | None
+    mask: Mask | None
+    causal: bool
+    """Row i sees keys j <= i only, counted from the start of both, besides what `mask` says."""
+    row_rules: tuple[RowRule, ...]
+    dtype: ir.DataType | None
+    output_dtype: ir.DataType | None
+    nodes: tuple[ir.Node, ...]
+    """The nodes that compute it now, last one first computed last."""

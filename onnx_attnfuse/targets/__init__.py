@@ -1,0 +1,30 @@
+"""One file per operator that can compute an attention: why it cannot, and how it is built."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets import multi_head_attention
+from onnx_attnfuse.targets.emitted import Emitted
+
+
+class Target(Protocol):
+    """An operator."""
+
+    OP: str
+    DOMAIN: str
+
+    def refuse(self, spec: AttentionSpec) -> Reason | None:
+        """Why this operator cannot compute `spec`, or None if it can."""
+        ...
+
+    def emit(self, spec: AttentionSpec, builder: Builder, bounds: Bounds) -> Emitted:
+        """Builds the operator beside the nodes it replaces."""
+        ...
+
+
+TARGETS: tuple[Target, ...] = (multi_head_attention,)

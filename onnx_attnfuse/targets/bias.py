@@ -1,0 +1,161 @@
+"""Emitting a mask as one additive bias of shape (b or 1, n or 1, s, t)."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange
+from onnx_attnfuse.axes.factors import Axes, leaves, length, refined
+from onnx_attnfuse.axes.views import Laid, aligned
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
+from onnx_attnfuse.targets.placing import Axes4
+
+_LOWEST = -3.4028234663852886e38
+ABSORBING = -1e12
+"""Added in float32, a number this low swallows any score."""
+
+
+class BiasEmitter:
+    """Emits one mask's parts with the operators the source used, scores taken as zero."""
+
+    def __init__(self, builder: Builder, axes: Axes4, dtype: ir.DataType) -> None:
+        self._builder = builder
+        self._axes = axes
+        self._dtype = dtype
+
+    def compact(self, mask: Mask) -> Laid:
+        """The mask as (b or 1, n or 1, s or 1, t or 1)."""
+        laid = self._canonical(self._emit(mask))
+        dtype = self._builder.facts.dtype(laid.value)
+        if dtype is not None and dtype != self._dtype:
+            if _bits(dtype) > _bits(self._dtype):
+                message = f"the mask is {dtype.name.lower()}, and MultiHeadAttention would take it as {self._dtype.name.lower()}"
+                raise Refused("narrowed-mask", message)
+            laid = Laid(self._builder.cast(laid.value, self._dtype), laid.axes)
+        return laid
+
+    def full(self, compact: Laid) -> ir.Value:
+        """The same with both matrix axes at full length, as MultiHeadAttention demands."""
+        wanted = length(self._axes.i), length(self._axes.j)
+        dims = self._builder.facts.dims(compact.value)
+        if dims is not None and dims[2:] == wanted:
+            return compact.value
+        assert dims is not None
+        return self._builder.expand(compact.value, [*dims[:2], *wanted], [False, False, True, True])
+
+    def _emit(self, mask: Mask) -> Laid:
+        if isinstance(mask, Term):
+            return self._term(mask.laid.refined())
+        if isinstance(mask, Total):
+            return self._binary("Sub" if mask.negative else "Add", self._emit(mask.left), self._emit(mask.right))
+        if isinstance(mask, Times):
+            return self._times(mask)
+        if isinstance(mask, Select):
+            return self._select(mask)
+        return self._floor(mask)
+
+    def _term(self, laid: Laid) -> Laid:
+        """A mask in a wider type that only chooses between 0 and a fill is made anew in the operator's type."""
+        facts = self._builder.facts
+        dtype, node = facts.dtype(laid.value), laid.value.producer()
+        while node is not None and node.op_type in {"Cast", "Identity"} and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        if dtype is None or _bits(dtype) <= _bits(self._dtype) or node is None or node.op_type != "Where":
+            return laid
+        condition, chosen, other = node.inputs
+        if condition is None or chosen is None or other is None:
+            return laid
+        numbers = facts.number(chosen), facts.number(other)
+        axes = aligned(condition, laid.axes, facts)
+        for kept, fill, keep_where in ((*numbers, True), (*numbers[::-1], False)):
+            if kept == 0 and fill is not None and fill <= ABSORBING and axes is not None:
+                return self._select(Select(Laid(condition, axes), keep_where, fill, None))
+        return laid
+
+    def _times(self, mask: Times) -> Laid:
+        inner = self._emit(mask.mask)
+        operator = "Div" if mask.divide else "Mul"
+        if isinstance(mask.factor, Laid):
+            return self._binary(operator, inner, mask.factor.refined())
+        if mask.factor == 1.0:
+            return inner
+        return self._with_scalar(operator, inner, mask.factor)
+
+    def _with_scalar(self, op: str, laid: Laid, number: float) -> Laid:
+        dtype = self._builder.facts.dtype(laid.value)
+        return Laid(self._builder.elementwise(op, [laid.value, self._builder.scalar(number, dtype)], dtype), laid.axes)
+
+    def _select(self, mask: Select) -> Laid:
+        fill = mask.fill if math.isinf(mask.fill) else _LOWEST
+        condition = mask.condition.refined()
+        if mask.mask is None:
+            kept, dtype = Laid(self._builder.scalar(0.0, self._dtype), ()), self._dtype
+        else:
+            kept = self._emit(mask.mask)
+            dtype = self._builder.facts.dtype(kept.value) or self._dtype
+            condition, kept = self._alike(condition, kept)
+        filled = self._builder.scalar(fill, dtype)
+        chosen = [kept.value, filled] if mask.keep_where else [filled, kept.value]
+        value = self._builder.elementwise("Where", [condition.value, *chosen], dtype)
+        return Laid(value, _union(condition.axes, kept.axes))
+
+    def _floor(self, mask: Floor) -> Laid:
+        """What falls to the floor becomes the lowest number, which swallows the score as the floor does."""
+        inner = self._emit(mask.mask)
+        dtype = self._builder.facts.dtype(inner.value) or self._dtype
+        low = self._builder.scalar(mask.low, dtype)
+        above = self._builder.elementwise("Greater", [inner.value, low], ir.DataType.BOOL)
+        lowest = self._builder.scalar(_LOWEST, dtype)
+        return Laid(self._builder.elementwise("Where", [above, inner.value, lowest], dtype), inner.axes)
+
+    def _binary(self, op: str, left: Laid, right: Laid) -> Laid:
+        left, right = self._alike(left, right)
+        dtypes = [self._builder.facts.dtype(laid.value) for laid in (left, right)]
+        if dtypes[0] != dtypes[1] and None not in dtypes:
+            wider = max((dtype for dtype in dtypes if dtype is not None), key=_bits)
+            left, right = (Laid(self._builder.cast(laid.value, wider), laid.axes) for laid in (left, right))
+            dtypes = [wider]
+        value = self._builder.elementwise(op, [left.value, right.value], dtypes[0])
+        return Laid(value, _union(left.axes, right.axes))
+
+    def _alike(self, left: Laid, right: Laid) -> tuple[Laid, Laid]:
+        """Both in layouts that broadcast against each other."""
+        pairs = zip(reversed(left.axes), reversed(right.axes), strict=False)
+        if all(not a or not b or leaves(a) == leaves(b) for a, b in pairs) and not _crossed(left.axes, right.axes):
+            return left, right
+        return self._canonical(left), self._canonical(right)
+
+    def _canonical(self, laid: Laid) -> Laid:
+        axes = refined(laid.axes)
+        present = {leaf for axis in axes for leaf in axis}
+        target = tuple(axis if present & set(axis) else () for axis in self._axes.scores)
+        if axes == target:
+            return Laid(laid.value, axes)
+        return Laid(arrange(self._builder, Laid(laid.value, axes), target), target)
+
+
+def _union(left: Axes, right: Axes) -> Axes:
+    rank = max(len(left), len(right))
+    first, second = ((),) * (rank - len(left)) + left, ((),) * (rank - len(right)) + right
+    return tuple(a or b for a, b in zip(first, second, strict=True))
+
+
+def _crossed(left: Axes, right: Axes) -> bool:
+    """Whether a factor stands at different places in the two."""
+    places: dict[object, int] = {}
+    for axes in (left, right):
+        for place, axis in enumerate(reversed(axes)):
+            for leaf in leaves(axis):
+                if places.setdefault(leaf, place) != place:
+                    return True
+    return False
+
+
+def _bits(dtype: ir.DataType) -> float:
+    return {ir.DataType.DOUBLE: 64, ir.DataType.FLOAT: 32, ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16.5}.get(dtype, 0)
+
+

@@ -1,0 +1,24 @@
+"""What a target hands back: a fused operator that stands beside the nodes it replaces."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.spec import Layouts
+
+
+@dataclasses.dataclass(frozen=True)
+class Emitted:
+    """The new nodes of one site, not connected yet."""
+
+    replaced: ir.Value
+    """The value of the source that `value` takes the place of."""
+    value: ir.Value
+    node: ir.Node
+    """The fused operator."""
+    layouts: Layouts
+    mask: str
+    """The form in which the mask is handed over."""
+    scale: float

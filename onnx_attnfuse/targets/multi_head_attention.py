@@ -1,0 +1,155 @@
+"""com.microsoft.MultiHeadAttention: any attention without soft cap; masks as an additive bias."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange, cost, einops
+from onnx_attnfuse.axes.factors import Axes, length
+from onnx_attnfuse.axes.views import Laid
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.targets.placing import Axes4, place
+from onnx_attnfuse.targets.rows import apply_rows, read_rows
+
+OP = "MultiHeadAttention"
+DOMAIN = "com.microsoft"
+_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+
+
+def refuse(spec: AttentionSpec) -> Reason | None:
+    """Why this operator cannot compute `spec`, or None if it can."""
+    if spec.softcap is not None:
+        return Reason("no-softcap", "MultiHeadAttention cannot cap scores by tanh")
+    if spec.dtype not in _DTYPES:
+        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
+        return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
+    axes = place(spec)
+    if spec.causal and length(axes.i) != length(axes.j):
+        return Reason("unproven-square", "causal, and that there are as many queries as keys is not proven")
+    return None
+
+
+def emit(spec: AttentionSpec, builder: Builder, bounds: Bounds) -> Emitted:
+    """Builds the operator for `spec` beside its nodes.
+
+    Raises:
+        Refused: A part of the meaning cannot be expressed exactly.
+    """
+    assert spec.dtype is not None
+    axes = place(spec)
+    names = axes.names()
+    bias = BiasEmitter(builder, axes, spec.dtype)
+    rows = read_rows(spec, None if spec.mask is None else bias.compact(spec.mask), builder, bounds)
+    query_target: Axes = (axes.b, axes.i, (*axes.n, *axes.h))
+    key_target, value_target = _key_value_targets(spec, axes)
+    chosen = [_cheapest(s, t) for s, t in zip((spec.query, spec.key, spec.value), (query_target, key_target, value_target), strict=True)]
+    query, key, value = (
+        _typed(builder, arrange(builder, source.laid, target), spec.dtype)
+        for source, target in zip(chosen, (query_target, key_target, value_target), strict=True)
+    )
+    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    query = _scaled_query(builder, query, spec, axes)
+    if scale == 0.0:
+        query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
+    if rows.zero_query is not None:
+        query = apply_rows(builder, query, axes.h, rows.zero_query, True, axes)
+    inputs = [query, key, value]
+    if rows.bias is not None:
+        inputs += [None, None, bias.full(rows.bias)]  # pyright: ignore[reportArgumentType]
+    attributes: dict[str, int | float] = {"num_heads": axes.num_heads, "scale": scale or 1.0}
+    if spec.causal:
+        attributes["unidirectional"] = 1
+    fused = builder.node(
+        OP,
+        inputs,
+        attributes,
+        domain=DOMAIN,
+        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
+        dtype=spec.dtype,
+        hint=f"{spec.name}/{OP}",
+    )
+    node = fused.producer()
+    assert node is not None
+    result, value_factor = fused, chosen[2].factor
+    for test, where in rows.zero_output:
+        result = apply_rows(builder, result, axes.v, test, where, axes)
+    if value_factor != 1.0:
+        result = builder.elementwise("Mul", [result, builder.scalar(value_factor, spec.dtype)], spec.dtype)
+    laid = Laid(result, (axes.b, axes.i, (*axes.n, *axes.v)))
+    place_of = _cheapest_output(spec.output, laid)
+    final = _typed(builder, arrange(builder, laid, place_of.axes), spec.output_dtype or spec.dtype)
+    layouts = Layouts(
+        einops(chosen[0].laid, query_target, names),
+        einops(chosen[1].laid, key_target, names),
+        einops(chosen[2].laid, value_target, names),
+        einops(laid, place_of.axes, names),
+    )
+    return Emitted(place_of.value, final, node, layouts, _shown(spec, rows.bias), scale)
+
+
+def _key_value_targets(spec: AttentionSpec, axes: Axes4) -> tuple[Axes, Axes]:
+    """Keys and values as (b, t, n·h), or as (b, n, t, h) where that is how they lie and both have the same head size."""
+    flat: tuple[Axes, Axes] = (axes.b, axes.j, (*axes.n, *axes.h)), (axes.b, axes.j, (*axes.n, *axes.v))
+    split: tuple[Axes, Axes] = (axes.b, axes.n, axes.j, axes.h), (axes.b, axes.n, axes.j, axes.v)
+    if length(axes.h) != length(axes.v) or spec.causal:
+        return flat
+    prices = [
+        sum(cost(_cheapest(operand, target).laid, target) for operand, target in zip((spec.key, spec.value), pair, strict=True))
+        for pair in (flat, split)
+    ]
+    return split if prices[1] < prices[0] else flat
+
+
+def _cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
+    """The source that costs least to bring into the target layout; of equals the one furthest up, so that views die."""
+    return min(reversed(operand), key=lambda source: cost(source.laid, target))
+
+
+def _cheapest_output(readings: tuple[Laid, ...], result: Laid) -> Laid:
+    return min(reversed(readings), key=lambda laid: cost(result, laid.axes))
+
+
+def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    known = builder.facts.dtype(value)
+    if known is None or known == dtype:
+        return value
+    if known not in _DTYPES:
+        raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
+    return builder.cast(value, dtype)
+
+
+def _scaled_query(builder: Builder, query: ir.Value, spec: AttentionSpec, axes: Axes4) -> ir.Value:
+    """Queries times the scales that are no plain numbers."""
+    dims = [length(axes.b), length(axes.i)]
+    for scale in spec.scale_values:
+        laid = scale.laid.refined()
+        present = {leaf for axis in laid.axes for leaf in axis}
+        batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
+        operator = "Div" if scale.divide else "Mul"
+        if present & set(axes.n):
+            query = builder.reshape(query, [*dims, length(axes.n), length(axes.h)])
+            factor = arrange(builder, laid, (batch, rows, axes.n, ()))
+        else:
+            factor = laid.value if not present and not laid.axes else arrange(builder, laid, (batch, rows, ()))
+        assert spec.dtype is not None
+        factor = builder.cast(factor, spec.dtype)
+        before = builder.facts.dims(query)
+        query = builder.elementwise(operator, [query, factor], spec.dtype)
+        builder.facts.record(query, before, spec.dtype)
+        query = builder.reshape(query, [*dims, length((*axes.n, *axes.h))])
+    return query
+
+
+def _shown(spec: AttentionSpec, bias: Laid | None) -> str:
+    if bias is None:
+        return "causal" if spec.causal else "none"
+    letters = [letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True)]
+    return f"{'causal + ' if spec.causal else ''}bias {' '.join(letters)}"
+
+

@@ -1,0 +1,155 @@
+"""Rows that see no key: what the source makes of them, kept beside the fused operator.
+
+Three cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights gives 0
+there, and a float16 source whose mask is finite gives the plain mean of the values, which no kernel that adds in float32 does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange
+from onnx_attnfuse.axes.factors import Axis, leaves, length
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.masks.bounds import FORBIDS, Bounds
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select
+from onnx_attnfuse.targets.bias import ABSORBING
+from onnx_attnfuse.targets.placing import Axes4
+
+_LOWEST = -3.4028234663852886e38
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What to do around the operator; each test is laid out (b or 1, n or 1, s or 1, 1)."""
+
+    bias: Laid | None
+    """The compact bias to use."""
+    zero_query: Laid | None = None
+    """Rows whose scores must all be equal."""
+    zero_output: tuple[tuple[Laid, bool], ...] = ()
+    """Rows of the result that become 0 where the test has this truth value."""
+
+
+def read_rows(spec: AttentionSpec, compact: Laid | None, builder: Builder, bounds: Bounds) -> Rows:
+    """Decides what rows without a legal key need, and emits the tests for it.
+
+    Raises:
+        Refused: The source gives such rows something that cannot be expressed.
+    """
+    lowest = bounds.lowest(spec.mask)
+    _check_fills(spec.mask, bounds)
+    rows = Rows(compact)
+    for rule in spec.row_rules:
+        if rule.condition is not None:
+            rows = dataclasses.replace(rows, zero_output=(*rows.zero_output, _kept_rows(rule, rule.condition, spec, builder, bounds)))
+        elif compact is not None and lowest <= (_LOWEST if rule.lowest_counts else -math.inf):
+            rows = _zero_dead_rows(rows, compact, rule.lowest_counts, builder)
+    if not spec.row_rules and compact is not None and spec.dtype == ir.DataType.FLOAT16 and lowest <= FORBIDS:
+        rows = _level_dead_rows(rows, compact, builder)
+    return rows
+
+
+def _maximum(compact: Laid, builder: Builder) -> ir.Value:
+    wide = builder.cast(compact.value, ir.DataType.FLOAT)
+    return builder.reduce_max(wide, 3)
+
+
+def _zero_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, builder: Builder) -> Rows:
+    """Rows of -inf only (or of the lowest number): made finite before the operator, zeroed after it."""
+    lowest = builder.scalar(_LOWEST, ir.DataType.FLOAT)
+    dead = builder.elementwise("LessOrEqual" if lowest_counts else "Less", [_maximum(compact, builder), lowest], ir.DataType.BOOL)
+    test = Laid(dead, (*compact.axes[:3], ()))
+    return dataclasses.replace(rows, bias=_finite(compact, dead, builder), zero_output=(*rows.zero_output, (test, True)))
+
+
+def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
+    dtype = builder.facts.dtype(compact.value)
+    zero = builder.scalar(0.0, dtype)
+    return Laid(builder.elementwise("Where", [dead, zero, compact.value], dtype), compact.axes)
+
+
+def _level_dead_rows(rows: Rows, compact: Laid, builder: Builder) -> Rows:
+    """Rows of large finite numbers only: all scores of such a row become 0; a row of -inf stays, its result is NaN in both."""
+    maximum = _maximum(compact, builder)
+    low = builder.elementwise("LessOrEqual", [maximum, builder.scalar(FORBIDS, ir.DataType.FLOAT)], ir.DataType.BOOL)
+    finite = builder.elementwise("GreaterOrEqual", [maximum, builder.scalar(_LOWEST, ir.DataType.FLOAT)], ir.DataType.BOOL)
+    dead = builder.elementwise("And", [low, finite], ir.DataType.BOOL)
+    return dataclasses.replace(rows, bias=_finite(compact, dead, builder), zero_query=Laid(dead, (*compact.axes[:3], ())))
+
+
+def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, builder: Builder, bounds: Bounds) -> tuple[Laid, bool]:
+    """The rows that a zeroing of weights leaves nothing of."""
+    condition = condition.refined()
+    columns = set(leaves(spec.key_axis))
+    if not any(columns & set(axis) for axis in condition.axes):
+        return condition, not rule.keep_where
+    mask = spec.mask
+    same = isinstance(mask, Select) and _same_condition(mask, condition.value, rule.keep_where)
+    if not isinstance(mask, Select) or not same or bounds.lowest(mask.mask) <= FORBIDS:
+        name = condition.value.name
+        raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
+    value = condition.value
+    if not rule.keep_where:
+        value = builder.elementwise("Not", [value], ir.DataType.BOOL)
+    number = builder.cast(value, ir.DataType.FLOAT)
+    place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
+    kept = builder.cast(builder.reduce_max(number, place), ir.DataType.BOOL)
+    axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
+    return Laid(kept, axes), False
+
+
+def _same_condition(mask: Select, condition: ir.Value, keep_where: bool) -> bool:
+    return _positive(mask.condition.value, mask.keep_where) == _positive(condition, keep_where)
+
+
+def _positive(condition: ir.Value, sense: bool) -> tuple[ir.Value, bool]:
+    """The condition without negations and the value of it that keeps."""
+    node = condition.producer()
+    while node is not None and node.op_type in {"Not", "Identity", "Cast"} and node.inputs[0] is not None:
+        if node.op_type == "Cast" and node.inputs[0].dtype != condition.dtype:
+            break
+        sense ^= node.op_type == "Not"
+        condition = node.inputs[0]
+        node = condition.producer()
+    return condition, sense
+
+
+def _check_fills(mask: Mask | None, bounds: Bounds, outer: float = 0.0) -> None:
+    """A fill that does not swallow the score is exact only where nothing else forbids keys."""
+    if isinstance(mask, Select):
+        others = min(bounds.lowest(mask.mask), outer)
+        if mask.fill > ABSORBING and others <= FORBIDS:
+            raise Refused("weak-fill", f"scores are replaced by {mask.fill:g} and masked again; rows without a key would differ")
+        _check_fills(mask.mask, bounds, min(outer, mask.fill))
+        return
+    for name in ("mask", "left", "right"):
+        inner: Mask | None = getattr(mask, name, None)
+        other = {"left": "right", "right": "left"}.get(name)
+        if inner is not None:
+            _check_fills(inner, bounds, min(outer, bounds.lowest(getattr(mask, other))) if other else outer)
+
+
+def apply_rows(builder: Builder, value: ir.Value, channels: Axis, test: Laid, where: bool, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) with 0 in the rows where `test` is `where`."""
+    present = {leaf for axis in test.refined().axes for leaf in axis}
+    per_head = any(leaf in present for leaf in axes.n)
+    batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
+    dims = [length(axes.b), length(axes.i)]
+    if per_head:
+        value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
+        target = (batch, rows, axes.n, ())
+    else:
+        target = (batch, rows, ())
+    condition = arrange(builder, test, target)
+    dtype = builder.facts.dtype(value)
+    zero = builder.scalar(0.0, dtype)
+    chosen = [zero, value] if where else [value, zero]
+    result = builder.elementwise("Where", [condition, *chosen], dtype)
+    builder.facts.record(result, builder.facts.dims(value), dtype)
+    return builder.reshape(result, [*dims, length((*axes.n, *channels))])

@@ -1,0 +1,36 @@
+"""Operators that change nothing in inference: Cast between float types, Identity, Dropout.
+
+    Q·Kᵀ ── Cast(float32) ── Softmax ── Cast(float16) ── ·V
+
+Exporters cast around Softmax when the model asks for a wider softmax; fused kernels accumulate in float32 anyway.
+Safety: a Cast to a non-float type is not read; Dropout passes only when its training input is absent or false.
+"""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse import Facts, score_step, steps, weight_step
+from onnx_attnfuse.graph.constants import attribute
+
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+
+
+def _passes(node: ir.Node, facts: Facts) -> bool:
+    if node.op_type == "Cast":
+        return attribute(node, "to") in _FLOATS
+    if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
+        return facts.number(node.inputs[2]) == 0
+    return True
+
+
+@score_step("Cast", "CastLike", "Identity", "Dropout")
+def pass_scores(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
+    """The scores, unchanged."""
+    return (steps.Passed(node.inputs[0]),) if node.inputs[0] is not None and _passes(node, facts) else ()
+
+
+@weight_step("Cast", "CastLike", "Identity", "Dropout")
+def pass_weights(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | None:
+    """The weights, unchanged."""
+    return steps.Kept(node.outputs[0]) if node.inputs[0] is weights and _passes(node, facts) else None
