@@ -9,25 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.axes.factors import leaves, length
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates
+from onnx_attnfuse.masks.meaning import understand
+from onnx_attnfuse.masks.reader import Reader
+from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, read_candidate
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import make_plan
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import Report, SiteReport, Status, Verified
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
-from onnx_attnfuse.spec import AttentionSpec, Source
+from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Emitted
 from onnx_attnfuse.targets.placing import place
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.verify.judge import Judge, Verdict
+    from onnx_attnfuse.verify.judge import Judge
 
 _CONTRIB = "com.microsoft"
 
@@ -43,6 +46,7 @@ class Run:
         self.sites: list[SiteReport] = []
         self.differing = 0
         self.notes: list[str] = []
+        self.replaced: set[ir.Value] = set()
 
     def go(self) -> Report:
         """Fuses what can be fused, in place."""
@@ -53,57 +57,58 @@ class Run:
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, scope.opset, self.names)
-            bounds = Bounds(scope.facts)
+            bounds, reader = Bounds(scope.facts), Reader(scope.facts)
             for candidate in candidates:
                 self.options.progress("fusing", done, total)
-                self.sites.append(self._site(candidate, scope, builder, bounds))
+                self.sites.append(self._site(candidate, scope, builder, bounds, reader))
                 done += 1
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         seconds = time.perf_counter() - start
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(self.notes), self.differing)
 
-    def _site(self, candidate: Candidate, scope: Scope, builder: Builder, bounds: Bounds) -> SiteReport:
-        found = SiteReport(candidate.node.name or candidate.node.outputs[0].name or "", scope.path, "skipped")
-        if candidate.softmax is None:
-            found = dataclasses.replace(found, status="already-fused", op=candidate.node.op_type, domain=candidate.node.domain)
-        try:
-            spec = candidate.read(scope, self.options.keep_outputs)
-        except Refused as refused:
-            status: Status = "not-attention" if refused.reason.code == "not-attention" else found.status
-            return dataclasses.replace(found, status=status, reasons=(refused.reason,))
-        found = _described(found, spec)
+    def _site(self, candidate: Candidate, scope: Scope, builder: Builder, bounds: Bounds, reader: Reader) -> SiteReport:
+        if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
+            candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
+        found = _unfused(candidate, scope)
+        spec = candidate.spec
+        if spec is None:
+            return found
+        meaning = understand(spec, reader)
+        found = dataclasses.replace(found, mask=meaning.kind)
         plan = make_plan(spec)
         if plan.target is None:
             return dataclasses.replace(found, reasons=plan.refusals)
         builder.at(anchor_of(spec))
         try:
             check_shape_users(spec, builder)
-            emitted = plan.target.emit(spec, builder, bounds)
-            verdict = self._judged(spec, emitted, scope)
+            emitted = plan.target.emit(spec, meaning, builder, bounds)
+            verified = self._verified(spec, emitted, scope)
         except Refused as refused:
             undo(builder)
             return dataclasses.replace(found, reasons=(refused.reason,))
         commit(spec, emitted, builder)
+        self.replaced.add(emitted.replaced)
         return dataclasses.replace(
             found,
             status="fused",
             op=plan.target.OP,
             domain=plan.target.DOMAIN,
             scale=None if spec.scale_values else emitted.scale,
-            mask=emitted.mask,
+            mask_form=emitted.mask,
             layout=emitted.layouts,
-            verified=None if verdict is None else Verified(verdict.max_abs_error, verdict.cases),
+            verified=verified,
         )
 
-    def _judged(self, spec: AttentionSpec, emitted: Emitted, scope: Scope) -> Verdict | None:
+    def _verified(self, spec: AttentionSpec, emitted: Emitted, scope: Scope) -> Verified | None:
         if self.judge is None:
             return None
-        stops = [source.laid.value for operand in (spec.query, spec.key, spec.value) for source in _ends(operand)]
+        stops = [operand[-1].laid.value for operand in spec.operands()]
         verdict = self.judge.judge(emitted.replaced, emitted.value, stops, scope.facts, self.model.opset_imports)
-        if verdict.equal:
-            return verdict
-        return verdict
+        if not verdict.equal:
+            self.differing += 1
+            raise Refused("differs", verdict.detail)
+        return Verified(verdict.max_abs_error, verdict.cases)
 
     def _import_contrib(self) -> None:
         self.model.opset_imports.setdefault(_CONTRIB, 1)
@@ -120,15 +125,28 @@ def _judge(options: Options) -> Judge | None:
     return Judge()
 
 
-def _ends(operand: tuple[Source, ...]) -> tuple[Source, ...]:
-    return operand[-1:]
-
-
-def _described(found: SiteReport, spec: AttentionSpec) -> SiteReport:
+def _unfused(candidate: Candidate, scope: Scope) -> SiteReport:
+    """The report on a site as it is before anything is done."""
+    node, spec, refusal = candidate.node, candidate.spec, candidate.refusal
+    found = SiteReport(node.name or node.outputs[0].name or "", scope.path, "skipped")
+    if candidate.softmax is None:
+        heads = attribute(node, "num_heads", attribute(node, "q_num_heads"))
+        kv_heads = attribute(node, "kv_num_heads", heads)
+        status: Status = "already-fused"
+        found = dataclasses.replace(
+            found, status=status, op=node.op_type, domain=node.domain, num_heads=heads, kv_num_heads=kv_heads
+        )
+    if refusal is not None:
+        status = "not-attention" if refusal.code == "not-attention" else found.status
+        return dataclasses.replace(found, status=status, reasons=(refusal,))
+    if spec is None:
+        return found
     axes = place(spec)
-    sizes = [length(axis) for axis in (axes.n, axes.h, axes.v)]
-    heads, head_size, v_head_size = (size if isinstance(size, int) else None for size in sizes)
-    return dataclasses.replace(found, num_heads=heads, kv_num_heads=heads, head_size=head_size, v_head_size=v_head_size)
+    present = {leaf for axis in spec.key[-1].laid.axes for leaf in leaves(axis)}
+    kv_axis = tuple(leaf for leaf in axes.n if leaf in present)
+    sizes = [length(axis) for axis in (axes.n, kv_axis, axes.h, axes.v)]
+    known = [size if isinstance(size, int) else None for size in sizes]
+    return dataclasses.replace(found, num_heads=known[0], kv_num_heads=known[1], head_size=known[2], v_head_size=known[3])
 
 
 def judging(options: Options) -> str:
@@ -209,6 +227,3 @@ class AttentionFusionPass(ir.passes.InPlacePass):
         self.report = Run(model, self.options).go()
         return ir.passes.PassResult(model, modified=self.report.fused > 0)
 
-
-def _reason(verdict: Verdict) -> Reason:
-    return Reason("differs", verdict.detail)

@@ -10,6 +10,7 @@ All operands are values of the graph together with their axes (`axes.factors`), 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Union
 
 import onnx_ir as ir
@@ -134,3 +135,34 @@ class AttentionSpec:
     output_dtype: ir.DataType | None
     nodes: tuple[ir.Node, ...]
     """The nodes that compute it now, last one first computed last."""
+
+    def operands(self) -> tuple[tuple[Source, ...], tuple[Source, ...], tuple[Source, ...]]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    def values(self) -> Iterator[ir.Value]:
+        """Every value of the graph that the spec names."""
+        for operand in self.operands():
+            yield from (source.laid.value for source in operand)
+        yield from (laid.value for laid in self.output)
+        yield from (scale.laid.value for scale in self.scale_values)
+        yield from (rule.condition.value for rule in self.row_rules if rule.condition is not None)
+        yield from mask_values(self.mask)
+
+
+def mask_values(mask: Mask | None) -> Iterator[ir.Value]:
+    """Every value of the graph that a mask is made of."""
+    if isinstance(mask, Term):
+        yield mask.laid.value
+    elif isinstance(mask, Total):
+        yield from mask_values(mask.left)
+        yield from mask_values(mask.right)
+    elif isinstance(mask, Times):
+        yield from mask_values(mask.mask)
+        if isinstance(mask.factor, Laid):
+            yield mask.factor.value
+    elif isinstance(mask, Select):
+        yield mask.condition.value
+        yield from mask_values(mask.mask)
+    elif isinstance(mask, Floor):
+        yield from mask_values(mask.mask)

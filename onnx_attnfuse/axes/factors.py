@@ -10,6 +10,7 @@ refines what was read before.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from onnx_attnfuse.graph import sizes
@@ -23,12 +24,15 @@ Axes = tuple[Axis, ...]
 class Factor:
     """One index that a tensor runs over."""
 
-    __slots__ = ("_parts", "position", "size")
+    __slots__ = ("_parts", "position", "serial", "size")
+    _count = itertools.count()
 
     def __init__(self, size: Dim, position: int | None = None) -> None:
         self.size = size
         self.position = position
         """Where the index stands still, if it does: the part of a packed axis that is taken."""
+        self.serial = next(Factor._count)
+        """Order of creation, for sorting."""
         self._parts: tuple[Factor, Factor] | None = None
 
     def split(self, outer: Dim, inner: Dim) -> tuple[Factor, Factor]:

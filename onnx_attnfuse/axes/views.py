@@ -13,10 +13,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.shape_rules import axes_of, slice_bounds, split_lengths
-from onnx_attnfuse.graph import sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ Requests must come in graph order (`at`), so that a shared node stands before ev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class Builder:
         self.opset = opset
         self.names = names
         """Every name in the model; new ones are added."""
+        self._counts: Counter[str] = Counter()
         self._anchor: ir.Node | None = None
         self._known: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self.added: list[ir.Node] = []
@@ -40,10 +42,10 @@ class Builder:
 
     def name(self, hint: str) -> str:
         """A name that nothing in the model has, `hint` if it is free."""
-        name, count = hint, 0
+        name = hint
         while name in self.names:
-            count += 1
-            name = f"{hint}_{count}"
+            self._counts[hint] += 1
+            name = f"{hint}_{self._counts[hint]}"
         self.names.add(name)
         return name
 

@@ -64,9 +64,7 @@ def has_unknown_attribute(node: ir.Node) -> bool:
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """The graphs nested in a node: branches and bodies."""
     for found in node.attributes.values():
-        if found.is_ref():
-            continue
-        if found.type == ir.AttributeType.GRAPH:
+        if found.type is ir.AttributeType.GRAPH and not found.is_ref():
             yield found.as_graph()
-        elif found.type == ir.AttributeType.GRAPHS:
+        elif found.type is ir.AttributeType.GRAPHS and not found.is_ref():
             yield from found.as_graphs()

@@ -50,7 +50,7 @@ def _elementwise(function: Callable[..., Scalar]) -> Callable[[ir.Node, Facts], 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[Scalar, Scalar], Scalar]:
     def apply(left: Scalar, right: Scalar) -> Scalar:
-        if isinstance(left, Size) and isinstance(right, float) or isinstance(left, float) and isinstance(right, Size):
+        if (isinstance(left, Size) and isinstance(right, float)) or (isinstance(left, float) and isinstance(right, Size)):
             return None
         return function(left, right)
 
@@ -104,7 +104,10 @@ def _where_rule(node: ir.Node, facts: Facts) -> Content:
 
 def _cast(node: ir.Node, facts: Facts) -> Content:
     content = _content(node, 0, facts)
-    target = attribute(node, "to")
+    like = node.inputs[1] if node.op_type == "CastLike" else None
+    target = attribute(node, "to") if like is None else facts.dtype(like)
+    if target is None:
+        return None
     if target in _FLOATS:
         return _map(lambda item: float(item) if isinstance(item, (int, float)) else item, content)
     if target == ir.DataType.BOOL:
@@ -217,6 +220,7 @@ CONTENT_RULES: dict[str, Callable[[ir.Node, Facts], Content]] = {
     "Abs": _elementwise(lambda item: abs(item) if isinstance(item, (int, float)) else item if _positive(item) else None),
     "Add": _elementwise(_arithmetic(operator.add)),
     "Cast": _cast,
+    "CastLike": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Div": _elementwise(_divide),

@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, constant_array, subgraphs
+from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 Scalar = Union[int, float, bool, Size, None]
@@ -34,14 +34,29 @@ _FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile C
 class Facts:
     """Facts about the values of one graph and the graphs nested in it."""
 
-    def __init__(self, graph: ir.Graph | ir.Function) -> None:
+    def __init__(
+        self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = ()
+    ) -> None:
+        """Reads a graph.
+
+        Args:
+            graph: Nodes in topological order.
+            inputs: Shape and type of its inputs where the graph itself does not tell, as in functions.
+        """
         self._dims: dict[ir.Value, Dims] = {}
         self._dtypes: dict[ir.Value, ir.DataType] = {}
         self._content: dict[ir.Value, Content] = {}
         self.origins: dict[str, tuple[ir.Value, int]] = {}
         """For each symbol's name a value and the axis of it that has this length."""
+        self.equalities: dict[tuple[Dim, Dim], None] = {}
+        """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
         for value in graph.inputs:
             self._set_from_annotation(value)
+        for value, (dims, dtype) in zip(graph.inputs, inputs, strict=False):
+            if dims is not None:
+                self._take(value, dims)
+            if dtype is not None:
+                self._dtypes[value] = dtype
         self._read(graph)
 
     def dims(self, value: ir.Value) -> Dims | None:
@@ -109,6 +124,12 @@ class Facts:
         if dtype is not None:
             self._dtypes[value] = dtype
 
+    def meet(self, left: Dim, right: Dim) -> None:
+        """Notes that two lengths have to agree at run time."""
+        if left == right or (isinstance(left, int) and (left == 1 or isinstance(right, int))) or (isinstance(right, int) and right == 1):
+            return
+        self.equalities.setdefault((left, right))
+
     def fresh(self, value: ir.Value, axis: int) -> Size:
         """A symbol for the unknown length of one axis."""
         name = f"{value.name}.{axis}"
@@ -125,7 +146,7 @@ class Facts:
                 for value in nested.inputs:
                     self._set_from_annotation(value)
                 self._read(nested)
-            standard = node.domain in {"", "ai.onnx", "com.microsoft"}
+            standard = node.domain in {"", "ai.onnx", "com.microsoft"} and not has_unknown_attribute(node)
             shape_rule = SHAPE_RULES.get(node.op_type) if standard else None
             shapes: Sequence[Dims | None] = shape_rule(node, self) if shape_rule else ()
             for index, output in enumerate(node.outputs):
@@ -179,11 +200,11 @@ class Facts:
                 self.origins.setdefault(dim.atoms[0].key, (value, axis))
 
 
-def broadcast(shapes: Sequence[Dims | None]) -> Dims | None:
+def broadcast(shapes: Sequence[Dims | None], facts: Facts | None = None) -> Dims | None:
     """The shape of an element-wise result.
 
-    Two different symbols are taken to be equal at run time, as exporters mean them; a number wins over a symbol, the first
-    operand's symbol over the second's.
+    Two different symbols are taken to be equal at run time, as exporters mean them, which `facts` then remember; a number wins
+    over a symbol, the first operand's symbol over the second's.
     """
     known = [shape for shape in shapes if shape is not None]
     if len(known) != len(shapes) or not known:
@@ -193,6 +214,8 @@ def broadcast(shapes: Sequence[Dims | None]) -> Dims | None:
     for shape in known:
         for axis, dim in enumerate(shape, rank - len(shape)):
             current = result[axis]
+            if facts is not None:
+                facts.meet(current, dim)
             if (isinstance(current, int) and current == 1) or (isinstance(dim, int) and dim != 1):
                 result[axis] = dim
     return tuple(result)

@@ -100,7 +100,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
             with _holding(weights, moved):
                 stage.temporary(path).write_bytes(_serialized(model))
     except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another place with -o") from error
+        raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
 def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
-from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Dims, Facts
+from onnx_attnfuse.graph.sizes import Dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +26,64 @@ class Scope:
 
 
 def scopes(model: ir.Model) -> Iterator[Scope]:
-    """All graphs of `model`, outer before inner."""
+    """All graphs of `model`, outer before inner; functions with what all their calls agree on."""
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-    yield from _nested(model.graph, model.graph.name or "main", Facts(model.graph), opset)
-    for function in model.functions.values():
+    callers: list[tuple[ir.Graph | ir.Function, Facts]] = [(model.graph, Facts(model.graph))]
+    yield from _nested(model.graph, model.graph.name or "main", callers[0][1], opset)
+    for function in _callers_first(model):
+        facts = Facts(function, _agreed_inputs(function, callers))
+        callers.append((function, facts))
         path = f"{function.domain}::{function.name}"
-        yield from _nested(function, path, Facts(function), function.opset_imports.get("", opset))
+        yield from _nested(function, path, facts, function.opset_imports.get("", opset))
+
+
+def _callers_first(model: ir.Model) -> list[ir.Function]:
+    """Functions ordered so that each comes after those that call it."""
+    ordered: list[ir.Function] = []
+    seen: set[ir.OperatorIdentifier] = set()
+
+    def visit(function: ir.Function) -> None:
+        if function.identifier() in seen:
+            return
+        seen.add(function.identifier())
+        for node in function.all_nodes():
+            called = model.functions.get(node.op_identifier())
+            if called is not None:
+                visit(called)
+        ordered.append(function)
+
+    for function in model.functions.values():
+        visit(function)
+    return ordered[::-1]
+
+
+def _agreed_inputs(
+    function: ir.Function, callers: list[tuple[ir.Graph | ir.Function, Facts]]
+) -> list[tuple[Dims | None, ir.DataType | None]]:
+    """Shape and type of each input of a function as far as all calls agree; a length they differ in is unknown."""
+    calls = [
+        (node, facts) for graph, facts in callers for node in graph.all_nodes() if node.op_identifier() == function.identifier()
+    ]
+    agreed: list[tuple[Dims | None, ir.DataType | None]] = []
+    own: dict[tuple[Dim, ...], Dim] = {}
+    for index, value in enumerate(function.inputs):
+        given = [(node.inputs[index] if index < len(node.inputs) else None, facts) for node, facts in calls]
+        shapes = [None if argument is None else facts.dims(argument) for argument, facts in given]
+        types = {None if argument is None else facts.dtype(argument) for argument, facts in given}
+        agreed.append((_common(shapes, value, own), types.pop() if len(types) == 1 else None))
+    return agreed
+
+
+def _common(shapes: list[Dims | None], value: ir.Value, own: dict[tuple[Dim, ...], Dim]) -> Dims | None:
+    """The shape of a function's input; lengths that are one symbol in every call are one symbol of the function's own."""
+    known = [shape for shape in shapes if shape is not None]
+    if not known or len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+        return None
+    columns = enumerate(zip(*known, strict=True))
+    return tuple(
+        column[0] if isinstance(column[0], int) and len(set(column)) == 1 else own.setdefault(column, sizes.symbol(f"{value.name}.{axis}"))
+        for axis, column in columns
+    )
 
 
 def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) -> Iterator[Scope]:
@@ -42,12 +96,8 @@ def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) 
 
 def count_ops(model: ir.Model) -> Counter[str]:
     """Nodes by `domain::op_type` (`op_type` alone in the standard domain), everywhere in the model."""
-    counted: Counter[str] = Counter()
-    for graph in (model.graph, *model.functions.values()):
-        for node in graph.all_nodes():
-            domain = node.domain if node.domain not in {"", "ai.onnx"} else ""
-            counted[f"{domain}::{node.op_type}" if domain else node.op_type] += 1
-    return counted
+    counted = Counter((node.domain, node.op_type) for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
+    return Counter({f"{domain}::{op}" if domain not in {"", "ai.onnx"} else op: count for (domain, op), count in counted.items()})
 
 
 def all_names(model: ir.Model) -> set[str]:

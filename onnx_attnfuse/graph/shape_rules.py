@@ -54,7 +54,7 @@ def _same(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
 def _broadcast(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
     from onnx_attnfuse.graph.facts import broadcast
 
-    return [broadcast([_input(node, index, facts) for index in range(len(node.inputs))])]
+    return [broadcast([_input(node, index, facts) for index in range(len(node.inputs))], facts)]
 
 
 def _matmul(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
@@ -69,7 +69,8 @@ def _matmul(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
         right = (*right[:-2], right[-1], right[-2])
     if len(left) == 1 or len(right) == 1:
         return [(*left[:-1], *right[:-2], *(right[-1:] if len(right) > 1 else ()))]
-    leading = broadcast([left[:-2], right[:-2]])
+    facts.meet(left[-1], right[-2])
+    leading = broadcast([left[:-2], right[:-2]], facts)
     return [None if leading is None else (*leading, left[-2], right[-1])]
 
 
@@ -102,7 +103,10 @@ def _reshape(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
     if len(unknown) == 1 and dims is not None:
         rest = sizes.product(dim for dim in result if dim is not None)
         result[unknown[0]] = sizes.exact_quotient(sizes.product(dims), rest)
-    return [tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))]
+    settled = tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))
+    if dims is not None and len(unknown) <= 1:
+        facts.meet(sizes.product(dims), sizes.product(settled))
+    return [settled]
 
 
 def _flatten(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
@@ -142,6 +146,10 @@ def _concat(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
     if known is None or not known:
         return [None]
     axis = attribute(node, "axis", 0) % len(known)
+    for part in parts:
+        for i, (one, other) in enumerate(zip(known, part or (), strict=False)):
+            if i != axis:
+                facts.meet(one, other)
     lengths = [part[axis] if part is not None and len(part) == len(known) else None for part in parts]
     total = None if None in lengths else _sum(length for length in lengths if length is not None)
     return [tuple((facts.fresh(node.outputs[0], i) if total is None else total) if i == axis else d for i, d in enumerate(known))]
@@ -267,7 +275,7 @@ def _expand(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
     output = node.outputs[0]
     if isinstance(content, tuple):
         wanted = tuple(item if isinstance(item, (int, Size)) else facts.fresh(output, axis) for axis, item in enumerate(content))
-        return [broadcast([dims, wanted])]
+        return [broadcast([dims, wanted], facts)]
     length = facts.dims(target)
     if length is None or not length or not isinstance(length[0], int):
         return [None]
@@ -400,6 +408,7 @@ def _einsum(node: ir.Node, facts: Facts) -> Sequence[Dims | None]:
     for index, term in enumerate(terms[0]):
         dims = _input(node, index, facts)
         for letter, dim in zip(term, dims or (), strict=False):
+            facts.meet(lengths.get(letter, dim), dim)
             if letter not in lengths or lengths[letter] == 1:
                 lengths[letter] = dim
     return [tuple(lengths.get(letter, facts.fresh(node.outputs[0], axis)) for axis, letter in enumerate(terms[1]))]

@@ -131,6 +131,11 @@ def add(left: Dim, right: Dim) -> Dim:
     return _monomial(factor, tuple(sorted((*common, total))))
 
 
+def summands(dim: Dim) -> list[Dim]:
+    """The terms whose sum `dim` is; none for 0."""
+    return [_monomial(factor, atoms) for atoms, factor in _terms(dim).items()]
+
+
 def _without(atoms: tuple[Atom, ...], taken: tuple[Atom, ...]) -> tuple[Atom, ...]:
     rest = Counter(atoms)
     rest.subtract(taken)

@@ -25,9 +25,6 @@ _MOVING = frozenset(
 )
 _DEEPEST = 64
 
-FORBIDS = -1e4
-"""A mask value this low forbids the key."""
-
 
 class Bounds:
     """Intervals of mask values, remembered."""

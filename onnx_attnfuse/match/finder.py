@@ -10,52 +10,48 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.match.attention_op import is_attention, read_attention
 from onnx_attnfuse.match.site import read_site
 from onnx_attnfuse.match.softmax import Softmax, find_softmax
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A Softmax, or a node that is an attention by itself."""
+    """A Softmax, or a node that is an attention by itself, with what it was read as."""
 
     node: ir.Node
     softmax: Softmax | None
     """None for an attention node."""
-    order: int
-    """Position in its graph of the node before which it is rewritten."""
+    spec: AttentionSpec | None
+    refusal: Reason | None
+    """Why there is no `spec`."""
 
-    def read(self, scope: Scope, keep_outputs: bool) -> AttentionSpec:
-        """What the attention means.
 
-        Raises:
-            Refused: It is none, or one that cannot be read.
-        """
-        if self.softmax is None:
-            return read_attention(self.node, scope.facts)
-        return read_site(self.softmax, scope.facts, keep_outputs)
+def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, keep_outputs: bool) -> Candidate:
+    """Reads the attention at `node`."""
+    try:
+        if softmax is None:
+            spec = read_attention(node, scope.facts)
+        else:
+            spec = read_site(softmax, scope.facts, keep_outputs)
+    except Refused as refused:
+        return Candidate(node, softmax, None, refused.reason)
+    return Candidate(node, softmax, spec, None)
 
 
 def find_candidates(scope: Scope, keep_outputs: bool) -> list[Candidate]:
     """The candidates of one graph, sorted so that what is built for one stands before all later ones."""
-    found: list[Candidate] = []
-    positions: dict[ir.Node, int] = {}
-    for position, node in enumerate(scope.graph):
-        positions[node] = position
-        if is_attention(node):
-            found.append(Candidate(node, None, position))
-        elif (softmax := find_softmax(node, scope.facts, scope.opset)) is not None:
-            found.append(Candidate(node, softmax, position))
-    ordered: list[Candidate] = []
-    for candidate in found:
-        order = candidate.order
-        if candidate.softmax is not None:
-            try:
-                anchor = anchor_of(candidate.read(scope, keep_outputs))
-                order = positions.get(anchor, order)
-            except Refused:
-                pass
-        ordered.append(dataclasses.replace(candidate, order=order))
-    return sorted(ordered, key=lambda candidate: candidate.order)
+    found: list[tuple[int, Candidate]] = []
+    positions = {node: position for position, node in enumerate(scope.graph)}
+    for node, position in positions.items():
+        softmax = None
+        if not is_attention(node):
+            softmax = find_softmax(node, scope.facts, scope.opset)
+            if softmax is None:
+                continue
+        candidate = read_candidate(node, softmax, scope, keep_outputs)
+        order = position if candidate.spec is None else positions.get(anchor_of(candidate.spec), position)
+        found.append((order, candidate))
+    return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]
 
 
 def anchor_of(spec: AttentionSpec) -> ir.Node:

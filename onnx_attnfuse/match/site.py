@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes
 from onnx_attnfuse.axes.views import Laid, aligned
+from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.scores import ScorePath, read_scores
@@ -43,6 +43,7 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
     weights = read_weights(Laid(softmax.weights, axes), key_axis, facts)
     scores = read_scores(Laid(softmax.scores, axes), key_axis, facts)
     nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
+    _check_parameters(nodes)
     if not keep_outputs:
         _check_inner_uses(nodes, weights)
     folded = _Folded(scores, facts)
@@ -71,6 +72,12 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
     )
+
+
+def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:
+    for node in nodes:
+        if has_unknown_attribute(node):
+            raise Refused("attribute-parameter", "an attribute is a parameter of the function, so its value is unknown", node.name)
 
 
 def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:

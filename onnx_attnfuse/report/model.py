@@ -41,7 +41,9 @@ class SiteReport:
     scale: float | None = None
     """Constant factor on Q·Kᵀ; None if it is computed at run time."""
     mask: str | None = None
-    """What is added to or replaced in the scores, in words."""
+    """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by ` + `."""
+    mask_form: str | None = None
+    """How a fused operator is given it: none, unidirectional, attention_bias and its shape."""
     layout: Layouts = Layouts()
     verified: Verified | None = None
     reasons: tuple[Reason, ...] = ()

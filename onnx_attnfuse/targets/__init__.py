@@ -6,6 +6,7 @@ from typing import Protocol
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import multi_head_attention
@@ -22,7 +23,7 @@ class Target(Protocol):
         """Why this operator cannot compute `spec`, or None if it can."""
         ...
 
-    def emit(self, spec: AttentionSpec, builder: Builder, bounds: Bounds) -> Emitted:
+    def emit(self, spec: AttentionSpec, meaning: Meaning, builder: Builder, bounds: Bounds) -> Emitted:
         """Builds the operator beside the nodes it replaces."""
         ...
 

@@ -157,5 +157,3 @@ def _crossed(left: Axes, right: Axes) -> bool:
 
 def _bits(dtype: ir.DataType) -> float:
     return {ir.DataType.DOUBLE: 64, ir.DataType.FLOAT: 32, ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16.5}.get(dtype, 0)
-
-

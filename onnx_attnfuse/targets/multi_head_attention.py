@@ -7,18 +7,18 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, length
 from onnx_attnfuse.axes.views import Laid
-
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted
 from onnx_attnfuse.targets.placing import Axes4, place
-from onnx_attnfuse.targets.rows import apply_rows, read_rows
+from onnx_attnfuse.targets.rows import Rows, apply_rows, read_rows
 
-OP = "MultiHeadAttention"
-DOMAIN = "com.microsoft"
+OP: str = "MultiHeadAttention"
+DOMAIN: str = "com.microsoft"
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
@@ -30,12 +30,12 @@ def refuse(spec: AttentionSpec) -> Reason | None:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
     axes = place(spec)
-    if spec.causal and length(axes.i) != length(axes.j):
-        return Reason("unproven-square", "causal, and that there are as many queries as keys is not proven")
+    if spec.causal and (spec.mask is not None or length(axes.i) != length(axes.j)):
+        return Reason("unproven-square", "causal by attribute, and that there are as many queries as keys is not proven, or there is a mask besides")
     return None
 
 
-def emit(spec: AttentionSpec, builder: Builder, bounds: Bounds) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, builder: Builder, bounds: Bounds) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
     Raises:
@@ -43,61 +43,71 @@ def emit(spec: AttentionSpec, builder: Builder, bounds: Bounds) -> Emitted:
     """
     assert spec.dtype is not None
     axes = place(spec)
-    names = axes.names()
+    causal = is_causal_attribute(meaning, axes)
     bias = BiasEmitter(builder, axes, spec.dtype)
-    rows = read_rows(spec, None if spec.mask is None else bias.compact(spec.mask), builder, bounds)
-    query_target: Axes = (axes.b, axes.i, (*axes.n, *axes.h))
-    key_target, value_target = _key_value_targets(spec, axes)
-    chosen = [_cheapest(s, t) for s, t in zip((spec.query, spec.key, spec.value), (query_target, key_target, value_target), strict=True)]
+    compact = None if spec.mask is None or meaning.is_trivial or meaning.only_causal and causal else bias.compact(spec.mask)
+    rows = read_rows(spec, meaning, compact, builder, bounds)
+    targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, causal))
+    chosen = [_cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     query, key, value = (
-        _typed(builder, arrange(builder, source.laid, target), spec.dtype)
-        for source, target in zip(chosen, (query_target, key_target, value_target), strict=True)
+        _typed(builder, arrange(builder, source.laid, target), spec.dtype) for source, target in zip(chosen, targets, strict=True)
     )
     scale = spec.scale * chosen[0].factor * chosen[1].factor
-    query = _scaled_query(builder, query, spec, axes)
-    if scale == 0.0:
-        query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
-    if rows.zero_query is not None:
-        query = apply_rows(builder, query, axes.h, rows.zero_query, True, axes)
-    inputs = [query, key, value]
+    inputs: list[ir.Value | None] = [_prepared_query(builder, query, spec, rows, scale, axes), key, value]
     if rows.bias is not None:
-        inputs += [None, None, bias.full(rows.bias)]  # pyright: ignore[reportArgumentType]
-    attributes: dict[str, int | float] = {"num_heads": axes.num_heads, "scale": scale or 1.0}
-    if spec.causal:
-        attributes["unidirectional"] = 1
+        inputs += [None, None, bias.full(rows.bias)]
     fused = builder.node(
         OP,
         inputs,
-        attributes,
+        {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if causal else {})},
         domain=DOMAIN,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
+    result = Laid(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
+    end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
+    final = _typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
+    names = axes.names()
+    layouts = Layouts(
+        *(einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)), einops(result, end.axes, names)
+    )
     node = fused.producer()
     assert node is not None
-    result, value_factor = fused, chosen[2].factor
+    return Emitted(end.value, final, node, layouts, _form(causal, rows.bias), scale)
+
+
+def is_causal_attribute(meaning: Meaning, axes: Axes4) -> bool:
+    """Whether the operator's causal attribute says what the mask says.
+
+    Its kernels align the triangle differently where there are more keys than queries, so both must be proven equal in number.
+    """
+    causal = meaning.only_causal
+    return causal is not None and causal.offset == 0 and length(axes.i) == length(axes.j)
+
+
+def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
+    query = _scaled_query(builder, query, spec, axes)
+    if scale == 0.0:
+        query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
+    if rows.zero_query is not None:
+        query = apply_rows(builder, query, axes.h, rows.zero_query, True, axes)
+    return query
+
+
+def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
     for test, where in rows.zero_output:
         result = apply_rows(builder, result, axes.v, test, where, axes)
-    if value_factor != 1.0:
-        result = builder.elementwise("Mul", [result, builder.scalar(value_factor, spec.dtype)], spec.dtype)
-    laid = Laid(result, (axes.b, axes.i, (*axes.n, *axes.v)))
-    place_of = _cheapest_output(spec.output, laid)
-    final = _typed(builder, arrange(builder, laid, place_of.axes), spec.output_dtype or spec.dtype)
-    layouts = Layouts(
-        einops(chosen[0].laid, query_target, names),
-        einops(chosen[1].laid, key_target, names),
-        einops(chosen[2].laid, value_target, names),
-        einops(laid, place_of.axes, names),
-    )
-    return Emitted(place_of.value, final, node, layouts, _shown(spec, rows.bias), scale)
+    if factor != 1.0:
+        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
+    return result
 
 
-def _key_value_targets(spec: AttentionSpec, axes: Axes4) -> tuple[Axes, Axes]:
+def _key_value_targets(spec: AttentionSpec, axes: Axes4, causal: bool) -> tuple[Axes, Axes]:
     """Keys and values as (b, t, n·h), or as (b, n, t, h) where that is how they lie and both have the same head size."""
     flat: tuple[Axes, Axes] = (axes.b, axes.j, (*axes.n, *axes.h)), (axes.b, axes.j, (*axes.n, *axes.v))
     split: tuple[Axes, Axes] = (axes.b, axes.n, axes.j, axes.h), (axes.b, axes.n, axes.j, axes.v)
-    if length(axes.h) != length(axes.v) or spec.causal:
+    if length(axes.h) != length(axes.v) or causal:
         return flat
     prices = [
         sum(cost(_cheapest(operand, target).laid, target) for operand, target in zip((spec.key, spec.value), pair, strict=True))
@@ -109,10 +119,6 @@ def _key_value_targets(spec: AttentionSpec, axes: Axes4) -> tuple[Axes, Axes]:
 def _cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
     """The source that costs least to bring into the target layout; of equals the one furthest up, so that views die."""
     return min(reversed(operand), key=lambda source: cost(source.laid, target))
-
-
-def _cheapest_output(readings: tuple[Laid, ...], result: Laid) -> Laid:
-    return min(reversed(readings), key=lambda laid: cost(result, laid.axes))
 
 
 def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -146,10 +152,8 @@ def _scaled_query(builder: Builder, query: ir.Value, spec: AttentionSpec, axes: 
     return query
 
 
-def _shown(spec: AttentionSpec, bias: Laid | None) -> str:
+def _form(causal: bool, bias: Laid | None) -> str:
+    """The form in which the mask is handed over."""
     if bias is None:
-        return "causal" if spec.causal else "none"
-    letters = [letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True)]
-    return f"{'causal + ' if spec.causal else ''}bias {' '.join(letters)}"
-
-
+        return "unidirectional" if causal else "none"
+    return f"attention_bias {' '.join(letter if axis else '1' for letter, axis in zip('bnst', bias.axes, strict=True))}"

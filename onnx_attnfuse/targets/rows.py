@@ -1,7 +1,8 @@
 """Rows that see no key: what the source makes of them, kept beside the fused operator.
 
-Three cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights gives 0
-there, and a float16 source whose mask is finite gives the plain mean of the values, which no kernel that adds in float32 does.
+Three cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights
+gives 0 there, and a float16 source whose mask is finite gives the plain mean of the values, which no kernel that adds in
+float32 does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from onnx_attnfuse.axes.arrange import arrange
 from onnx_attnfuse.axes.factors import Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.masks.bounds import FORBIDS, Bounds
+from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.meaning import FORBIDS, Meaning
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select
 from onnx_attnfuse.targets.bias import ABSORBING
@@ -36,18 +38,21 @@ class Rows:
     """Rows of the result that become 0 where the test has this truth value."""
 
 
-def read_rows(spec: AttentionSpec, compact: Laid | None, builder: Builder, bounds: Bounds) -> Rows:
+def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, builder: Builder, bounds: Bounds) -> Rows:
     """Decides what rows without a legal key need, and emits the tests for it.
 
     Raises:
         Refused: The source gives such rows something that cannot be expressed.
     """
+    rows = Rows(compact)
+    if meaning.rows_alive and all(rule.condition is None for rule in spec.row_rules):
+        return rows
     lowest = bounds.lowest(spec.mask)
     _check_fills(spec.mask, bounds)
-    rows = Rows(compact)
     for rule in spec.row_rules:
         if rule.condition is not None:
-            rows = dataclasses.replace(rows, zero_output=(*rows.zero_output, _kept_rows(rule, rule.condition, spec, builder, bounds)))
+            kept = _kept_rows(rule, rule.condition, spec, builder, bounds)
+            rows = dataclasses.replace(rows, zero_output=(*rows.zero_output, kept))
         elif compact is not None and lowest <= (_LOWEST if rule.lowest_counts else -math.inf):
             rows = _zero_dead_rows(rows, compact, rule.lowest_counts, builder)
     if not spec.row_rules and compact is not None and spec.dtype == ir.DataType.FLOAT16 and lowest <= FORBIDS:

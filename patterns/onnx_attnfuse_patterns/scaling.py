@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse import Facts, steps, score_step
+from onnx_attnfuse import Facts, score_step, steps
 
 
 @score_step("Mul")

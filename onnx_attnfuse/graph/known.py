@@ -1,0 +1,62 @@
+"""What may be known of a value, and the little that a rule may ask and note while more is being found out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.sizes import Dim, Size
+
+Dims: TypeAlias = tuple[Dim, ...]
+"""The length of each axis."""
+Scalar: TypeAlias = int | float | bool | Size | None
+"""One element of a small tensor; None where it is unknown."""
+Content: TypeAlias = Scalar | tuple[Scalar, ...]
+"""The elements of a tensor of rank 0 or 1."""
+
+
+class Known(Protocol):
+    """The facts as rules see them: answers for the inputs of a node, and a place to note what its operator implies."""
+
+    def dims(self, value: ir.Value) -> Dims | None:
+        """The axis lengths of `value`, or None if its rank is unknown."""
+        ...
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """The element type of `value`, or None."""
+        ...
+
+    def content(self, value: ir.Value) -> Content:
+        """The elements of a small tensor, or None if nothing is known of them."""
+        ...
+
+    def fresh(self, value: ir.Value, axis: int) -> Size:
+        """A symbol for the unknown length of one axis."""
+        ...
+
+    def meet(self, left: Dim, right: Dim) -> None:
+        """Notes that two lengths have to agree at run time."""
+        ...
+
+
+def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None) -> Dims | None:
+    """The shape of an element-wise result.
+
+    Two different symbols are taken to be equal at run time, as exporters mean them, which `facts` then remember; a number wins
+    over a symbol, the first operand's symbol over the second's.
+    """
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) != len(shapes) or not known:
+        return None
+    rank = max(map(len, known))
+    result: list[Dim] = [1] * rank
+    for shape in known:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            current = result[axis]
+            if facts is not None:
+                facts.meet(current, dim)
+            if (isinstance(current, int) and current == 1) or (isinstance(dim, int) and dim != 1):
+                result[axis] = dim
+    return tuple(result)

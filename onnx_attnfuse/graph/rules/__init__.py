@@ -1,0 +1,21 @@
+"""What operators do to shapes, contents and element types: one table per kind, one rule per kind of operator.
+
+A shape rule gets a node and what is known of its inputs, and returns a shape per output, None for a shape it cannot tell. Axis
+lengths that it does not know are fresh symbols, so that at least the rank is told.
+"""
+
+from __future__ import annotations
+
+from onnx_attnfuse.graph.rules.contents import CONTENTS
+from onnx_attnfuse.graph.rules.dtypes import infer_dtype
+from onnx_attnfuse.graph.rules.elementwise import ELEMENTWISE
+from onnx_attnfuse.graph.rules.makers import MAKERS
+from onnx_attnfuse.graph.rules.products import PRODUCTS
+from onnx_attnfuse.graph.rules.reading import ShapeRule
+from onnx_attnfuse.graph.rules.selections import SELECTIONS
+from onnx_attnfuse.graph.rules.views import VIEWS
+
+__all__ = ["CONTENTS", "SHAPES", "infer_dtype"]
+
+SHAPES: dict[str, ShapeRule] = ELEMENTWISE | MAKERS | PRODUCTS | SELECTIONS | VIEWS
+"""The rule of each operator whose result has a shape that can be told."""

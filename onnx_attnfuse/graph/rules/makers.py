@@ -1,0 +1,42 @@
+"""Shapes of operators whose result has a shape of its own: made from sizes, or the size of something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.known import Dims, Known
+from onnx_attnfuse.graph.rules.reading import ShapeRule, input_content, input_dims, requested_dims
+from onnx_attnfuse.graph.sizes import Size
+
+
+def _shape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    if dims is None:
+        return [(facts.fresh(node.outputs[0], 0),)]
+    return [(len(dims[slice(attribute(node, "start", 0), attribute(node, "end"))]),)]
+
+
+def _size(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    return [()]
+
+
+def _range(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    start, limit, delta = (input_content(node, index, facts) for index in range(3))
+    if isinstance(start, (int, Size)) and isinstance(limit, (int, Size)) and delta == 1:
+        return [(limit - start,)]
+    return [(facts.fresh(node.outputs[0], 0),)]
+
+
+def _constant_of_shape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    return [requested_dims(node, 0, facts)]
+
+
+MAKERS: dict[str, ShapeRule] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Range": _range,
+    "Shape": _shape,
+    "Size": _size,
+}

@@ -1,0 +1,127 @@
+"""Shapes of products, convolutions and fused attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.known import Dims, Known, broadcast
+from onnx_attnfuse.graph.rules.reading import ShapeRule, einsum_terms, input_dims, rules
+from onnx_attnfuse.graph.sizes import Dim
+
+
+def _matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    left, right = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if not left or not right:
+        return [None]
+    if attribute(node, "transA"):
+        left = (*left[:-2], left[-1], left[-2])
+    if attribute(node, "transB"):
+        right = (*right[:-2], right[-1], right[-2])
+    if len(left) == 1 or len(right) == 1:
+        return [(*left[:-1], *right[:-2], *(right[-1:] if len(right) > 1 else ()))]
+    facts.meet(left[-1], right[-2])
+    leading = broadcast([left[:-2], right[:-2]], facts)
+    return [None if leading is None else (*leading, left[-2], right[-1])]
+
+
+def _gemm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    left, right = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if left is None or right is None or len(left) != 2 or len(right) != 2:
+        return [None]
+    return [(left[1 if attribute(node, "transA", 0) else 0], right[0 if attribute(node, "transB", 0) else 1])]
+
+
+def _einsum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    terms = einsum_terms(node)
+    if terms is None:
+        return [None]
+    lengths: dict[str, Dim] = {}
+    for index, term in enumerate(terms[0]):
+        dims = input_dims(node, index, facts)
+        for letter, dim in zip(term, dims or (), strict=False):
+            facts.meet(lengths.get(letter, dim), dim)
+            if letter not in lengths or lengths[letter] == 1:
+                lengths[letter] = dim
+    return [tuple(lengths.get(letter, facts.fresh(node.outputs[0], axis)) for axis, letter in enumerate(terms[1]))]
+
+
+def _conv(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data, weight = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    output = node.outputs[0]
+    if data is None:
+        return [None]
+    if weight is None:
+        return [(data[0], *(facts.fresh(output, axis) for axis in range(1, len(data))))]
+    if attribute(node, "auto_pad", "NOTSET") != "NOTSET":
+        return [(data[0], weight[0], *(facts.fresh(output, axis) for axis in range(2, len(data))))]
+    return [(data[0], weight[0], *_positions(node, data[2:], weight[2:]))]
+
+
+def _positions(node: ir.Node, data: Dims, kernel: Dims) -> list[Dim]:
+    """The number of places a kernel of lengths `kernel` is put at, along each spatial axis."""
+    count = len(data)
+    strides: list[int] = attribute(node, "strides", [1] * count)
+    dilations: list[int] = attribute(node, "dilations", [1] * count)
+    pads: list[int] = attribute(node, "pads", [0] * 2 * count)
+    reach = [(length - 1) * dilation for length, dilation in zip(kernel, dilations, strict=True)]
+    free = [data[axis] + (pads[axis] + pads[axis + count] - 1) - reach[axis] for axis in range(count)]
+    return [sizes.floor_quotient(length, stride) + 1 for length, stride in zip(free, strides, strict=True)]
+
+
+def _conv_transpose(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data, weight = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if data is None:
+        return [None]
+    output = node.outputs[0]
+    channels = facts.fresh(output, 1) if weight is None else weight[1] * attribute(node, "group", 1)
+    return [(data[0], channels, *(facts.fresh(output, axis) for axis in range(2, len(data))))]
+
+
+def _spatial(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data = input_dims(node, 0, facts)
+    if data is None:
+        return [None]
+    return [tuple(facts.fresh(node.outputs[0], axis) if axis > 1 else dim for axis, dim in enumerate(data))]
+
+
+def _between_channels_and_space(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data = input_dims(node, 0, facts)
+    if data is None:
+        return [None]
+    return [(data[0], *(facts.fresh(node.outputs[0], axis) for axis in range(1, len(data))))]
+
+
+def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
+    if query is None or input_dims(node, 1, facts) is None or value is None:
+        return []
+    if len(query) == 4:
+        return [(*query[:3], value[-1])]
+    heads: Any = attribute(node, "q_num_heads", 1)
+    each = sizes.exact_quotient(value[-1], attribute(node, "kv_num_heads", 1))
+    return [(*query[:2], facts.fresh(node.outputs[0], 2) if each is None else each * heads)]
+
+
+def _contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
+    if query is None or value is None or len(query) != 3:
+        return []
+    return [(*query[:2], value[-1] if len(value) == 3 and node.op_type == "MultiHeadAttention" else query[-1])]
+
+
+PRODUCTS: dict[str, ShapeRule] = {
+    **rules("MatMul FusedMatMul", _matmul),
+    **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _spatial),
+    **rules("DepthToSpace SpaceToDepth", _between_channels_and_space),
+    **rules("MultiHeadAttention GroupQueryAttention", _contrib_attention),
+    "Attention": _attention,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "Einsum": _einsum,
+    "Gemm": _gemm,
+}

@@ -1,0 +1,139 @@
+"""What a node's inputs and attributes say, in whichever of an operator's versions it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.known import Content, Dims, Known
+from onnx_attnfuse.graph.sizes import Dim, Size
+
+ShapeRule: TypeAlias = Callable[[ir.Node, Known], Sequence[Dims | None]]
+"""The shape of each output, None where it cannot be told; outputs that are left out at the end cannot either."""
+
+_LAST = 1 << 40
+"""A Slice end at least this large means the end of the axis."""
+
+
+def rules(names: str, rule: ShapeRule) -> dict[str, ShapeRule]:
+    """The same rule for several operators."""
+    return dict.fromkeys(names.split(), rule)
+
+
+def given(node: ir.Node, index: int) -> ir.Value | None:
+    """An input, or None if it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def input_dims(node: ir.Node, index: int, facts: Known) -> Dims | None:
+    """The shape of an input, or None if it is unknown or left out."""
+    value = given(node, index)
+    return None if value is None else facts.dims(value)
+
+
+def input_content(node: ir.Node, index: int, facts: Known) -> Content:
+    """The content of an input, or None if it is unknown or left out."""
+    value = given(node, index)
+    return None if value is None else facts.content(value)
+
+
+def fresh_dims(value: ir.Value, rank: int, facts: Known) -> Dims:
+    """A shape of which only the rank is known."""
+    return tuple(facts.fresh(value, axis) for axis in range(rank))
+
+
+def requested_dims(node: ir.Node, index: int, facts: Known) -> Dims | None:
+    """The shape that an input asks for; lengths it does not tell are fresh symbols of the output. None if not even the rank is known."""
+    content = input_content(node, index, facts)
+    output = node.outputs[0]
+    if isinstance(content, tuple):
+        return tuple(item if isinstance(item, (int, Size)) else facts.fresh(output, axis) for axis, item in enumerate(content))
+    length = input_dims(node, index, facts)
+    return fresh_dims(output, length[0], facts) if length and isinstance(length[0], int) else None
+
+
+def int_list(node: ir.Node, index: int, name: str, facts: Known) -> tuple[Dim, ...] | None:
+    """A list of integers that newer opsets take as an input and older ones as an attribute; None if absent or unknown."""
+    value = given(node, index)
+    if value is None:
+        found: Any = attribute(node, name)
+        return None if found is None else tuple(cast("list[int]", found)) if isinstance(found, list) else (found,)
+    content = facts.content(value)
+    items = content if isinstance(content, tuple) else (content,)
+    known = tuple(item for item in items if isinstance(item, (int, Size)))
+    return known if len(known) == len(items) else None
+
+
+def axes_of(node: ir.Node, index: int, rank: int, facts: Known) -> list[int] | None:
+    """The `axes` input or attribute, made non-negative."""
+    found = int_list(node, index, "axes", facts)
+    if found is None or not all(isinstance(axis, int) for axis in found):
+        return None
+    return sorted(axis % rank for axis in found if isinstance(axis, int)) if rank else []
+
+
+def slice_bounds(node: ir.Node, rank: int, facts: Known) -> dict[int, tuple[Dim, Dim, int]] | None:
+    """`{axis: (start, end, step)}` of a Slice as written, or None if any part is unknown."""
+    starts, ends = int_list(node, 1, "starts", facts), int_list(node, 2, "ends", facts)
+    axes, steps = int_list(node, 3, "axes", facts), int_list(node, 4, "steps", facts)
+    if starts is None or ends is None or (axes is None and given(node, 3) is not None):
+        return None
+    if steps is None and given(node, 4) is not None:
+        return None
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = (1,) * len(starts) if steps is None else steps
+    bounds: dict[int, tuple[Dim, Dim, int]] = {}
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if not isinstance(axis, int) or not isinstance(step, int):
+            return None
+        bounds[axis % rank] = (start, end, step)
+    return bounds
+
+
+def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
+    """The length of `[start:end:step]` of an axis of length `dim`, or None if the symbols do not settle it."""
+    if step != 1:
+        if not isinstance(dim, int) or not isinstance(start, int) or not isinstance(end, int):
+            return None
+        return len(range(dim)[slice(start, None if abs(end) >= _LAST else end, step)])
+    if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int):
+        return len(range(dim)[start:end])
+    low = start + dim if isinstance(start, int) and start < 0 else start
+    if isinstance(end, int) and end >= _LAST:
+        return dim - low if low != 0 else dim
+    high = end + dim if isinstance(end, int) and end < 0 else end
+    if high == dim or low == 0:
+        return high - low if high == dim else sizes.minimum(high, dim) if isinstance(high, int) or isinstance(dim, Size) else high
+    return None
+
+
+def split_lengths(node: ir.Node, facts: Known) -> list[Dim] | None:
+    """The lengths of a Split's parts along its axis."""
+    dims = input_dims(node, 0, facts)
+    lengths = int_list(node, 1, "split", facts)
+    if lengths is not None:
+        return list(lengths)
+    if dims is None or given(node, 1) is not None:
+        return None
+    count = len(node.outputs)
+    length = dims[attribute(node, "axis", 0) % len(dims)]
+    each = sizes.exact_quotient(length, count)
+    if each is not None:
+        return [each] * count
+    if not isinstance(length, int):
+        return None
+    chunk = -(-length // count)
+    return [*[chunk] * (count - 1), length - chunk * (count - 1)]
+
+
+def einsum_terms(node: ir.Node) -> tuple[list[str], str] | None:
+    """An Einsum's operand and result subscripts, or None if it has an ellipsis or no explicit result."""
+    equation = str(attribute(node, "equation", "")).replace(" ", "")
+    if "->" not in equation or "." in equation:
+        return None
+    left, right = equation.split("->")
+    return left.split(","), right

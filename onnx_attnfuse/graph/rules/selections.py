@@ -1,0 +1,139 @@
+"""Shapes of operators that join tensors, cut them up or pick from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.known import Dims, Known
+from onnx_attnfuse.graph.rules.reading import (
+    ShapeRule,
+    fresh_dims,
+    given,
+    input_dims,
+    int_list,
+    rules,
+    slice_bounds,
+    slice_length,
+    split_lengths,
+)
+from onnx_attnfuse.graph.sizes import Dim
+
+
+def _concat(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    parts = [input_dims(node, index, facts) for index in range(len(node.inputs))]
+    known = next((part for part in parts if part is not None), None)
+    if not known:
+        return [None]
+    joined: int = attribute(node, "axis", 0) % len(known)
+    total: Dim | None = 0
+    for part in parts:
+        for axis, (one, other) in enumerate(zip(known, part or (), strict=False)):
+            if axis != joined:
+                facts.meet(one, other)
+        total = total + part[joined] if total is not None and part is not None and len(part) == len(known) else None
+    if total is None:
+        total = facts.fresh(node.outputs[0], joined)
+    return [_with_length(known, joined, total)]
+
+
+def _split(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    if dims is None:
+        return []
+    axis: int = attribute(node, "axis", 0) % len(dims)
+    lengths = split_lengths(node, facts) or [facts.fresh(output, axis) for output in node.outputs]
+    return [_with_length(dims, axis, lengths[index]) for index in range(len(node.outputs))]
+
+
+def _slice(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    if dims is None:
+        return [None]
+    bounds = slice_bounds(node, len(dims), facts)
+    output = node.outputs[0]
+    if bounds is None:
+        axes = int_list(node, 3, "axes", facts)
+        touched = {axis % len(dims) for axis in axes if isinstance(axis, int)} if axes is not None else set(range(len(dims)))
+        return [tuple(facts.fresh(output, axis) if axis in touched else dim for axis, dim in enumerate(dims))]
+    result: list[Dim] = []
+    for axis, dim in enumerate(dims):
+        length = slice_length(dim, *bounds[axis]) if axis in bounds else dim
+        result.append(facts.fresh(output, axis) if length is None else length)
+    return [tuple(result)]
+
+
+def _gather(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data, indices = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if data is None or indices is None:
+        return [None]
+    axis: int = attribute(node, "axis", 0) % len(data)
+    return [(*data[:axis], *indices, *data[axis + 1 :])]
+
+
+def _gather_nd(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    data, indices = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if data is None or indices is None or not isinstance(indices[-1], int):
+        return [None]
+    return [(*indices[:-1], *data[indices[-1] + attribute(node, "batch_dims", 0) :])]
+
+
+def _gather_elements(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    return [input_dims(node, 1, facts)]
+
+
+def _top_k(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    if dims is None:
+        return []
+    axis: int = attribute(node, "axis", -1) % len(dims)
+    return [_with_length(dims, axis, facts.fresh(output, axis)) for output in node.outputs]
+
+
+def _non_zero(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    output = node.outputs[0]
+    return [(len(dims) if dims is not None else facts.fresh(output, 0), facts.fresh(output, 1))]
+
+
+def _same_rank(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    return [None if dims is None else fresh_dims(output, len(dims), facts) for output in node.outputs]
+
+
+def _compress(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    output = node.outputs[0]
+    axis: int | None = attribute(node, "axis")
+    if axis is None:
+        return [fresh_dims(output, 1, facts)]
+    return [None if dims is None else _with_length(dims, axis % len(dims), facts.fresh(output, axis % len(dims)))]
+
+
+def _pad(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    pads = int_list(node, 1, "pads", facts)
+    if dims is None or pads is None or len(pads) != 2 * len(dims) or given(node, 3) is not None:
+        return _same_rank(node, facts)
+    return [tuple(dim + pads[axis] + pads[axis + len(dims)] for axis, dim in enumerate(dims))]
+
+
+def _with_length(dims: Dims, axis: int, length: Dim) -> Dims:
+    return (*dims[:axis], length, *dims[axis + 1 :])
+
+
+SELECTIONS: dict[str, ShapeRule] = {
+    **rules("Resize Upsample", _same_rank),
+    "Compress": _compress,
+    "Concat": _concat,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "NonZero": _non_zero,
+    "Pad": _pad,
+    "Slice": _slice,
+    "Split": _split,
+    "TopK": _top_k,
+}

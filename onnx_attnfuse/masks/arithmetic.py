@@ -1,0 +1,217 @@
+"""What element-wise operators make of mask expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.masks.expression import (
+    FALSE,
+    And,
+    Apply,
+    Choice,
+    Compare,
+    Element,
+    Expression,
+    Linear,
+    NonZero,
+    Not,
+    Number,
+    Or,
+    Truth,
+    at_most_zero,
+    choice,
+    combine,
+    conjunction,
+    constant,
+    disjunction,
+    is_zero,
+    negation,
+    scaled,
+    truth,
+)
+
+_BOOLEAN = (Truth, Compare, NonZero, Not, And, Or)
+_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+
+
+def apply(op: str, operands: Sequence[Expression], integer: bool) -> Expression | None:
+    """The result of an element-wise operator, or None where it stays an operator.
+
+    Args:
+        op: ONNX operator type.
+        operands: Its inputs at the index in question.
+        integer: Whether the result is no float.
+    """
+    if op == "Where":
+        return choice(truth(operands[0]), operands[1], operands[2])
+    if op in _LOGICAL:
+        return _LOGICAL[op](operands)
+    if op in _RELATIONS and len(operands) == 2:
+        return _relation(op, operands[0], operands[1])
+    if len(operands) == 1:
+        return _unary(op, operands[0])
+    if op in _NUMERIC and len(operands) == 2:
+        return _binary(op, operands[0], operands[1], integer)
+    return None
+
+
+def cast(inner: Expression, target: int) -> Expression:
+    """`inner` as another element type."""
+    if target == ir.DataType.BOOL:
+        return truth(inner)
+    if target in _FLOATS:
+        if isinstance(inner, _BOOLEAN):
+            return choice(inner, Number(1.0), Number(0.0))
+        if isinstance(inner, Linear) and not inner.terms and isinstance(inner.offset, int):
+            return Number(float(inner.offset))
+        if isinstance(inner, Choice):
+            return choice(inner.condition, cast(inner.chosen, target), cast(inner.other, target))
+        return inner
+    if isinstance(inner, _BOOLEAN):
+        return choice(inner, constant(1), constant(0))
+    if isinstance(inner, Number) and inner.value == int(inner.value):
+        return constant(int(inner.value))
+    return inner
+
+
+def zero_like(inner: Expression) -> Expression:
+    """Zero, or false, of the kind that `inner` is."""
+    if isinstance(inner, _BOOLEAN):
+        return FALSE
+    if isinstance(inner, Choice):
+        return zero_like(inner.chosen)
+    return constant(0) if isinstance(inner, Linear) else Number(0.0)
+
+
+def _exclusive(operands: Sequence[Expression]) -> Expression:
+    left, right = (truth(operand) for operand in operands)
+    return disjunction([conjunction([left, negation(right)]), conjunction([negation(left), right])])
+
+
+_LOGICAL: dict[str, Callable[[Sequence[Expression]], Expression]] = {
+    "And": lambda operands: conjunction(truth(operand) for operand in operands),
+    "BitwiseAnd": lambda operands: conjunction(truth(operand) for operand in operands),
+    "Not": lambda operands: negation(truth(operands[0])),
+    "Or": lambda operands: disjunction(truth(operand) for operand in operands),
+    "Xor": _exclusive,
+}
+_RELATIONS = frozenset(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"])
+_NUMERIC = frozenset(["Add", "Sub", "Mul", "Div", "Min", "Max", "Mod"])
+
+
+def _form(part: Expression) -> Linear | None:
+    """An integer expression as a linear form."""
+    if isinstance(part, Linear):
+        return part
+    if isinstance(part, Element):
+        return Linear(((part, 1),))
+    if isinstance(part, Number) and part.value == int(part.value) and abs(part.value) < 2**31:
+        return constant(int(part.value))
+    return None
+
+
+def _relation(op: str, left: Expression, right: Expression) -> Expression | None:
+    for first, second, flipped in ((left, right, False), (right, left, True)):
+        if isinstance(first, Choice):
+            chosen, other = (
+                _relation(op, *((second, part) if flipped else (part, second))) for part in (first.chosen, first.other)
+            )
+            if chosen is None or other is None:
+                return None
+            return disjunction([conjunction([first.condition, chosen]), conjunction([negation(first.condition), other])])
+    if op == "Equal" and isinstance(left, _BOOLEAN) and isinstance(right, _BOOLEAN):
+        return negation(_exclusive([left, right]))
+    if isinstance(left, Number) and isinstance(right, Number):
+        return Truth(_NUMBERS[op](left.value, right.value))
+    first, second = _form(left), _form(right)
+    if first is None or second is None:
+        return None
+    if op == "Equal":
+        return is_zero(combine(first, second, -1))
+    low, high = (first, second) if op.startswith("Less") else (second, first)
+    form = combine(low, high, -1)
+    return at_most_zero(form if op.endswith("Equal") else combine(form, constant(1)))
+
+
+_NUMBERS: dict[str, Callable[[float, float], bool]] = {
+    "Equal": lambda a, b: a == b,
+    "Greater": lambda a, b: a > b,
+    "GreaterOrEqual": lambda a, b: a >= b,
+    "Less": lambda a, b: a < b,
+    "LessOrEqual": lambda a, b: a <= b,
+}
+
+
+def _unary(op: str, part: Expression) -> Expression | None:
+    if op == "Neg":
+        return _binary("Mul", part, Number(-1.0), integer=False)
+    return None
+
+
+def _binary(op: str, left: Expression, right: Expression, integer: bool) -> Expression | None:
+    if isinstance(left, Number) and isinstance(right, Number):
+        return _numbers(op, left.value, right.value)
+    for first, second, flipped in ((left, right, False), (right, left, True)):
+        if isinstance(first, Choice) and isinstance(second, (Number, Linear)):
+            parts = [
+                _binary(op, *((second, part) if flipped else (part, second)), integer) for part in (first.chosen, first.other)
+            ]
+            if parts[0] is None or parts[1] is None:
+                return None
+            return choice(first.condition, parts[0], parts[1])
+    masked = _complement(op, left, right)
+    if masked is not None:
+        return masked
+    one, two = _form(left), _form(right)
+    if one is None or two is None or (not integer and not (isinstance(left, Linear) and isinstance(right, Linear))):
+        return _neutral(op, left, right)
+    if op in {"Add", "Sub"}:
+        return combine(one, two, 1 if op == "Add" else -1)
+    if op == "Mul" and not two.terms:
+        return scaled(one, two.offset)
+    if op == "Mul" and not one.terms:
+        return scaled(two, one.offset)
+    if op == "Div" and not one.terms and not two.terms and integer:
+        return constant(sizes.floor_quotient(one.offset, two.offset))
+    return _neutral(op, left, right)
+
+
+def _numbers(op: str, left: float, right: float) -> Expression | None:
+    if op == "Div":
+        return Number(left / right) if right else None
+    if op == "Mod":
+        return None
+    table: dict[str, Callable[[float, float], float]] = {
+        "Add": lambda a, b: a + b,
+        "Max": max,
+        "Min": min,
+        "Mul": lambda a, b: a * b,
+        "Sub": lambda a, b: a - b,
+    }
+    return Number(table[op](left, right))
+
+
+def _complement(op: str, left: Expression, right: Expression) -> Expression | None:
+    """`(1 - m) · fill` for a mask m of zeros and ones: 0 where m is set, fill where it is not."""
+    for first, second in ((left, right), (right, left)):
+        is_complement = isinstance(first, Apply) and first.op == "Complement"
+        if op == "Mul" and is_complement and isinstance(second, Number):
+            inner = first.arguments[0]
+            return choice(truth(inner), Number(0.0), second)
+    if op == "Sub" and left in {Number(1.0), constant(1)} and isinstance(right, Element):
+        return Apply("Complement", (right,))
+    return None
+
+
+def _neutral(op: str, left: Expression, right: Expression) -> Expression | None:
+    """Adding 0 and multiplying by 1."""
+    if op == "Add":
+        for first, second in ((left, right), (right, left)):
+            if first == Number(0.0):
+                return second
+    if op in {"Mul", "Div"} and right in {Number(1.0), constant(1)}:
+        return left
+    return None

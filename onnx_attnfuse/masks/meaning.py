@@ -1,0 +1,322 @@
+"""What a mask means: which keys a row may see, as a conjunction of known predicates, and what is added besides.
+
+The field's names: no_mask, causal, causal_bottom_right, sliding_window, padding, padding_causal, segments, arbitrary; biases: alibi,
+relative_position, computed. A meaning is for choosing a form and for telling; the mask itself stays in the `AttentionSpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from onnx_attnfuse.axes.factors import Axis, Factor, leaves, length
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.masks.expression import (
+    FALSE,
+    TRUE,
+    And,
+    Apply,
+    Choice,
+    Compare,
+    Element,
+    Expression,
+    Index,
+    Linear,
+    NonZero,
+    Not,
+    Number,
+    Or,
+    choice,
+    combine,
+    conjunction,
+    constant,
+    disjunction,
+    index,
+    least,
+    negation,
+    scaled,
+    truth,
+)
+from onnx_attnfuse.masks.reader import Reader
+from onnx_attnfuse.masks.wording import Wording
+from onnx_attnfuse.spec import AttentionSpec, Floor, Mask, Select, Term, Times, Total
+
+FORBIDS = -1e4
+"""A mask value this low forbids the key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A mask split into what it forbids and what it adds."""
+
+    allowed: Expression = TRUE
+    biases: tuple[Expression, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal:
+    """`j <= i + offset`."""
+
+    offset: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """`i <= j + reach`: keys further back than `reach` (plus the causal offset) are not seen."""
+
+    reach: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """A key is seen or not by all rows and heads of a batch entry alike, as data says."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """Rows see keys of their own segment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A predicate of no known kind."""
+
+    predicate: Expression
+
+
+Predicate = Causal | Window | Padding | Segments | Other
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """A mask understood."""
+
+    predicates: tuple[Predicate, ...]
+    biases: tuple[Expression, ...]
+    text: str
+    """The predicate and biases as a reader writes them."""
+    kind: str
+    """Names of the kinds, joined by ` + `."""
+    rows_alive: bool
+    """Every row certainly sees at least one key."""
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether nothing is masked and nothing added."""
+        return not self.predicates and not self.biases
+
+    @property
+    def only_causal(self) -> Causal | None:
+        """The causal predicate, if there is nothing else."""
+        alone = self.predicates[0] if len(self.predicates) == 1 and not self.biases else None
+        return alone if isinstance(alone, Causal) else None
+
+
+def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
+    """Reads the mask of `spec`."""
+    names = {factor: name for letter, axis in zip("ij", (spec.query_axis, spec.key_axis), strict=True) for factor, name in _named(letter, axis)}
+    heads = leaves(spec.heads)
+    batch = tuple(factor for factor in leaves(spec.batch_axis) if factor not in heads)
+    for letter, axis in (("b", batch), ("n", heads)):
+        names.update(_named(letter, axis))
+    wording = Wording(names)
+    parts = Parts() if spec.mask is None else _parts(spec.mask, reader)
+    row, column = position(spec.query_axis), position(spec.key_axis)
+    causal = [Causal(0)] if spec.causal else []
+    allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
+    predicates = (*causal, *(_predicate(part, row, column, heads) for part in allowed))
+    kinds = _kinds(predicates, spec) + [_bias_kind(bias, row, column, heads) for bias in parts.biases]
+    words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
+    words = (["j <= i"] if causal else []) + words
+    text = "; ".join(filter(None, [" and ".join(words), *(f"+ {wording.write(bias)}" for bias in parts.biases)]))
+    return Meaning(predicates, parts.biases, text, " + ".join(kinds) or "no_mask", _alive(predicates, spec))
+
+
+def position(axis: Axis) -> Linear:
+    """The position along an axis, as an index form over its factors."""
+    form = constant(0)
+    for factor in leaves(axis):
+        form = combine(scaled(form, factor.size), index(factor))
+    return form
+
+
+def _named(letter: str, axis: Axis) -> list[tuple[Factor, str]]:
+    parts = leaves(axis)
+    return [(part, letter if len(parts) == 1 else f"{letter}{count}") for count, part in enumerate(parts)]
+
+
+def _parts(mask: Mask, reader: Reader) -> Parts:
+    if isinstance(mask, Term):
+        return _split(_element(mask.laid, reader))
+    if isinstance(mask, Total):
+        left, right = _parts(mask.left, reader), _parts(mask.right, reader)
+        if mask.negative:
+            right = Parts(right.allowed, tuple(Apply("Neg", (bias,)) for bias in right.biases))
+        return _joined(left, right)
+    if isinstance(mask, Times):
+        inner = _parts(mask.mask, reader)
+        factor = Number(mask.factor) if isinstance(mask.factor, float) else _element(mask.factor, reader)
+        operator = "Div" if mask.divide else "Mul"
+        return Parts(inner.allowed, tuple(Apply(operator, (bias, factor)) for bias in inner.biases))
+    if isinstance(mask, Select):
+        kept = truth(_element(mask.condition, reader))
+        inner = Parts() if mask.mask is None else _parts(mask.mask, reader)
+        return Parts(conjunction([inner.allowed, kept if mask.keep_where else negation(kept)]), inner.biases)
+    assert isinstance(mask, Floor)
+    return _parts(mask.mask, reader)
+
+
+def _element(laid: Laid, reader: Reader) -> Expression:
+    return reader.element(laid.value, tuple(position(axis) for axis in laid.axes))
+
+
+def _joined(left: Parts, right: Parts) -> Parts:
+    return Parts(conjunction([left.allowed, right.allowed]), (*left.biases, *right.biases))
+
+
+def _split(part: Expression) -> Parts:
+    """What an added value forbids and what it adds where it does not."""
+    if isinstance(part, Linear) and not part.terms and isinstance(part.offset, int):
+        part = Number(float(part.offset))
+    if isinstance(part, Number):
+        if part.value <= FORBIDS or math.isnan(part.value):
+            return Parts(FALSE)
+        return Parts() if part.value == 0 else Parts(biases=(part,))
+    if isinstance(part, Apply) and part.op == "Add":
+        return _joined(*(_split(argument) for argument in part.arguments))
+    if isinstance(part, Choice):
+        chosen, other = _split(part.chosen), _split(part.other)
+        opposite = negation(part.condition)
+        allowed = chosen.allowed
+        if allowed != other.allowed:
+            allowed = disjunction([conjunction([part.condition, chosen.allowed]), conjunction([opposite, other.allowed])])
+        if chosen.allowed == FALSE or chosen.biases == other.biases:
+            return Parts(_simplified(allowed, opposite if chosen.allowed == FALSE else None, other.allowed), other.biases)
+        if other.allowed == FALSE:
+            return Parts(_simplified(allowed, part.condition, chosen.allowed), chosen.biases)
+        return Parts(allowed, (choice(part.condition, _total(chosen.biases), _total(other.biases)),))
+    return Parts(biases=(part,))
+
+
+def _simplified(allowed: Expression, needed: Expression | None, inner: Expression) -> Expression:
+    return allowed if needed is None else conjunction([needed, inner])
+
+
+def _total(biases: tuple[Expression, ...]) -> Expression:
+    total: Expression = Number(0.0)
+    for bias in biases:
+        total = bias if total == Number(0.0) else Apply("Add", (total, bias))
+    return total
+
+
+def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
+    used = _indices(part)
+    if used & _indices(column) and not used & (_indices(row) | set(heads)) and _elements(part):
+        return Padding(part)
+    if not isinstance(part, Compare):
+        return Other(part)
+    if part.equal:
+        return Segments() if _is_segments(part.form, row, column) else Other(part)
+    behind, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
+    if not behind.terms:
+        return Causal(behind.offset * -1)
+    if not ahead.terms:
+        return Window(ahead.offset * -1)
+    return Other(part)
+
+
+def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
+    atoms = [(atom, coefficient) for atom, coefficient in form.terms if isinstance(atom, Element)]
+    if len(atoms) != 2 or len(form.terms) != 2 or form.offset != 0:
+        return False
+    (first, one), (second, other) = atoms
+    ends = {str(first.at[-1:] == (row,)), str(second.at[-1:] == (row,))}
+    return first.value is second.value and one == other * -1 and len(ends) == 2 and (column in {*first.at, *second.at})
+
+
+def _kinds(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> list[str]:
+    kinds: list[str] = []
+    causal = next((item for item in predicates if isinstance(item, Causal)), None)
+    padding = any(isinstance(item, Padding) for item in predicates)
+    if any(isinstance(item, Window) for item in predicates):
+        kinds.append("sliding_window" if causal is not None else "two_sided_window")
+    if causal is not None:
+        bottom_right = causal.offset != 0 and causal.offset == length(spec.key_axis) - length(spec.query_axis)
+        name = "causal_bottom_right" if bottom_right else "causal" if causal.offset == 0 else "causal_shifted"
+        kinds.append(f"padding_{name}" if padding else name)
+    elif padding:
+        kinds.append("padding")
+    if any(isinstance(item, Segments) for item in predicates):
+        kinds.append("segments")
+    if any(isinstance(item, Other) for item in predicates):
+        kinds.append("arbitrary")
+    return kinds
+
+
+def _bias_kind(bias: Expression, row: Linear, column: Linear, heads: Axis) -> str:
+    """alibi: linear in positions; relative_position: a table over heads, rows and columns; table: a constant; else computed."""
+    elements = _elements(bias)
+    if not elements:
+        return "alibi" if _indices(bias) else "constant_bias"
+    if _indices(bias) <= {*_indices(row), *_indices(column), *heads}:
+        return "relative_position"
+    return "table" if all(is_constant(element.value) for element in elements) else "computed_bias"
+
+
+def _walk(part: Expression) -> Iterator[Index | Element]:
+    """Every index variable and read element, also inside the places where elements are read."""
+    if isinstance(part, Linear):
+        for atom, _ in part.terms:
+            yield atom
+            if isinstance(atom, Element):
+                yield from (inner for item in atom.at for inner in _walk(item))
+    elif isinstance(part, Element):
+        yield part
+        yield from (inner for item in part.at for inner in _walk(item))
+    else:
+        for inner in _inner(part):
+            yield from _walk(inner)
+
+
+def _inner(part: Expression) -> tuple[Expression, ...]:
+    if isinstance(part, NonZero):
+        return (part.element,)
+    if isinstance(part, Compare):
+        return (part.form,)
+    if isinstance(part, Not):
+        return (part.inner,)
+    if isinstance(part, Choice):
+        return part.condition, part.chosen, part.other
+    if isinstance(part, Apply):
+        return part.arguments
+    return part.parts if isinstance(part, (And, Or)) else ()
+
+
+def _indices(part: Expression) -> set[Factor]:
+    return {atom.factor for atom in _walk(part) if isinstance(atom, Index)}
+
+
+def _elements(part: Expression) -> list[Element]:
+    return [atom for atom in _walk(part) if isinstance(atom, Element)]
+
+
+def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
+    """Whether key `i + offset` (or key 0, without a window) is allowed in every row."""
+    causal = [item for item in predicates if isinstance(item, Causal)]
+    windows = [item for item in predicates if isinstance(item, Window)]
+    if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
+        return False
+    offset = causal[0].offset if causal else 0
+    if least(offset) < 0:
+        return False
+    if not windows:
+        return True
+    room = length(spec.key_axis) - length(spec.query_axis) - offset
+    return least(room) >= 0 and least(windows[0].reach + offset) >= 0
+
+

@@ -1,0 +1,380 @@
+"""Pulling one element of a mask: *what stands at index (b, n, i, j)*, one rule per operator.
+
+Views rewrite the index, element-wise operators build the expression, and what no rule knows becomes a read element of that value,
+remembered as the operator that stopped the reading. A pulled element is exact, not a guess: it holds for every index and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.shape_rules import axes_of, slice_bounds
+from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.masks import arithmetic
+from onnx_attnfuse.masks.tables import as_rule
+from onnx_attnfuse.masks.expression import (
+    Apply,
+    Element,
+    Expression,
+    Linear,
+    Number,
+    Truth,
+    at_most_zero,
+    choice,
+    combine,
+    constant,
+    divided,
+    scaled,
+)
+
+At: TypeAlias = "tuple[Expression, ...]"
+
+_TABLE = 4096
+_MATRIX = 1 << 24
+_DEEPEST = 400
+
+
+class Reader:
+    """Reads elements of values of one graph."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._known: dict[tuple[ir.Value, At], Expression] = {}
+        self.stopped_at: dict[ir.Value, ir.Node] = {}
+        """Values that could not be looked behind, with the operator that makes them."""
+
+    def element(self, value: ir.Value, at: At, depth: int = 0) -> Expression:
+        """The element of `value` at an index given as one integer expression per axis."""
+        key = (value, at)
+        known = self._known.get(key)
+        if known is None:
+            known = self._read(value, at, depth)
+            self._known[key] = known
+        return known
+
+    def _read(self, value: ir.Value, at: At, depth: int) -> Expression:
+        constant_element = self._constant(value, at)
+        if constant_element is not None:
+            return constant_element
+        node = value.producer()
+        if node is None or depth > _DEEPEST or is_constant(value):
+            return Element(value, at)
+        rule = _RULES.get(node.op_type) if node.domain in {"", "ai.onnx"} and not has_unknown_attribute(node) else None
+        found = None if rule is None else rule(self, node, at, depth + 1)
+        if found is None:
+            self.stopped_at[value] = node
+            return Element(value, at)
+        return found
+
+    def _constant(self, value: ir.Value, at: At) -> Expression | None:
+        content = self.facts.content(value) if not at else None
+        if isinstance(content, bool):
+            return Truth(content)
+        if isinstance(content, (int, Size)):
+            return constant(content)
+        number = self.facts.number(value)
+        if number is None:
+            return self._table(value, at)
+        return _literal(number, self.facts.dtype(value))
+
+    def _table(self, value: ir.Value, at: At) -> Expression | None:
+        """One entry of a small constant at a known index, or an entry of a small content vector."""
+        forms = [item for item in at if isinstance(item, Linear)]
+        places = [item.offset for item in forms if not item.terms and isinstance(item.offset, int)]
+        if len(forms) == len(at) == len(places) + 2:
+            return self._rule(value, forms)
+        if len(places) != len(at):
+            return None
+        content = self.facts.content(value)
+        if isinstance(content, tuple) and len(places) == 1 and -len(content) <= places[0] < len(content):
+            item = content[places[0]]
+            return constant(item) if isinstance(item, (int, Size)) and not isinstance(item, bool) else None
+        array = constant_array(value, limit=_TABLE)
+        return None if array is None else _literal(float(array[tuple(places)]), self.facts.dtype(value))
+
+    def _rule(self, value: ir.Value, at: Sequence[Linear]) -> Expression | None:
+        """A matrix in a constant table of truth values, if it writes out a rule."""
+        if self.facts.dtype(value) not in {ir.DataType.BOOL, ir.DataType.UINT8} or not is_constant(value):
+            return None
+        array = constant_array(value, limit=_MATRIX)
+        moving = [axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int)]
+        if array is None or len(moving) != 2:
+            return None
+        fixed = tuple(slice(None) if axis in moving else item.offset for axis, item in enumerate(at))
+        return as_rule(np.asarray(array[fixed], np.bool_), at[moving[0]], at[moving[1]])
+
+    def input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression:
+        """The element of an input at an index of its own."""
+        value = node.inputs[position]
+        assert value is not None
+        return self.element(value, at, depth)
+
+    def broadcast_input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression | None:
+        """The element of an input that broadcasts against the result, at an index of the result."""
+        value = node.inputs[position]
+        dims = None if value is None else self.facts.dims(value)
+        if value is None or dims is None or len(dims) > len(at):
+            return None
+        own = at[len(at) - len(dims) :]
+        return self.element(value, tuple(constant(0) if dim == 1 else item for dim, item in zip(dims, own, strict=True)), depth)
+
+    def input_dims(self, node: ir.Node, position: int) -> Sequence[Dim] | None:
+        """The shape of an input."""
+        value = node.inputs[position] if position < len(node.inputs) else None
+        return None if value is None else self.facts.dims(value)
+
+
+def _literal(number: float, dtype: ir.DataType | None) -> Expression:
+    if dtype == ir.DataType.BOOL:
+        return Truth(bool(number))
+    if dtype in {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8}:
+        return constant(int(number))
+    return Number(number)
+
+
+_Rule: TypeAlias = Callable[[Reader, ir.Node, At, int], "Expression | None"]
+
+
+def _elementwise(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    operands: list[Expression] = []
+    for position in range(len(node.inputs)):
+        operand = reader.broadcast_input(node, position, at, depth)
+        if operand is None:
+            return None
+        operands.append(operand)
+    integer = not _is_float(reader.facts.dtype(node.outputs[0]))
+    found = arithmetic.apply(node.op_type, operands, integer)
+    return Apply(node.op_type, tuple(operands)) if found is None else found
+
+
+def _is_float(dtype: ir.DataType | None) -> bool:
+    return dtype in {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+
+
+def _cast(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    inner = reader.input(node, 0, at, depth)
+    target = reader.facts.dtype(node.outputs[0])
+    return None if target is None else arithmetic.cast(inner, target)
+
+
+def _identity(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    return reader.input(node, 0, at, depth)
+
+
+def _transpose(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    perm = attribute(node, "perm") or [*range(len(at))][::-1]
+    inner: list[Expression] = [constant(0)] * len(at)
+    for position, axis in enumerate(perm):
+        inner[axis] = at[position]
+    return reader.input(node, 0, tuple(inner), depth)
+
+
+def _unsqueeze(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    axes = axes_of(node, 1, len(at), reader.facts)
+    if axes is None:
+        return None
+    return reader.input(node, 0, tuple(item for axis, item in enumerate(at) if axis not in axes), depth)
+
+
+def _squeeze(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims = reader.input_dims(node, 0)
+    if dims is None:
+        return None
+    given = len(node.inputs) > 1 or "axes" in node.attributes
+    axes = axes_of(node, 1, len(dims), reader.facts) if given else [axis for axis, dim in enumerate(dims) if dim == 1]
+    if axes is None or len(dims) - len(axes) != len(at):
+        return None
+    rest = iter(at)
+    return reader.input(node, 0, tuple(constant(0) if axis in axes else next(rest) for axis in range(len(dims))), depth)
+
+
+def _reshape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    old, new = reader.input_dims(node, 0), reader.facts.dims(node.outputs[0])
+    if old is None or new is None:
+        return None
+    inner = _regrouped(at, new, old)
+    return None if inner is None else reader.input(node, 0, inner, depth)
+
+
+def _regrouped(at: At, new: Sequence[Dim], old: Sequence[Dim]) -> At | None:
+    """The index in `old` of what stands at index `at` in `new`: axes of equal length first, the rest through a flat index."""
+    indices = [item for item, dim in zip(at, new, strict=True) if dim != 1]
+    lengths = [dim for dim in new if dim != 1]
+    wanted = [dim for dim in old if dim != 1]
+    front = 0
+    while front < min(len(lengths), len(wanted)) and lengths[front] == wanted[front]:
+        front += 1
+    back = 0
+    while back < min(len(lengths), len(wanted)) - front and lengths[-1 - back] == wanted[-1 - back]:
+        back += 1
+    middle = _through_flat(
+        indices[front : len(indices) - back], lengths[front : len(lengths) - back], wanted[front : len(wanted) - back]
+    )
+    if middle is None:
+        return None
+    found = iter([*indices[:front], *middle, *indices[len(indices) - back :]])
+    return tuple(constant(0) if dim == 1 else next(found) for dim in old)
+
+
+def _through_flat(indices: Sequence[Expression], lengths: Sequence[Dim], wanted: Sequence[Dim]) -> list[Expression] | None:
+    if not wanted:
+        return [] if not indices else None
+    flat = constant(0)
+    for item, size in zip(indices, lengths, strict=True):
+        if not isinstance(item, Linear):
+            return None
+        flat = combine(scaled(flat, size), item)
+    found: list[Expression] = []
+    for size in reversed(wanted[1:]):
+        parts = divided(flat, size)
+        if parts is None:
+            return None
+        flat, remainder = parts
+        found.append(remainder)
+    return [flat, *reversed(found)]
+
+
+def _expand(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    return reader.broadcast_input(node, 0, at, depth)
+
+
+def _slice(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims = reader.input_dims(node, 0)
+    found = None if dims is None else slice_bounds(node, len(dims), reader.facts)
+    if dims is None or found is None:
+        return None
+    inner = list(at)
+    for axis, (start, _, step) in found.items():
+        item = inner[axis]
+        if not isinstance(item, Linear) or step < 1:
+            return None
+        begin = dims[axis] + start if isinstance(start, int) and start < 0 else start
+        inner[axis] = combine(scaled(item, step), constant(begin))
+    return reader.input(node, 0, tuple(inner), depth)
+
+
+def _gather(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims, indices = reader.input_dims(node, 0), reader.input_dims(node, 1)
+    if dims is None or indices is None:
+        return None
+    axis = attribute(node, "axis", 0) % len(dims)
+    picked = reader.input(node, 1, at[axis : axis + len(indices)], depth)
+    place = _place(picked, dims[axis])
+    return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + len(indices) :]), depth)
+
+
+def _gather_elements(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims = reader.input_dims(node, 0)
+    if dims is None:
+        return None
+    axis = attribute(node, "axis", 0) % len(dims)
+    place = _place(reader.input(node, 1, at, depth), dims[axis])
+    return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + 1 :]), depth)
+
+
+def _gather_nd(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims, indices = reader.input_dims(node, 0), reader.input_dims(node, 1)
+    if dims is None or indices is None or attribute(node, "batch_dims", 0) or not isinstance(indices[-1], int):
+        return None
+    outer = len(indices) - 1
+    places: list[Expression] = []
+    for axis in range(indices[-1]):
+        place = _place(reader.input(node, 1, (*at[:outer], constant(axis)), depth), dims[axis])
+        if place is None:
+            return None
+        places.append(place)
+    return reader.input(node, 0, (*places, *at[outer:]), depth)
+
+
+def _place(picked: Expression, size: Dim) -> Linear | None:
+    """An index that is read or computed, as a form; a negative constant counts from the end."""
+    if isinstance(picked, Element):
+        return Linear(((picked, 1),))
+    if not isinstance(picked, Linear):
+        return None
+    if not picked.terms and isinstance(picked.offset, int) and picked.offset < 0:
+        return constant(size + picked.offset)
+    return picked
+
+
+def _concat(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    axis = attribute(node, "axis", 0) % len(at)
+    place = at[axis]
+    if not isinstance(place, Linear):
+        return None
+    start: Dim = 0
+    parts: list[tuple[Dim, Expression]] = []
+    for position in range(len(node.inputs)):
+        dims = reader.input_dims(node, position)
+        if dims is None:
+            return None
+        inner = combine(place, constant(start), -1)
+        if not inner.terms and isinstance(inner.offset, int) and isinstance(dims[axis], int) and not 0 <= inner.offset < dims[axis]:
+            start = start + dims[axis]
+            continue
+        start = start + dims[axis]
+        parts.append((start, reader.input(node, position, (*at[:axis], inner, *at[axis + 1 :]), depth)))
+    if not parts:
+        return None
+    result = parts[-1][1]
+    for end, part in reversed(parts[:-1]):
+        result = choice(at_most_zero(combine(combine(place, constant(end), -1), constant(1))), part, result)
+    return result
+
+
+def _range(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    start, step = reader.input(node, 0, (), depth), reader.input(node, 2, (), depth)
+    place = at[0]
+    if not isinstance(start, Linear) or not isinstance(step, Linear) or step.terms or not isinstance(place, Linear):
+        return None
+    return combine(start, scaled(place, step.offset))
+
+
+def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    shift = reader.input(node, 1, (), depth) if len(node.inputs) > 1 and node.inputs[1] is not None else constant(0)
+    row, column = at[-2:]
+    if not isinstance(shift, Linear) or not isinstance(row, Linear) or not isinstance(column, Linear):
+        return None
+    inner = reader.input(node, 0, at, depth)
+    beyond = combine(combine(column, row, -1), shift, -1)
+    upper = bool(attribute(node, "upper", 1))
+    kept = at_most_zero(scaled(beyond, -1)) if upper else at_most_zero(beyond)
+    return choice(kept, inner, arithmetic.zero_like(inner))
+
+
+def _constant_of_shape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    fill = attribute(node, "value")
+    return Number(0.0) if fill is None else _literal(float(np.asarray(fill.numpy()).flat[0]), fill.dtype)
+
+
+_ELEMENTWISE = (
+    "Add Sub Mul Div Mod Neg Abs Min Max Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Not Where Pow Log Floor Ceil Exp "
+    "Sqrt Reciprocal Sign BitwiseAnd BitwiseOr BitwiseNot"
+)
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Flatten": _reshape,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Identity": _identity,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze,
+}
