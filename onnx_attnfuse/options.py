@@ -22,10 +22,10 @@ class Options:
     ep: Literal["auto", "cpu", "cuda"] = "auto"
     """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
     verify: Literal["none", "sites", "model"] | None = None
-    """How rewrites are judged: each site cut out, the whole model too, or not at all. Default: `sites` where onnxruntime is installed."""
+    """Judging rewrites: each site cut out, the whole model too, or not at all. By default `sites` if onnxruntime is there."""
     keep_outputs: bool = False
     """Fuse sites whose attention weights are used elsewhere too, computing the weights beside the fused operator."""
     evidence: pathlib.Path | None = None
-    """Folder for the evidence of sites that differ; default: a new folder `attnfuse-evidence` in the working directory, made when needed."""
+    """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False)
     """Told about long work."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import leaves, length
+from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.build import Builder
@@ -26,7 +28,7 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import Report, SiteReport, Status, Verified
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.targets.emitted import Emitted, Workbench
 from onnx_attnfuse.targets.placing import place
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Run:
     def __init__(self, model: ir.Model, options: Options) -> None:
         self.model = model
         self.options = options
+        self.device = resolve(options.ep)
         self.judge = _judge(options)
         self.names = all_names(model)
         self.sites: list[SiteReport] = []
@@ -57,32 +60,33 @@ class Run:
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, scope.opset, self.names)
-            bounds, reader = Bounds(scope.facts), Reader(scope.facts)
+            bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.device)
             for candidate in candidates:
                 self.options.progress("fusing", done, total)
-                self.sites.append(self._site(candidate, scope, builder, bounds, reader))
+                self.sites.append(self._site(candidate, scope, bench))
                 done += 1
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         seconds = time.perf_counter() - start
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(self.notes), self.differing)
 
-    def _site(self, candidate: Candidate, scope: Scope, builder: Builder, bounds: Bounds, reader: Reader) -> SiteReport:
+    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
         found = _unfused(candidate, scope)
         spec = candidate.spec
         if spec is None:
             return found
-        meaning = understand(spec, reader)
+        meaning = understand(spec, bench.reader)
         found = dataclasses.replace(found, mask=meaning.kind)
         plan = make_plan(spec)
         if plan.target is None:
             return dataclasses.replace(found, reasons=plan.refusals)
+        builder = bench.builder
         builder.at(anchor_of(spec))
         try:
             check_shape_users(spec, builder)
-            emitted = plan.target.emit(spec, meaning, builder, bounds)
+            emitted = plan.target.emit(spec, meaning, bench)
             verified = self._verified(spec, emitted, scope)
         except Refused as refused:
             undo(builder)
@@ -162,7 +166,9 @@ def judging(options: Options) -> str:
     if options.verify not in {"none", "sites", "model"}:
         raise OptionError(f"verify is {options.verify!r}; choose none, sites or model")
     if options.verify != "none" and not available:
-        raise MissingDependencyError("verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none")
+        raise MissingDependencyError(
+            "verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none"
+        )
     return options.verify
 
 
@@ -175,7 +181,7 @@ class Result:
     report: Report
     _ir: ir.Model = dataclasses.field(repr=False)
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model; weights in other files stay there.
 
         Args:
@@ -226,4 +232,3 @@ class AttentionFusionPass(ir.passes.InPlacePass):
         """Fuses in place; `modified` tells whether anything was fused."""
         self.report = Run(model, self.options).go()
         return ir.passes.PassResult(model, modified=self.report.fused > 0)
-

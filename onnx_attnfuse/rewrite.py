@@ -31,7 +31,9 @@ def check_shape_users(spec: AttentionSpec, builder: Builder) -> None:
     for value in inner:
         for user, _ in value.uses():
             if user.op_type == "Shape" and not _known_elsewhere(value, set(inner), builder):
-                raise Refused("shape-used", f"the shape of the inner value '{value.name}' is used and not known elsewhere", user.name)
+                raise Refused(
+                    "shape-used", f"the shape of the inner value '{value.name}' is used and not known elsewhere", user.name
+                )
 
 
 def _known_elsewhere(value: ir.Value, inner: set[ir.Value], builder: Builder) -> bool:

@@ -4,14 +4,14 @@ An `AttentionSpec` is enough to compute the attention without its nodes:
 
     output[b, n, i, :] = softmax over j of (scale · q[b, n, i] · k[b, n, j] + mask[b, n, i, j])  @  v[b, n, j, :]
 
-All operands are values of the graph together with their axes (`axes.factors`), so that which axis is a head is data, not position.
+All operands are values of the graph together with their axes (`axes.factors`): which axis is a head is data, not position.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Union
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -71,7 +71,7 @@ class Floor:
     low: float
 
 
-Mask = Union[Term, Total, Times, Select, Floor]
+Mask: TypeAlias = Term | Total | Times | Select | Floor
 """Everything that happens to the scores besides scaling, as if the scores were zero."""
 
 

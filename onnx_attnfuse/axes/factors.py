@@ -1,8 +1,8 @@
 """Axes as ordered products of factors: the arithmetic under every layout.
 
-`x[b, s, n·h]` has three axes; the last is a product of two factors. Reshape regroups factors, Transpose permutes axes, Expand adds a
-factor that the source lacks, a slice of a packed axis fixes one. Factors are compared by identity: two axes share a factor if they
-run over the same index.
+`x[b, s, n·h]` has three axes; the last is a product of two factors. Reshape regroups factors, Transpose permutes axes, Expand
+adds a factor that the source lacks, a slice of a packed axis fixes one. Factors are compared by identity: two axes share a
+factor if they run over the same index.
 
 A factor that turns out to be a product itself is split in place, and everything that holds it sees the parts: so a view read late
 refines what was read before.

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, constant_array
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.shape_rules import axes_of, slice_bounds, split_lengths
+from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, split_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def downward(node: ir.Node, axes: Axes, facts: Facts) -> Laid | None:
 
 def _transpose(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     rank = len(laid.axes)
-    perm = attribute(node, "perm") or [*range(rank)][::-1]
+    perm: list[int] = attribute(node, "perm") or [*range(rank)][::-1]
     source: list[Axis] = [()] * rank
     for position, axis in enumerate(perm):
         source[axis] = laid.axes[position]
@@ -121,7 +121,7 @@ def _split(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     lengths = split_lengths(node, facts)
     if lengths is None or len(set(lengths)) != 1:
         return None
-    axis = attribute(node, "axis", 0) % len(laid.axes)
+    axis: int = attribute(node, "axis", 0) % len(laid.axes)
     fixed = Factor(len(lengths), laid.value.index())
     return _with_axis(laid.axes, axis, (fixed, *laid.axes[axis]))
 
@@ -150,9 +150,9 @@ def _gather(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     index = constant_array(node.inputs[1])
     if dims is None or index is None:
         return None
-    axis = attribute(node, "axis", 0) % len(dims)
+    axis: int = attribute(node, "axis", 0) % len(dims)
     total = dims[axis]
-    if not isinstance(total, int):
+    if not isinstance(total, int) or total == 0:
         return None
     if index.ndim == 0:
         return (*laid.axes[:axis], (Factor(total, int(index) % total),), *laid.axes[axis:])
@@ -161,7 +161,7 @@ def _gather(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     return None
 
 
-def _repeated(laid: Laid, axis: int, index: np.ndarray, total: int) -> Axes | None:
+def _repeated(laid: Laid, axis: int, index: Array, total: int) -> Axes | None:
     """A Gather that repeats every element, each in place or all in turn."""
     repeats = index.size // total
     if np.array_equal(index, np.repeat(np.arange(total), repeats)):
@@ -178,7 +178,7 @@ def _concat(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     if len(set(node.inputs)) != 1 or node.inputs[0] is None:
         return None
     dims = facts.dims(node.inputs[0])
-    axis = attribute(node, "axis", 0) % len(laid.axes)
+    axis: int = attribute(node, "axis", 0) % len(laid.axes)
     if dims is None:
         return None
     parts = regroup([laid.axes[axis]], [len(node.inputs), dims[axis]])
@@ -187,6 +187,17 @@ def _concat(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
 
 def _with_axis(axes: Axes, index: int, axis: Axis) -> Axes:
     return (*axes[:index], axis, *axes[index + 1 :])
+
+
+def _squeeze(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
+    """The axes that are dropped have length 1, whether that is known otherwise or not."""
+    assert node.inputs[0] is not None
+    rank = facts.rank(node.inputs[0])
+    dropped = None if rank is None else axes_of(node, 1, rank, facts)
+    if rank is None or not dropped or rank - len(dropped) != len(laid.axes):
+        return _regroup(node, laid, facts)
+    kept = iter(laid.axes)
+    return tuple(() if index in dropped else next(kept) for index in range(rank))
 
 
 def _unsqueeze(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
@@ -202,7 +213,7 @@ _UPWARD: dict[str, _Rule] = {
     "Flatten": _regroup,
     "Identity": _identity,
     "Reshape": _regroup,
-    "Squeeze": _regroup,
+    "Squeeze": _squeeze,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

@@ -6,18 +6,22 @@ Requests must come in graph order (`at`), so that a shared node stands before ev
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.sizes import Atom, Dim, Size
 
-_END = 1 << 62
+_ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
+"""The operators that compute atoms; what is not here is a quotient."""
 
 
 class Builder:
@@ -60,9 +64,20 @@ class Builder:
         dtype: ir.DataType | None = None,
         hint: str | None = None,
     ) -> ir.Value:
-        """The output of `op` on `inputs`, from a node that is there already if there is one; with a `hint` for its name a new one."""
+        """The output of `op` on `inputs`, from a node that is there already if there is one.
+
+        Args:
+            op: Operator type.
+            inputs: Its inputs, None for one that is left out.
+            attributes: Its attributes.
+            domain: Its domain.
+            dims: Shape of the output.
+            dtype: Element type of the output.
+            hint: Name of the node, made unique; with it the node is always a new one.
+        """
         attributes = attributes or {}
-        key = (op, domain, *inputs, *((name, _hashable(value)) for name, value in sorted(attributes.items())))
+        parameters = (_parameter(name, value) for name, value in sorted(attributes.items()))
+        key: tuple[Any, ...] = (op, domain, *inputs, *parameters)
         known = self._known.get(key)
         if hint is None and known is not None and known[0].graph is self.graph:
             return known[0]
@@ -71,7 +86,8 @@ class Builder:
         node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=1)
         output = node.outputs[0]
         output.name = self.name(f"{name}_output")
-        output.dtype = dtype
+        if dtype is not None:
+            output.dtype = dtype
         self.graph.insert_before(self._anchor, node)
         self.facts.record(output, dims, dtype)
         if dims is not None:
@@ -80,17 +96,17 @@ class Builder:
         self._known[key] = (output,)
         return output
 
-    def constant(self, array: np.ndarray | Sequence[int], hint: str = "attnfuse/constant") -> ir.Value:
+    def constant(self, array: Array | Sequence[int], hint: str = "attnfuse/constant") -> ir.Value:
         """A constant; equal ones are one."""
-        array = np.asarray(array, np.int64) if isinstance(array, (list, tuple)) else np.asarray(array)
-        key = ("constant", array.dtype.str, array.dtype.name, array.shape, array.tobytes())
+        content: Array = np.asarray(array, None if isinstance(array, np.ndarray) else np.int64)
+        key = ("constant", str(content.dtype), content.shape, content.tobytes())
         known = self._known.get(key)
         if known is not None and (known[0].producer() is None or known[0].graph is self.graph):
             return self._keep(known[0])
         name = self.name(hint)
-        tensor = ir.tensor(array, name=name)
+        tensor = ir.tensor(content, name=name)
         if isinstance(self.graph, ir.Graph):
-            value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(name=name, shape=ir.Shape(content.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
             self.graph.register_initializer(value)
         else:
             assert self._anchor is not None
@@ -99,7 +115,7 @@ class Builder:
             value.name = self.name(f"{name}_output")
             self.graph.insert_before(self._anchor, node)
             self.added.append(node)
-        self.facts.record(value, array.shape, tensor.dtype)
+        self.facts.record(value, content.shape, tensor.dtype)
         self._known[key] = (value,)
         return value
 
@@ -111,11 +127,11 @@ class Builder:
 
     def scalar(self, number: float, dtype: ir.DataType | None) -> ir.Value:
         """A rank-0 constant of element type `dtype` (float32 if unknown); what overflows it becomes its largest number."""
-        numpy_dtype = (dtype or ir.DataType.FLOAT).numpy()
-        if np.isfinite(number):
-            largest = float((dtype or ir.DataType.FLOAT).max) if hasattr(dtype, "max") else _largest(numpy_dtype)
+        element: np.dtype[Any] = (dtype or ir.DataType.FLOAT).numpy()
+        if np.isfinite(number) and element.kind not in "iub":
+            largest = float(cast("float", ml_dtypes.finfo(element).max))
             number = max(-largest, min(largest, number))
-        return self.constant(np.asarray(number).astype(numpy_dtype), "attnfuse/scalar")
+        return self.constant(np.asarray(number).astype(element), "attnfuse/scalar")
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """`value` as `dtype`."""
@@ -149,7 +165,7 @@ class Builder:
         dynamic = [axis for axis, item in enumerate(items) if isinstance(item, Size)]
         if len(dynamic) > 1:
             return self.shape(dims)
-        return self.constant([-1 if axis in dynamic else item for axis, item in enumerate(items) if isinstance(item, int) or axis in dynamic])  # pyright: ignore
+        return self.constant([item if isinstance(item, int) else -1 for item in items])
 
     def expand(self, value: ir.Value, dims: Sequence[Dim], where: Sequence[bool]) -> ir.Value:
         """`value` repeated to lengths `dims` along the axes that `where` marks."""
@@ -166,8 +182,6 @@ class Builder:
 
     def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Value:
         """An operator that broadcasts its inputs."""
-        from onnx_attnfuse.graph.facts import broadcast
-
         return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
 
     def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
@@ -182,8 +196,9 @@ class Builder:
 
     def shape(self, dims: Sequence[Dim]) -> ir.Value:
         """A vector of sizes, computed at run time where they are symbols."""
-        if all(isinstance(dim, int) for dim in dims):
-            return self.constant(list(dims))  # pyright: ignore[reportArgumentType]
+        numbers = [dim for dim in dims if isinstance(dim, int)]
+        if len(numbers) == len(dims):
+            return self.constant(numbers)
         parts: list[ir.Value] = []
         run: list[int] = []
         for dim in dims:
@@ -209,7 +224,7 @@ class Builder:
             result = self._integer("Mul", result, self._atom(atom))
         return result if dim.factor == 1 else self._integer("Mul", result, self.constant([dim.factor]))
 
-    def _atom(self, atom: sizes.Atom) -> ir.Value:
+    def _atom(self, atom: Atom) -> ir.Value:
         if atom.evaluate is None:
             value, axis = self.facts.origins[atom.key]
             if self.opset >= 15:
@@ -217,21 +232,13 @@ class Builder:
             whole = self.node("Shape", [value], dims=[self.facts.rank(value) or 0], dtype=ir.DataType.INT64)
             return self.slice(whole, 0, axis, axis + 1)
         parts = [self._size(part) for part in atom.parts]
-        operator = "Add" if atom.evaluate is sum else {"m": "Max" if atom.key.startswith("max") else "Min"}.get(atom.key[0], "Div")
-        result = parts[0]
-        for part in parts[1:]:
-            result = self._integer(operator, result, part)
-        return result
+        operator = _ARITHMETIC.get(atom.evaluate, "Div")
+        return functools.reduce(lambda left, right: self._integer(operator, left, right), parts)
 
     def _integer(self, op: str, left: ir.Value, right: ir.Value) -> ir.Value:
         return self.node(op, [left, right], dims=[1], dtype=ir.DataType.INT64)
 
 
-def _largest(dtype: np.dtype[Any]) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(dtype).max) if dtype.kind not in "iub" else float(np.iinfo(dtype).max)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _parameter(name: str, value: Any) -> tuple[str, Any]:
+    """An attribute as part of a key."""
+    return name, tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
+
+Array: TypeAlias = npt.NDArray[Any]
 
 _SMALL = 1 << 16
 
@@ -40,7 +43,7 @@ def is_constant(value: ir.Value | None) -> bool:
     return constant_tensor(value) is not None
 
 
-def constant_array(value: ir.Value | None, limit: int = _SMALL) -> np.ndarray | None:
+def constant_array(value: ir.Value | None, limit: int = _SMALL) -> Array | None:
     """The constant as an array, if it has at most `limit` elements; larger ones (weights) are not read from disk."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.size > limit:
@@ -53,7 +56,8 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     found = node.attributes.get(name)
     if found is None or found.is_ref():
         return default
-    return list(found.value) if isinstance(found.value, tuple) else found.value
+    content: Any = found.value
+    return list(cast("tuple[Any, ...]", content)) if isinstance(content, tuple) else content
 
 
 def has_unknown_attribute(node: ir.Node) -> bool:

@@ -10,6 +10,7 @@ import filecmp
 import os
 import pathlib
 import shutil
+from collections.abc import Iterable
 from typing import cast
 
 import onnx_ir as ir
@@ -21,11 +22,11 @@ from onnx_attnfuse.graph.tensors import external_tensors
 _MIN_MOVED_BYTES = 1024
 
 
-def bind(model: ir.Model, folder: pathlib.Path, where: str) -> None:
+def bind(tensors: Iterable[ir.ExternalTensor], folder: pathlib.Path, where: str) -> None:
     """Tell the external tensors of a model which folder it was read from, and check that their data is there.
 
     Args:
-        model: The model; its external tensors get their base directory.
+        tensors: The tensors; they get their base directory.
         folder: Folder of the model file.
         where: What to call the model in messages.
 
@@ -33,7 +34,7 @@ def bind(model: ir.Model, folder: pathlib.Path, where: str) -> None:
         ModelError: A data file is missing, too short, or outside of `folder`.
     """
     sizes: dict[str, int] = {}
-    for tensor in external_tensors(model):
+    for tensor in tensors:
         location = location_of(tensor)
         if location not in sizes:
             sizes[location] = _data_size(folder, location, where)

@@ -1,32 +1,27 @@
-"""What can be known of every value without running the graph: rank, sizes, element type, and the content of small integer tensors.
+"""What can be known of every value without running the graph: rank, sizes, element type, and the content of small tensors.
 
     facts = Facts(graph)
     facts.dims(value)       # (batch, seq, 12, 64), symbols where a size is dynamic, None where even the rank is unknown
     facts.content(value)    # the elements of a shape tensor: (batch, seq, 768)
 
 Exports often carry no shapes (TorchScript) or wrong ones after editing, and global shape inference stops at the first operator it
-cannot do. So each operator is read locally, one rule each (`shape_rules`, `content_rules`), in one pass over the nodes; what no
-rule knows falls back to the annotation, and then to a fresh symbol that remembers which axis of which value it stands for.
+cannot do. So each operator is read locally, one rule each (`graph.rules`), in one pass over the nodes; what no rule knows falls
+back to the annotation, and then to a fresh symbol that remembers which axis of which value it stands for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Union
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.known import Content, Dims
+from onnx_attnfuse.graph.rules import CONTENTS, SHAPES, infer_dtype
 from onnx_attnfuse.graph.sizes import Dim, Size
 
-Scalar = Union[int, float, bool, Size, None]
-"""One element of a small tensor; None where it is unknown."""
-Content = Union[Scalar, tuple[Scalar, ...]]
-"""A rank-0 or rank-1 tensor's elements."""
-Dims = tuple[Dim, ...]
-
+_DOMAINS = frozenset(["", "ai.onnx", "com.microsoft"])
 _MAX_CONTENT = 64
 _FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile Cast".split())
 
@@ -34,9 +29,7 @@ _FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile C
 class Facts:
     """Facts about the values of one graph and the graphs nested in it."""
 
-    def __init__(
-        self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = ()
-    ) -> None:
+    def __init__(self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = ()) -> None:
         """Reads a graph.
 
         Args:
@@ -99,8 +92,8 @@ class Facts:
             return self._filled(value.producer())
         if array.size == 0:
             return None
-        first = array.flat[0]
-        return float(first) if array.size == 1 or bool((array == first).all()) else None
+        first = array.reshape(-1)[:1]
+        return float(first[0]) if bool((array == first).all()) else None
 
     def _filled(self, node: ir.Node | None) -> float | None:
         """The number that a view of a number, or a ConstantOfShape, is filled with."""
@@ -126,7 +119,7 @@ class Facts:
 
     def meet(self, left: Dim, right: Dim) -> None:
         """Notes that two lengths have to agree at run time."""
-        if left == right or (isinstance(left, int) and (left == 1 or isinstance(right, int))) or (isinstance(right, int) and right == 1):
+        if left == right or 1 in {left, right} or (isinstance(left, int) and isinstance(right, int)):
             return
         self.equalities.setdefault((left, right))
 
@@ -137,28 +130,25 @@ class Facts:
         return sizes.symbol(name)
 
     def _read(self, graph: ir.Graph | ir.Function) -> None:
-        from onnx_attnfuse.graph.content_rules import CONTENT_RULES
-        from onnx_attnfuse.graph.dtype_rules import infer_dtype
-        from onnx_attnfuse.graph.shape_rules import SHAPE_RULES
-
         for node in graph:
             for nested in subgraphs(node):
                 for value in nested.inputs:
                     self._set_from_annotation(value)
                 self._read(nested)
-            standard = node.domain in {"", "ai.onnx", "com.microsoft"} and not has_unknown_attribute(node)
-            shape_rule = SHAPE_RULES.get(node.op_type) if standard else None
-            shapes: Sequence[Dims | None] = shape_rule(node, self) if shape_rule else ()
-            for index, output in enumerate(node.outputs):
-                dtype = output.dtype or (infer_dtype(node, index, self) if standard else None)
-                if dtype is not None:
-                    self._dtypes[output] = dtype
-                self._settle(output, shapes[index] if index < len(shapes) else None)
-            content_rule = CONTENT_RULES.get(node.op_type) if standard else None
-            if content_rule is not None:
-                content = content_rule(node, self)
-                if content is not None and not (isinstance(content, tuple) and len(content) > _MAX_CONTENT):
-                    self._content[node.outputs[0]] = content
+            self._read_node(node, readable=node.domain in _DOMAINS and not has_unknown_attribute(node))
+
+    def _read_node(self, node: ir.Node, *, readable: bool) -> None:
+        shape_rule = SHAPES.get(node.op_type) if readable else None
+        shapes: Sequence[Dims | None] = shape_rule(node, self) if shape_rule else ()
+        for index, output in enumerate(node.outputs):
+            dtype = output.dtype or (infer_dtype(node, index, self) if readable else None)
+            if dtype is not None:
+                self._dtypes[output] = dtype
+            self._settle(output, shapes[index] if index < len(shapes) else None)
+        content_rule = CONTENTS.get(node.op_type) if readable else None
+        content = content_rule(node, self) if content_rule else None
+        if content is not None and not (isinstance(content, tuple) and len(content) > _MAX_CONTENT):
+            self._content[node.outputs[0]] = content
 
     def _settle(self, value: ir.Value, inferred: Dims | None) -> None:
         """Takes the rule's answer, refined by the annotation where the rule could only name a fresh symbol."""
@@ -198,30 +188,3 @@ class Facts:
         for axis, dim in enumerate(dims):
             if isinstance(dim, Size) and len(dim.atoms) == 1 and dim.factor == 1:
                 self.origins.setdefault(dim.atoms[0].key, (value, axis))
-
-
-def broadcast(shapes: Sequence[Dims | None], facts: Facts | None = None) -> Dims | None:
-    """The shape of an element-wise result.
-
-    Two different symbols are taken to be equal at run time, as exporters mean them, which `facts` then remember; a number wins
-    over a symbol, the first operand's symbol over the second's.
-    """
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) != len(shapes) or not known:
-        return None
-    rank = max(map(len, known))
-    result: list[Dim] = [1] * rank
-    for shape in known:
-        for axis, dim in enumerate(shape, rank - len(shape)):
-            current = result[axis]
-            if facts is not None:
-                facts.meet(current, dim)
-            if (isinstance(current, int) and current == 1) or (isinstance(dim, int) and dim != 1):
-                result[axis] = dim
-    return tuple(result)
-
-
-def small_array(value: ir.Value) -> np.ndarray | None:
-    """The constant's array if it is small enough to look at, else None."""
-    array = constant_array(value)
-    return array if array is not None and array.size <= _MAX_CONTENT else None

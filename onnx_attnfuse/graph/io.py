@@ -69,8 +69,8 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         ModelError: There is no usable ONNX model at `path`; the message says what is wrong and what to do.
     """
     path = pathlib.Path(path).absolute()
-    model = _understood(_parsed(_content(path), path.name), path.name)
-    external.bind(model, path.parent, path.name)
+    model, beside = _understood(_parsed(_content(path), path.name), path.name)
+    external.bind(beside, path.parent, path.name)
     model.meta[_SOURCE] = path
     return model
 
@@ -125,7 +125,7 @@ def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        return _understood(copy, "the ModelProto"), Kind("proto")
+        return _understood(copy, "the ModelProto")[0], Kind("proto")
     if isinstance(inner := getattr(model, "model", None), ir.Model):
         return inner.clone(), Kind("program", model)
     raise ModelError(
@@ -180,17 +180,18 @@ def _parsed(data: bytes, where: str) -> onnx.ModelProto:
         raise ModelError(f"{where} is not an ONNX model; pass a file written by an ONNX exporter") from error
 
 
-def _understood(proto: onnx.ModelProto, where: str) -> ir.Model:
+def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.ExternalTensor]]:
+    """The model, checked and in order, and its tensors whose data lies beside it."""
     try:
         out_of_order = check(proto, where)
         model = ir.from_proto(proto)
-        check_payloads(model, where)
+        beside = check_payloads(model, where)
     except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError) as error:
         raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     if out_of_order is None:
-        return model
+        return model, beside
     try:
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             graph.sort()
@@ -199,7 +200,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> ir.Model:
             f"{where}: the graph has a cycle, {out_of_order.node} reads {out_of_order.value!r} before it can be computed; "
             "export the model again"
         ) from None
-    return model
+    return model, beside
 
 
 def _root_cause(error: BaseException) -> str:

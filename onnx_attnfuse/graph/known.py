@@ -45,14 +45,14 @@ def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None) -> Dims
     """The shape of an element-wise result.
 
     Two different symbols are taken to be equal at run time, as exporters mean them, which `facts` then remember; a number wins
-    over a symbol, the first operand's symbol over the second's.
+    over a symbol, and a symbol of the operand that broadcasts least over others: the scores' own over the mask's.
     """
     known = [shape for shape in shapes if shape is not None]
     if len(known) != len(shapes) or not known:
         return None
     rank = max(map(len, known))
     result: list[Dim] = [1] * rank
-    for shape in known:
+    for shape in sorted(known, key=lambda shape: rank - len(shape) + shape.count(1)):
         for axis, dim in enumerate(shape, rank - len(shape)):
             current = result[axis]
             if facts is not None:

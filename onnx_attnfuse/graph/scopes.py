@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.facts import Dims, Facts
+from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.sizes import Dim
 
 
@@ -79,11 +80,11 @@ def _common(shapes: list[Dims | None], value: ir.Value, own: dict[tuple[Dim, ...
     known = [shape for shape in shapes if shape is not None]
     if not known or len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
         return None
-    columns = enumerate(zip(*known, strict=True))
-    return tuple(
-        column[0] if isinstance(column[0], int) and len(set(column)) == 1 else own.setdefault(column, sizes.symbol(f"{value.name}.{axis}"))
-        for axis, column in columns
-    )
+    dims: list[Dim] = []
+    for axis, column in enumerate(zip(*known, strict=True)):
+        fixed = isinstance(column[0], int) and len(set(column)) == 1
+        dims.append(column[0] if fixed else own.setdefault(column, sizes.symbol(f"{value.name}.{axis}")))
+    return tuple(dims)
 
 
 def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) -> Iterator[Scope]:
@@ -96,7 +97,8 @@ def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) 
 
 def count_ops(model: ir.Model) -> Counter[str]:
     """Nodes by `domain::op_type` (`op_type` alone in the standard domain), everywhere in the model."""
-    counted = Counter((node.domain, node.op_type) for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
+    nodes = (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
+    counted = Counter((node.domain, node.op_type) for node in nodes)
     return Counter({f"{domain}::{op}" if domain not in {"", "ai.onnx"} else op: count for (domain, op), count in counted.items()})
 
 

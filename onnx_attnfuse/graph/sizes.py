@@ -1,8 +1,9 @@
 """Symbolic sizes: what an axis length is made of.
 
-A dimension is an `int` or a `Size`, a monomial `coefficient · atom · atom · …`. An atom is a symbol (`batch`), a sum (`past + seq`)
-or a quotient that does not divide (`(h // 4)`). The normal form is unique enough that equal lengths compare equal whichever
-arithmetic an exporter spelled them with, and products divide, which is all that Reshape needs.
+A dimension is an `int` or a `Size`, a monomial `coefficient · atom · atom · …`. An atom is a symbol (`batch`), a sum
+(`past + seq`), a quotient that does not come out even (`(h // 4)`), or the larger or smaller of two sizes. The normal form is
+unique enough that equal lengths compare equal whichever arithmetic an exporter spelled them with, and products divide, which is
+all that Reshape needs.
 
 Sizes of axes are never negative; a `Size` that is a difference may be, so nothing here assumes a sign.
 """
@@ -114,7 +115,7 @@ def _terms(dim: Dim) -> dict[tuple[Atom, ...], int]:
 
 
 def add(left: Dim, right: Dim) -> Dim:
-    """The sum, with what all terms share taken out: `b·p + b·s` is `b·(p + s)`."""
+    """The sum, with what all terms share taken out, also a sign: `b·p + b·s` is `b·(s + p)`, `1 - s` is `-1·(s + -1)`."""
     if isinstance(left, int) and isinstance(right, int):
         return left + right
     terms = Counter(_terms(left))
@@ -125,10 +126,29 @@ def add(left: Dim, right: Dim) -> Dim:
         return next((_monomial(factor, atoms) for atoms, factor in kept.items()), 0)
     shared = functools.reduce(lambda a, b: a & b, (Counter(atoms) for atoms in kept))
     common = tuple(sorted(shared.elements()))
-    factor = math.gcd(*kept.values())
-    parts = sorted((_monomial(f // factor, _without(atoms, common)) for atoms, f in kept.items()), key=str, reverse=True)
+    if common:
+        inner = (_monomial(factor, _without(atoms, common)) for atoms, factor in kept.items())
+        return _monomial(1, common) * functools.reduce(add, inner)
+    ordered = sorted(kept.items(), reverse=True)
+    factor = math.gcd(*kept.values()) * (1 if ordered[0][1] > 0 else -1)
+    parts = [_monomial(coefficient // factor, atoms) for atoms, coefficient in ordered]
     total = Atom("(" + " + ".join(map(str, parts)) + ")", tuple(parts), sum)
-    return _monomial(factor, tuple(sorted((*common, total))))
+    return Size(factor, (total,))
+
+
+def least(dim: Dim) -> float:
+    """A lower bound of a size, every symbol being at least 1; -inf if none is known."""
+    if isinstance(dim, int):
+        return dim
+    if len(dim.atoms) == 1 and dim.factor > 0 and dim.atoms[0].evaluate is sum:
+        return dim.factor * sum(least(part) for part in dim.atoms[0].parts)
+    if dim.factor < 0:
+        return -math.inf
+    return float(dim.factor) if all(_is_symbol(atom) for atom in dim.atoms) else -math.inf
+
+
+def _is_symbol(atom: Atom) -> bool:
+    return atom.evaluate is None or (atom.evaluate is sum and all(least(part) >= 1 for part in atom.parts))
 
 
 def summands(dim: Dim) -> list[Dim]:
@@ -236,6 +256,8 @@ def _parse(node: ast.expr) -> Dim:
         return symbol(node.id)
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _parse(node.operand) * -1
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_parse(node.left), _parse(node.right))
     raise ValueError(ast.dump(node))

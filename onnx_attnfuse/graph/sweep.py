@@ -37,5 +37,5 @@ def _drop_initializer(value: ir.Value) -> None:
     graph = value.graph
     if not isinstance(graph, ir.Graph) or value.uses() or value.is_graph_input() or value.is_graph_output():
         return
-    if value.name in graph.initializers and graph.initializers[value.name] is value:
+    if value.name is not None and graph.initializers.get(value.name) is value:
         del graph.initializers[value.name]

@@ -32,12 +32,10 @@ def all_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 def _attribute_tensors(node: ir.Node) -> Iterator[ir.TensorProtocol]:
     for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.TENSOR:
-            yield attribute.as_tensor()
-        elif attribute.type == ir.AttributeType.TENSORS:
-            yield from attribute.as_tensors()
+        if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
+            yield attribute.value
+        elif attribute.type is ir.AttributeType.TENSORS and not attribute.is_ref():
+            yield from attribute.value
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -45,25 +43,32 @@ def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
     return (tensor for tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor))
 
 
-def check_payloads(model: ir.Model, where: str) -> None:
-    """Check that each tensor inside the model file has as much data as its type and shape ask for.
+def check_payloads(model: ir.Model, where: str) -> list[ir.ExternalTensor]:
+    """Check that each tensor has as much data as its type and shape ask for, as far as the model file tells.
+
+    Returns:
+        The tensors whose data lies in files beside the model.
 
     Raises:
         ModelError: One has not.
     """
+    beside: list[ir.ExternalTensor] = []
     for tensor in all_tensors(model):
+        if isinstance(tensor, ir.ExternalTensor):
+            beside.append(tensor)
         problem = _payload_problem(tensor)
         if problem:
             raise ModelError(
                 f"{where}: tensor {tensor.name!r} {problem}; export the model again or report it to the tool that wrote it"
             )
+    return beside
 
 
 def _payload_problem(tensor: ir.TensorProtocol) -> str | None:
     if tensor.dtype == ir.DataType.UNDEFINED:
         return "has no element type"
     dims = tensor.shape.numpy()
-    if any(dim < 0 for dim in dims):
+    if dims and min(dims) < 0:
         return f"has a negative dimension in its shape {list(dims)}"
     if isinstance(tensor, ir.ExternalTensor):
         given, wanted, unit = tensor.length, tensor.nbytes, "bytes"

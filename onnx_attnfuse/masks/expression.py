@@ -8,7 +8,6 @@ combinations; floats are numbers, choices between numbers, and terms nobody need
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -176,22 +175,7 @@ def bounds(form: Linear) -> tuple[Dim | None, Dim | None]:
 
 def _at_least(left: Dim, right: Dim) -> bool:
     """Whether `left >= right` whatever the symbols are, each being at least 1."""
-    return least(left - right) >= 0
-
-
-def least(dim: Dim) -> float:
-    """A lower bound of a size, every symbol being at least 1; -inf if none is known."""
-    if isinstance(dim, int):
-        return dim
-    if len(dim.atoms) == 1 and dim.factor > 0 and dim.atoms[0].evaluate is sum:
-        return dim.factor * sum(least(part) for part in dim.atoms[0].parts)
-    if dim.factor < 0:
-        return -math.inf
-    return float(dim.factor) if all(_is_symbol(atom) for atom in dim.atoms) else -math.inf
-
-
-def _is_symbol(atom: sizes.Atom) -> bool:
-    return atom.evaluate is None or (atom.evaluate is sum and all(least(part) >= 1 for part in atom.parts))
+    return sizes.least(left - right) >= 0
 
 
 def at_most_zero(form: Linear) -> Expression:

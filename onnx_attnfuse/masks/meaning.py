@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from onnx_attnfuse.axes.factors import Axis, Factor, leaves, length
 from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.masks.expression import (
@@ -35,16 +36,15 @@ from onnx_attnfuse.masks.expression import (
     constant,
     disjunction,
     index,
-    least,
     negation,
     scaled,
     truth,
 )
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.masks.wording import Wording
-from onnx_attnfuse.spec import AttentionSpec, Floor, Mask, Select, Term, Times, Total
+from onnx_attnfuse.spec import AttentionSpec, Floor, Mask, RowRule, Select, Term, Times, Total
 
-FORBIDS = -1e4
+FORBIDS = -1e3
 """A mask value this low forbids the key."""
 
 
@@ -96,7 +96,10 @@ Predicate = Causal | Window | Padding | Segments | Other
 class Meaning:
     """A mask understood."""
 
+    allowed: Expression
+    """Where a key is seen."""
     predicates: tuple[Predicate, ...]
+    """The same as a conjunction of known predicates."""
     biases: tuple[Expression, ...]
     text: str
     """The predicate and biases as a reader writes them."""
@@ -134,7 +137,14 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
     words = (["j <= i"] if causal else []) + words
     text = "; ".join(filter(None, [" and ".join(words), *(f"+ {wording.write(bias)}" for bias in parts.biases)]))
-    return Meaning(predicates, parts.biases, text, " + ".join(kinds) or "no_mask", _alive(predicates, spec))
+    return Meaning(parts.allowed, predicates, parts.biases, text, " + ".join(kinds) or "no_mask", _alive(predicates, spec))
+
+
+def kept_where(rule: RowRule, reader: Reader) -> Expression:
+    """Where a rule on rows keeps the weights."""
+    assert rule.condition is not None
+    kept = truth(element(rule.condition, reader))
+    return kept if rule.keep_where else negation(kept)
 
 
 def position(axis: Axis) -> Linear:
@@ -152,7 +162,7 @@ def _named(letter: str, axis: Axis) -> list[tuple[Factor, str]]:
 
 def _parts(mask: Mask, reader: Reader) -> Parts:
     if isinstance(mask, Term):
-        return _split(_element(mask.laid, reader))
+        return _split(element(mask.laid, reader))
     if isinstance(mask, Total):
         left, right = _parts(mask.left, reader), _parts(mask.right, reader)
         if mask.negative:
@@ -160,18 +170,19 @@ def _parts(mask: Mask, reader: Reader) -> Parts:
         return _joined(left, right)
     if isinstance(mask, Times):
         inner = _parts(mask.mask, reader)
-        factor = Number(mask.factor) if isinstance(mask.factor, float) else _element(mask.factor, reader)
+        factor = Number(mask.factor) if isinstance(mask.factor, float) else element(mask.factor, reader)
         operator = "Div" if mask.divide else "Mul"
         return Parts(inner.allowed, tuple(Apply(operator, (bias, factor)) for bias in inner.biases))
     if isinstance(mask, Select):
-        kept = truth(_element(mask.condition, reader))
+        kept = truth(element(mask.condition, reader))
         inner = Parts() if mask.mask is None else _parts(mask.mask, reader)
         return Parts(conjunction([inner.allowed, kept if mask.keep_where else negation(kept)]), inner.biases)
     assert isinstance(mask, Floor)
     return _parts(mask.mask, reader)
 
 
-def _element(laid: Laid, reader: Reader) -> Expression:
+def element(laid: Laid, reader: Reader) -> Expression:
+    """The element of a laid-out value, as a function of the index variables of its axes."""
     return reader.element(laid.value, tuple(position(axis) for axis in laid.axes))
 
 
@@ -312,11 +323,11 @@ def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
     if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
         return False
     offset = causal[0].offset if causal else 0
-    if least(offset) < 0:
+    if sizes.least(offset) < 0:
         return False
     if not windows:
         return True
     room = length(spec.key_axis) - length(spec.query_axis) - offset
-    return least(room) >= 0 and least(windows[0].reach + offset) >= 0
+    return sizes.least(room) >= 0 and sizes.least(windows[0].reach + offset) >= 0
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.shape_rules import axes_of, slice_bounds
+from onnx_attnfuse.graph.rules.reading import axes_of, from_start, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.masks import arithmetic
 from onnx_attnfuse.masks.tables import as_rule
@@ -255,7 +255,9 @@ def _slice(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | No
         item = inner[axis]
         if not isinstance(item, Linear) or step < 1:
             return None
-        begin = dims[axis] + start if isinstance(start, int) and start < 0 else start
+        begin = from_start(start, dims[axis])
+        if begin is None:
+            return None
         inner[axis] = combine(scaled(item, step), constant(begin))
     return reader.input(node, 0, tuple(inner), depth)
 

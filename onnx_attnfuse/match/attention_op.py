@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes, regroup
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.constants import attribute
-from onnx_attnfuse.graph.facts import Dims, Facts
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select, Term
@@ -83,7 +84,10 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
 
 
 def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[tuple[Axis, Axis, Axis, Axis]]:
-    """Batch, heads, positions and channels of query, key and value; keys with fewer heads lack the factor they are repeated along."""
+    """Batch, heads, positions and channels of query, key and value.
+
+    Keys with fewer heads lack the factor that they are repeated along.
+    """
     heads = attribute(node, "q_num_heads"), attribute(node, "kv_num_heads"), attribute(node, "kv_num_heads")
     split: list[Dims] = []
     for value, count in zip(values, heads, strict=True):

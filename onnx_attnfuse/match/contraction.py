@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Axes, Axis
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.shape_rules import einsum_terms
+from onnx_attnfuse.graph.rules.reading import einsum_terms
 
 Labels = tuple[str, ...]
 
@@ -36,7 +36,7 @@ def read_contraction(node: ir.Node, facts: Facts) -> Contraction | None:
         return None
     standard = node.domain in {"", "ai.onnx"}
     if node.op_type == "Einsum" and standard:
-        return _einsum(node)
+        return _einsum(node, facts)
     if (node.op_type == "MatMul" and standard) or (node.op_type == "FusedMatMul" and node.domain == "com.microsoft"):
         return _matmul(node, facts)
     if node.op_type == "Gemm" and standard and (len(node.inputs) < 3 or node.inputs[2] is None):
@@ -46,7 +46,8 @@ def read_contraction(node: ir.Node, facts: Facts) -> Contraction | None:
 
 def _matmul(node: ir.Node, facts: Facts) -> Contraction | None:
     left, right = node.inputs[0], node.inputs[1]
-    assert left is not None and right is not None
+    assert left is not None
+    assert right is not None
     ranks = facts.rank(left), facts.rank(right)
     if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
         return None
@@ -63,8 +64,8 @@ def _matmul(node: ir.Node, facts: Facts) -> Contraction | None:
     )
 
 
-def _einsum(node: ir.Node) -> Contraction | None:
-    terms = einsum_terms(node)
+def _einsum(node: ir.Node, facts: Facts) -> Contraction | None:
+    terms = einsum_terms(node, facts)
     left, right = node.inputs[0], node.inputs[1]
     if terms is None or len(terms[0]) != 2 or left is None or right is None:
         return None

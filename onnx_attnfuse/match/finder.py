@@ -29,10 +29,7 @@ class Candidate:
 def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, keep_outputs: bool) -> Candidate:
     """Reads the attention at `node`."""
     try:
-        if softmax is None:
-            spec = read_attention(node, scope.facts)
-        else:
-            spec = read_site(softmax, scope.facts, keep_outputs)
+        spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, keep_outputs)
     except Refused as refused:
         return Candidate(node, softmax, None, refused.reason)
     return Candidate(node, softmax, spec, None)

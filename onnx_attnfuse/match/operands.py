@@ -39,9 +39,7 @@ def _scaled(source: Source, facts: Facts) -> Source | None:
             continue
         if facts.dtype(other) != facts.dtype(source.laid.value):
             continue
-        return Source(
-            Laid(other, source.laid.axes), source.factor * factor if node.op_type == "Mul" else source.factor / factor
-        )
+        return Source(Laid(other, source.laid.axes), source.factor * factor if node.op_type == "Mul" else source.factor / factor)
     return None
 
 

@@ -1,7 +1,7 @@
 """Where patterns enter: installed packs by entry point, and whatever a program registers.
 
-A pack is a module with the entry point group `onnx_attnfuse.patterns`; importing it runs its decorators. The built-in pack enters the
-same way.
+A pack is a module with the entry point group `onnx_attnfuse.patterns`; importing it runs its decorators. The built-in pack enters
+the same way.
 """
 
 from __future__ import annotations

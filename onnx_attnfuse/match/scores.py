@@ -11,7 +11,7 @@ from onnx_attnfuse.axes.views import Laid, aligned, upward
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.match.registry import score_reader
-from onnx_attnfuse.match.steps import Passed, ScoreStep
+from onnx_attnfuse.match.steps import Passed, ScoreStep, Taken
 from onnx_attnfuse.reasons import Refused
 
 
@@ -29,11 +29,17 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class ScorePath:
-    """What happens to the scores, first step first, each with the axes of the scores there."""
+    """What happens to the scores, first step first."""
 
     product: Product
-    steps: tuple[tuple[ScoreStep, Axes], ...]
+    steps: tuple[Taken[ScoreStep], ...]
     nodes: tuple[ir.Node, ...]
+
+    def columns(self) -> frozenset[Factor]:
+        """All factors of the scores that only keys run over."""
+        product = self.product
+        others = {*leaves(product.query_axis), *leaves(product.batch_axis), *leaves(product.head_axis)}
+        return frozenset(leaf for axis in product.key.axes for leaf in leaves(axis)) - others
 
 
 class _Walk:
@@ -75,7 +81,8 @@ class _Walk:
             path = None if inner is None else self.climb(inner, depth + 1)
             if path is not None:
                 also = step.also if isinstance(step, Passed) else ()
-                return ScorePath(path.product, (*path.steps, (step, laid.axes)), (*path.nodes, *also, node))
+                taken: Taken[ScoreStep] = Taken(step, node, laid.axes)
+                return ScorePath(path.product, (*path.steps, taken), (*path.nodes, *also, node))
         return None
 
     def _missing(self, step: ScoreStep, axes: Axes) -> int:
@@ -89,7 +96,11 @@ class _Walk:
             return None
         lost = [axis for axis in laid.axes[: len(laid.axes) - len(axes)] if axis]
         lost += [old for old, new in zip(laid.axes[len(laid.axes) - len(axes) :], axes, strict=True) if old and not new]
-        return None if lost else Laid(step.scores, axes)
+        if lost:
+            message = f"'{step.scores.name}' has fewer rows, columns or heads than the softmax"
+            self.failures.append((0, Refused("broadcast-scores", message, node.name)))
+            return None
+        return Laid(step.scores, axes)
 
 
 def read_scores(scores: Laid, key_axis: Axis, facts: Facts) -> ScorePath:
@@ -128,9 +139,7 @@ def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Fa
     query_laid, key_laid = (operand_axes(contraction, index, known, facts) for index in (1 - key, key))
     if query_laid is None or key_laid is None:
         raise Refused("unknown-rank", "the rank of a factor of Q·Kᵀ is unknown", name)
-    rows = [
-        label for label in contraction.out if label in contraction.labels[1 - key] and label not in contraction.labels[key]
-    ]
+    rows = [label for label in contraction.out if label in contraction.labels[1 - key] and label not in contraction.labels[key]]
     query_axis = known[rows[-1]] if rows else ()
     row_leaves = set(leaves(query_axis))
     return Product(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.shape_rules import axes_of
+from onnx_attnfuse.graph.rules.reading import axes_of
 
 
 @dataclasses.dataclass(frozen=True)

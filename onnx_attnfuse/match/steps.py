@@ -7,9 +7,11 @@ pattern pack by `score_step` and `weight_step`; the walk (`match.scores`, `match
 from __future__ import annotations
 
 import dataclasses
-from typing import Union
+from typing import Generic, TypeAlias, TypeVar
 
 import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Squashed:
     scores: ir.Value
 
 
-ScoreStep = Union[Passed, Scaled, Negated, Added, Replaced, Floored, Squashed]
+ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Squashed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,4 +101,16 @@ class Zeroed:
     keep_where: bool
 
 
-WeightStep = Union[Kept, NaNZeroed, Zeroed]
+WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed
+
+_Step = TypeVar("_Step", ScoreStep, WeightStep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken(Generic[_Step]):
+    """A step where the walk met it."""
+
+    step: _Step
+    node: ir.Node
+    axes: Axes
+    """The axes of the scores, or weights, there."""

@@ -6,12 +6,12 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves
+from onnx_attnfuse.axes.factors import Axis, Factor, leaves
 from onnx_attnfuse.axes.views import Laid, downward
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.match.registry import weight_reader
-from onnx_attnfuse.match.steps import Kept, WeightStep, Zeroed
+from onnx_attnfuse.match.steps import Kept, Taken, WeightStep, Zeroed
 from onnx_attnfuse.reasons import Refused
 
 
@@ -23,7 +23,7 @@ class WeightPath:
     value: Laid
     output: Laid
     v_head_axis: Axis
-    steps: tuple[tuple[WeightStep, Axes], ...]
+    steps: tuple[Taken[WeightStep], ...]
     nodes: tuple[ir.Node, ...]
 
 
@@ -55,9 +55,7 @@ def _descend(laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]) 
     return None
 
 
-def _through(
-    node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]
-) -> WeightPath | None:
+def _through(node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]) -> WeightPath | None:
     contraction = read_contraction(node, facts)
     if contraction is not None and index < 2:
         return _read_product(contraction, index, laid, key_axis, facts)
@@ -65,6 +63,8 @@ def _through(
     if view is not None:
         path = _descend(view, key_axis, facts, failures)
         return path and dataclasses.replace(path, nodes=(node, *path.nodes))
+    if node.op_type == "Slice" and index == 0 and node.domain in {"", "ai.onnx"}:
+        raise Refused("extra-column", "a column of the softmax is dropped after it (a sink), which the operator cannot do", node.name)
     reader = weight_reader(node)
     step = reader(node, laid.value, facts) if reader is not None else None
     if step is None:
@@ -73,7 +73,8 @@ def _through(
     path = _descend(Laid(step.output, laid.axes), key_axis, facts, failures)
     if path is None:
         return None
-    steps = path.steps if isinstance(step, Kept) else ((step, laid.axes), *path.steps)
+    taken: Taken[WeightStep] = Taken(step, node, laid.axes)
+    steps = path.steps if isinstance(step, Kept) else (taken, *path.steps)
     return dataclasses.replace(path, steps=steps, nodes=(node, *also, *path.nodes))
 
 

@@ -1,0 +1,1 @@
+"""What was found and done, as frozen records, and how it is printed."""

@@ -44,7 +44,7 @@ class SiteReport:
     """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by ` + `."""
     mask_form: str | None = None
     """How a fused operator is given it: none, unidirectional, attention_bias and its shape."""
-    layout: Layouts = Layouts()
+    layout: Layouts = dataclasses.field(default_factory=Layouts)
     verified: Verified | None = None
     reasons: tuple[Reason, ...] = ()
 
@@ -59,9 +59,9 @@ class Report:
 
     sites: tuple[SiteReport, ...]
     seconds: float
-    ops_before: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ops_before: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Node count by `domain::op_type`, subgraphs and functions included."""
-    ops_after: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ops_after: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     notes: tuple[str, ...] = ()
     """Things worth a line that belong to no single site."""
     differing: int = 0

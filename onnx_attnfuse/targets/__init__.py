@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import multi_head_attention
-from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.targets.emitted import Emitted, Workbench
 
 
 class Target(Protocol):
@@ -23,7 +21,7 @@ class Target(Protocol):
         """Why this operator cannot compute `spec`, or None if it can."""
         ...
 
-    def emit(self, spec: AttentionSpec, meaning: Meaning, builder: Builder, bounds: Bounds) -> Emitted:
+    def emit(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
         """Builds the operator beside the nodes it replaces."""
         ...
 

@@ -1,4 +1,4 @@
-"""What a target hands back: a fused operator that stands beside the nodes it replaces."""
+"""What a target is given and what it hands back: a fused operator that stands beside the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ import dataclasses
 
 import onnx_ir as ir
 
+from onnx_attnfuse.devices import Device
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.spec import Layouts
+
+
+@dataclasses.dataclass(frozen=True)
+class Workbench:
+    """What a target builds with."""
+
+    builder: Builder
+    bounds: Bounds
+    reader: Reader
+    device: Device
 
 
 @dataclasses.dataclass(frozen=True)

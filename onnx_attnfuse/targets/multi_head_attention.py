@@ -8,12 +8,11 @@ from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.targets.emitted import Emitted, Workbench
 from onnx_attnfuse.targets.placing import Axes4, place
 from onnx_attnfuse.targets.rows import Rows, apply_rows, read_rows
 
@@ -35,18 +34,19 @@ def refuse(spec: AttentionSpec) -> Reason | None:
     return None
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, builder: Builder, bounds: Bounds) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
     assert spec.dtype is not None
+    builder = bench.builder
     axes = place(spec)
     causal = is_causal_attribute(meaning, axes)
     bias = BiasEmitter(builder, axes, spec.dtype)
     compact = None if spec.mask is None or meaning.is_trivial or meaning.only_causal and causal else bias.compact(spec.mask)
-    rows = read_rows(spec, meaning, compact, builder, bounds)
+    rows = read_rows(spec, meaning, compact, bench)
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, causal))
     chosen = [_cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     query, key, value = (

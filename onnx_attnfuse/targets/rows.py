@@ -17,10 +17,11 @@ from onnx_attnfuse.axes.factors import Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.masks.meaning import FORBIDS, Meaning
+from onnx_attnfuse.masks.meaning import FORBIDS, Meaning, kept_where
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select
 from onnx_attnfuse.targets.bias import ABSORBING
+from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.placing import Axes4
 
 _LOWEST = -3.4028234663852886e38
@@ -38,12 +39,13 @@ class Rows:
     """Rows of the result that become 0 where the test has this truth value."""
 
 
-def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, builder: Builder, bounds: Bounds) -> Rows:
+def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench: Workbench) -> Rows:
     """Decides what rows without a legal key need, and emits the tests for it.
 
     Raises:
         Refused: The source gives such rows something that cannot be expressed.
     """
+    builder, bounds = bench.builder, bench.bounds
     rows = Rows(compact)
     if meaning.rows_alive and all(rule.condition is None for rule in spec.row_rules):
         return rows
@@ -51,11 +53,12 @@ def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, build
     _check_fills(spec.mask, bounds)
     for rule in spec.row_rules:
         if rule.condition is not None:
-            kept = _kept_rows(rule, rule.condition, spec, builder, bounds)
+            kept = _kept_rows(rule, rule.condition, spec, meaning, bench)
             rows = dataclasses.replace(rows, zero_output=(*rows.zero_output, kept))
         elif compact is not None and lowest <= (_LOWEST if rule.lowest_counts else -math.inf):
             rows = _zero_dead_rows(rows, compact, rule.lowest_counts, builder)
-    if not spec.row_rules and compact is not None and spec.dtype == ir.DataType.FLOAT16 and lowest <= FORBIDS:
+    rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16
+    if rounded and not spec.row_rules and compact is not None and lowest <= FORBIDS:
         rows = _level_dead_rows(rows, compact, builder)
     return rows
 
@@ -88,18 +91,17 @@ def _level_dead_rows(rows: Rows, compact: Laid, builder: Builder) -> Rows:
     return dataclasses.replace(rows, bias=_finite(compact, dead, builder), zero_query=Laid(dead, (*compact.axes[:3], ())))
 
 
-def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, builder: Builder, bounds: Bounds) -> tuple[Laid, bool]:
-    """The rows that a zeroing of weights leaves nothing of."""
+def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> tuple[Laid, bool]:
+    """The rows that a zeroing of weights leaves nothing of: those without a key, if it zeroes exactly what the mask forbids."""
+    builder = bench.builder
     condition = condition.refined()
     columns = set(leaves(spec.key_axis))
     if not any(columns & set(axis) for axis in condition.axes):
         return condition, not rule.keep_where
-    mask = spec.mask
-    same = isinstance(mask, Select) and _same_condition(mask, condition.value, rule.keep_where)
-    if not isinstance(mask, Select) or not same or bounds.lowest(mask.mask) <= FORBIDS:
+    if kept_where(rule, bench.reader) != meaning.allowed:
         name = condition.value.name
         raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
-    value = condition.value
+    value = builder.cast(condition.value, ir.DataType.BOOL)
     if not rule.keep_where:
         value = builder.elementwise("Not", [value], ir.DataType.BOOL)
     number = builder.cast(value, ir.DataType.FLOAT)
@@ -107,22 +109,6 @@ def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, builder: Bui
     kept = builder.cast(builder.reduce_max(number, place), ir.DataType.BOOL)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
     return Laid(kept, axes), False
-
-
-def _same_condition(mask: Select, condition: ir.Value, keep_where: bool) -> bool:
-    return _positive(mask.condition.value, mask.keep_where) == _positive(condition, keep_where)
-
-
-def _positive(condition: ir.Value, sense: bool) -> tuple[ir.Value, bool]:
-    """The condition without negations and the value of it that keeps."""
-    node = condition.producer()
-    while node is not None and node.op_type in {"Not", "Identity", "Cast"} and node.inputs[0] is not None:
-        if node.op_type == "Cast" and node.inputs[0].dtype != condition.dtype:
-            break
-        sense ^= node.op_type == "Not"
-        condition = node.inputs[0]
-        node = condition.producer()
-    return condition, sense
 
 
 def _check_fills(mask: Mask | None, bounds: Bounds, outer: float = 0.0) -> None:

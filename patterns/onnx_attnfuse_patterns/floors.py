@@ -3,7 +3,7 @@
     Q·Kᵀ ── Add(mask) ── Max(finfo.min) ── Softmax
 
 OPT keeps two added masks from overflowing this way; GroundingDINO clips at ±50000.
-Safety: a ceiling counts as absent from 10000 up, where no finite-precision score of a trained model goes; a lower one is not read.
+Safety: a ceiling counts as absent from 10000 up, where no score of a trained model goes; a lower one is not read.
 """
 
 from collections.abc import Sequence

@@ -26,10 +26,22 @@ def subtract(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     left, right = node.inputs
     if left is None or right is None:
         return ()
-    maximum = right.producer()
-    if maximum is not None and maximum.op_type == "ReduceMax" and maximum.inputs[0] is left:
-        return (steps.Passed(left, also=(maximum,)),)
+    maximum = _maximum_of(left, right)
+    if maximum:
+        return (steps.Passed(left, also=maximum),)
     return (steps.Added(left, right, negative=True),)
+
+
+def _maximum_of(scores: ir.Value, value: ir.Value) -> tuple[ir.Node, ...]:
+    """The nodes that make `value` the maximum of `scores`, with or without its axis; none if it is something else."""
+    nodes: list[ir.Node] = []
+    node = value.producer()
+    while node is not None and node.op_type in {"Unsqueeze", "Reshape", "Identity", "Cast"}:
+        nodes.append(node)
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not scores:
+        return ()
+    return (*nodes, node)
 
 
 @score_step("Where")

@@ -46,7 +46,7 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("Identity Cast CastLike Dropout Trilu CumSum Clip Softmax LogSoftmax", _same),
     **rules("Relu Gelu FastGelu QuickGelu BiasGelu LeakyRelu Elu Celu Selu Swish Mish Softplus HardSigmoid HardSwish", _same),
     **rules("Erf Tanh Sigmoid Exp Log Sqrt Reciprocal Neg Abs Sign Floor Ceil Round Sin Cos", _same),
-    **rules("Not IsNaN IsInf BitwiseNot Bernoulli RandomUniformLike", _same),
+    **rules("Not IsNaN IsInf BitwiseNot Bernoulli RandomUniformLike RandomNormalLike EyeLike Acos Asin Atan Tan Sinh Cosh", _same),
     **rules("LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization", _same),
     **rules("BatchNormalization InstanceNormalization GroupNormalization RMSNormalization LpNormalization", _same),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),

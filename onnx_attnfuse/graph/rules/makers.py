@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, subgraphs
 from onnx_attnfuse.graph.known import Dims, Known
 from onnx_attnfuse.graph.rules.reading import ShapeRule, input_content, input_dims, requested_dims
 from onnx_attnfuse.graph.sizes import Size
@@ -23,6 +23,31 @@ def _size(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [()]
 
 
+def _if(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """What both branches agree on; the branches are read before the node."""
+    return [
+        _agreed(output, [facts.dims(branch.outputs[index]) for branch in subgraphs(node)], facts)
+        for index, output in enumerate(node.outputs)
+    ]
+
+
+def _agreed(output: ir.Value, shapes: Sequence[Dims | None], facts: Known) -> Dims | None:
+    known = [shape for shape in shapes if shape is not None]
+    if not known or len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+        return None
+    columns = enumerate(zip(*known, strict=True))
+    return tuple(column[0] if len(set(column)) == 1 else facts.fresh(output, axis) for axis, column in columns)
+
+
+def _one_hot(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    dims = input_dims(node, 0, facts)
+    if dims is None:
+        return [None]
+    axis: int = attribute(node, "axis", -1) % (len(dims) + 1)
+    depth = input_content(node, 1, facts)
+    return [(*dims[:axis], depth if isinstance(depth, (int, Size)) else facts.fresh(node.outputs[0], axis), *dims[axis:])]
+
+
 def _range(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     start, limit, delta = (input_content(node, index, facts) for index in range(3))
     if isinstance(start, (int, Size)) and isinstance(limit, (int, Size)) and delta == 1:
@@ -36,6 +61,8 @@ def _constant_of_shape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 MAKERS: dict[str, ShapeRule] = {
     "ConstantOfShape": _constant_of_shape,
+    "If": _if,
+    "OneHot": _one_hot,
     "Range": _range,
     "Shape": _shape,
     "Size": _size,

@@ -37,7 +37,7 @@ def _gemm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _einsum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    terms = einsum_terms(node)
+    terms = einsum_terms(node, facts)
     if terms is None:
         return [None]
     lengths: dict[str, Dim] = {}
@@ -98,7 +98,7 @@ def _between_channels_and_space(node: ir.Node, facts: Known) -> Sequence[Dims | 
 
 def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
-    if query is None or input_dims(node, 1, facts) is None or value is None:
+    if node.domain == "com.microsoft" or query is None or value is None:
         return []
     if len(query) == 4:
         return [(*query[:3], value[-1])]

@@ -47,7 +47,7 @@ def fresh_dims(value: ir.Value, rank: int, facts: Known) -> Dims:
 
 
 def requested_dims(node: ir.Node, index: int, facts: Known) -> Dims | None:
-    """The shape that an input asks for; lengths it does not tell are fresh symbols of the output. None if not even the rank is known."""
+    """The shape that an input asks for, fresh symbols for lengths it does not tell; None if not even the rank is known."""
     content = input_content(node, index, facts)
     output = node.outputs[0]
     if isinstance(content, tuple):
@@ -102,13 +102,22 @@ def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
         return len(range(dim)[slice(start, None if abs(end) >= _LAST else end, step)])
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int):
         return len(range(dim)[start:end])
-    low = start + dim if isinstance(start, int) and start < 0 else start
-    if isinstance(end, int) and end >= _LAST:
-        return dim - low if low != 0 else dim
-    high = end + dim if isinstance(end, int) and end < 0 else end
-    if high == dim or low == 0:
-        return high - low if high == dim else sizes.minimum(high, dim) if isinstance(high, int) or isinstance(dim, Size) else high
-    return None
+    low = from_start(start, dim)
+    high = dim if isinstance(end, int) and end >= _LAST else from_start(end, dim)
+    if low is None or high is None:
+        return None
+    if high == dim:
+        return dim - low
+    if low != 0:
+        return None
+    return sizes.minimum(high, dim) if isinstance(high, int) or isinstance(dim, Size) else high
+
+
+def from_start(bound: Dim, dim: Dim) -> Dim | None:
+    """A slice's bound counted from the start of an axis of length `dim`; None where its sign depends on the symbols."""
+    if sizes.least(bound) >= 0:
+        return bound
+    return bound + dim if sizes.least(bound * -1) >= 1 else None
 
 
 def split_lengths(node: ir.Node, facts: Known) -> list[Dim] | None:
@@ -120,7 +129,8 @@ def split_lengths(node: ir.Node, facts: Known) -> list[Dim] | None:
     if dims is None or given(node, 1) is not None:
         return None
     count = len(node.outputs)
-    length = dims[attribute(node, "axis", 0) % len(dims)]
+    axis: int = attribute(node, "axis", 0)
+    length = dims[axis % len(dims)]
     each = sizes.exact_quotient(length, count)
     if each is not None:
         return [each] * count
@@ -130,10 +140,21 @@ def split_lengths(node: ir.Node, facts: Known) -> list[Dim] | None:
     return [*[chunk] * (count - 1), length - chunk * (count - 1)]
 
 
-def einsum_terms(node: ir.Node) -> tuple[list[str], str] | None:
-    """An Einsum's operand and result subscripts, or None if it has an ellipsis or no explicit result."""
+def einsum_terms(node: ir.Node, facts: Known) -> tuple[list[str], str] | None:
+    """An Einsum's operand and result subscripts, an ellipsis written out as digits; None if the result is not explicit."""
     equation = str(attribute(node, "equation", "")).replace(" ", "")
-    if "->" not in equation or "." in equation:
+    if "->" not in equation:
         return None
     left, right = equation.split("->")
-    return left.split(","), right
+    terms = left.split(",")
+    if "." not in equation:
+        return terms, right
+    covered: list[int] = []
+    for index, term in enumerate(terms):
+        dims = input_dims(node, index, facts)
+        if dims is None:
+            return None
+        covered.append(len(dims) - len(term.replace("...", "")) if "..." in term else 0)
+    digits = "0123456789"[: max(covered)]
+    written = [term.replace("...", digits[len(digits) - count :]) for term, count in zip(terms, covered, strict=True)]
+    return written, right.replace("...", digits)

@@ -1,0 +1,55 @@
+"""Element types of results, for exports that do not annotate them.
+
+The standard says of each output which input it has its type from, or that it has always the same; what depends on an attribute is
+written down here.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import attribute, constant_tensor
+from onnx_attnfuse.graph.known import Known
+from onnx_attnfuse.graph.rules.reading import given
+
+_STATED = {"Cast": "to", "Bernoulli": "dtype", "EyeLike": "dtype", "RandomNormalLike": "dtype", "RandomUniformLike": "dtype"}
+"""Operators that state the type in an attribute, some of them only if it is not that of their input."""
+
+
+def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
+    """The element type of output `index`, or None."""
+    op = node.op_type
+    if op in _STATED and attribute(node, _STATED[op]) is not None:
+        return ir.DataType(attribute(node, _STATED[op]))
+    if op == "Constant":
+        tensor = constant_tensor(node.outputs[0])
+        return None if tensor is None else tensor.dtype
+    if op == "ConstantOfShape":
+        fill = attribute(node, "value")
+        return ir.DataType.FLOAT if fill is None else fill.dtype
+    fixed, inputs = _typing("" if node.domain == "ai.onnx" else node.domain, op, index)
+    if fixed is not None:
+        return fixed
+    known = (facts.dtype(value) for value in (given(node, place) for place in inputs) if value is not None)
+    return next(known, None)
+
+
+@functools.cache
+def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple[int, ...]]:
+    """The type that an output always has, if it has one, and the inputs that have the same type as it."""
+    if domain:
+        return None, (0,)
+    if not onnx.defs.has(op):
+        return None, ()
+    schema = onnx.defs.get_schema(op)
+    output = schema.outputs[min(index, len(schema.outputs) - 1)]
+    if not output.is_homogeneous:
+        return None, ()
+    allowed = next((item.allowed_type_strs for item in schema.type_constraints if item.type_param_str == output.type_str), None)
+    types = [output.type_str] if allowed is None else allowed
+    fixed = types[0].removeprefix("tensor(").removesuffix(")").upper() if len(types) == 1 else ""
+    inputs = tuple(place for place, item in enumerate(schema.inputs) if item.type_str == output.type_str)
+    return ir.DataType.__members__.get(fixed), inputs
