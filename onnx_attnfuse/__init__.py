@@ -12,15 +12,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnx_attnfuse.errors import AttnFuseError, InputError, InternalError, MissingDependencyError, ModelError, OptionError
+from onnx_attnfuse.errors import (
+    AttnFuseError,
+    InputError,
+    InternalError,
+    MissingDependencyError,
+    ModelError,
+    OptionError,
+    VerificationError,
+)
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
+    from onnx_attnfuse.api import AttentionFusionPass, Result, explain, optimize
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
-    from onnx_attnfuse.pipeline import AttentionFusionPass, Result, explain, optimize
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
 
 __all__ = [
@@ -38,6 +46,7 @@ __all__ = [
     "Report",
     "Result",
     "SiteReport",
+    "VerificationError",
     "Verified",
     "explain",
     "optimize",
@@ -47,15 +56,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AttentionFusionPass": "pipeline",
+    "AttentionFusionPass": "api",
     "Facts": "graph.facts",
     "Layouts": "report.model",
     "Report": "report.model",
-    "Result": "pipeline",
+    "Result": "api",
     "SiteReport": "report.model",
     "Verified": "report.model",
-    "explain": "pipeline",
-    "optimize": "pipeline",
+    "explain": "api",
+    "optimize": "api",
     "score_step": "match.registry",
     "weight_step": "match.registry",
 }

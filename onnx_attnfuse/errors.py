@@ -5,6 +5,7 @@
     │   ├── ModelError            the file: missing, truncated, not ONNX, cyclic, ...
     │   └── OptionError           a value the caller chose
     ├── MissingDependencyError    an optional package is needed and absent
+    ├── VerificationError         the fused model as a whole differs from the source
     └── InternalError             our own mistake: a rewrite left the graph broken
 
 Each message is one line that says what is wrong and, after a semicolon, what to do about it.
@@ -31,6 +32,10 @@ class OptionError(InputError):
 
 class MissingDependencyError(AttnFuseError):
     """An optional package is needed for what was asked."""
+
+
+class VerificationError(AttnFuseError):
+    """The fused model does not compute what the source computes."""
 
 
 class InternalError(AttnFuseError):

@@ -8,8 +8,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Emitted
@@ -29,11 +31,11 @@ def check_shape_users(spec: AttentionSpec, builder: Builder) -> None:
     """
     inner = inner_values(spec)
     for value in inner:
-        for user, _ in value.uses():
-            if user.op_type == "Shape" and not _known_elsewhere(value, set(inner), builder):
-                raise Refused(
-                    "shape-used", f"the shape of the inner value '{value.name}' is used and not known elsewhere", user.name
-                )
+        for node in shape_nodes(value):
+            asked = node.inputs[0]
+            if asked is not None and not _known_elsewhere(asked, set(inner), builder):
+                message = f"the shape of the inner value '{asked.name}' is used and not known elsewhere"
+                raise Refused("shape-used", message, node.name)
 
 
 def _known_elsewhere(value: ir.Value, inner: set[ir.Value], builder: Builder) -> bool:
@@ -80,16 +82,21 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
 
 def _answer_shapes(value: ir.Value, builder: Builder) -> None:
     """Gives what asks for the shape of a needless value the same numbers from elsewhere."""
-    users = [user for user, _ in value.uses()]
-    dims = builder.facts.dims(value)
-    if value.graph is None or value.is_graph_output() or dims is None or any(user.op_type != "Shape" for user in users):
+    if value.graph is None or value.is_graph_output() or viewers(value):
         return
-    for user in users:
-        start, end = (user.attributes[key].value if key in user.attributes else None for key in ("start", "end"))
+    for node in list(shape_nodes(value)):
+        dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
+        if dims is None:
+            continue
         apart = Builder(builder.graph, builder.facts, builder.opset, builder.names)
-        apart.at(user)
-        user.outputs[0].replace_all_uses_with(apart.shape(dims[start:end]), replace_graph_outputs=True)
-        sweep([user.outputs[0]])
+        apart.at(node)
+        answer = apart.shape(dims[slice(attribute(node, "start", 0), attribute(node, "end"))])
+        asked = node.outputs[0]
+        if asked.is_graph_output():
+            answer = apart.node("Identity", [answer], dims=apart.facts.dims(answer), dtype=ir.DataType.INT64, hint=node.name or None)
+            answer.name, asked.name = asked.name, builder.name(f"{asked.name}_unfused")
+        asked.replace_all_uses_with(answer, replace_graph_outputs=True)
+        sweep([asked])
 
 
 def undo(builder: Builder) -> None:

@@ -88,7 +88,7 @@ class RowRule:
 
 @dataclasses.dataclass(frozen=True)
 class ScaleValue:
-    """A factor of the scores that is computed at run time or differs by row."""
+    """A factor that is computed at run time or differs by row."""
 
     laid: Laid
     divide: bool
@@ -131,6 +131,8 @@ class AttentionSpec:
     causal: bool
     """Row i sees keys j <= i only, counted from the start of both, besides what `mask` says."""
     row_rules: tuple[RowRule, ...]
+    result_scales: tuple[ScaleValue, ...]
+    """Factors of the result, the same for all keys and channels."""
     dtype: ir.DataType | None
     output_dtype: ir.DataType | None
     nodes: tuple[ir.Node, ...]
@@ -145,7 +147,7 @@ class AttentionSpec:
         for operand in self.operands():
             yield from (source.laid.value for source in operand)
         yield from (laid.value for laid in self.output)
-        yield from (scale.laid.value for scale in self.scale_values)
+        yield from (scale.laid.value for scale in (*self.scale_values, *self.result_scales))
         yield from (rule.condition.value for rule in self.row_rules if rule.condition is not None)
         yield from mask_values(self.mask)
 

@@ -42,7 +42,11 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """All outputs by name; inputs that the model has not are left out."""
-    started = session(model)
+    return run_in(session(model), feeds)
+
+
+def run_in(started: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """All outputs of a started session by name; inputs that the model has not are left out."""
     wanted = {entry.name for entry in started.get_inputs()}
     names = [entry.name for entry in started.get_outputs()]
     results = started.run(names, {name: array for name, array in feeds.items() if name in wanted})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -146,16 +146,17 @@ def tile(draw: st.DrawFn, chain: Chain) -> None:
         chain.shape[axis] *= repeats[axis]
 
 
-VIEWS = [transpose, merge, split_axis, unsqueeze]
-SELECTIONS = [expand, slice_part, split_part, gather_one, gather_repeated, tile]
+Step = Callable[[st.DrawFn, Chain], None]
+VIEWS: list[Step] = [transpose, merge, split_axis, unsqueeze]
+SELECTIONS: list[Step] = [expand, slice_part, split_part, gather_one, gather_repeated, tile]
 
 
 @st.composite
-def chains(draw: st.DrawFn, *, views_only: bool = False) -> Chain:
+def chains(draw: st.DrawFn, steps: Sequence[Step] = VIEWS + SELECTIONS) -> Chain:
     shape = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4))
     dynamic = [draw(st.booleans()) if size > 1 else False for size in shape]
     chain = Chain(shape, dynamic)
-    for step in draw(st.lists(st.sampled_from(VIEWS if views_only else VIEWS + SELECTIONS), min_size=1, max_size=6)):
+    for step in draw(st.lists(st.sampled_from(steps), min_size=1, max_size=6)):
         step(draw, chain)
     return chain
 
@@ -206,13 +207,13 @@ def test_what_was_read_upwards_can_be_brought_into_any_order_again(chain: Chain,
     np.testing.assert_array_equal(arranged, expected.transpose(perm))
 
 
-@given(chains(views_only=True))
-def test_a_chain_of_views_is_read_to_its_beginning(chain: Chain) -> None:
+@given(chains([transpose, split_axis, unsqueeze]))
+def test_a_chain_of_views_that_only_part_axes_is_read_to_its_beginning(chain: Chain) -> None:
     bench = Bench(chain.model())
     assert furthest(bench.value, bench.facts)[-1].value is bench.model.graph.inputs[0]
 
 
-@given(chains(views_only=True))
+@given(chains(VIEWS))
 def test_downward_and_upward_are_each_others_inverse(chain: Chain) -> None:
     bench = Bench(chain.model())
     for node in bench.model.graph:

@@ -90,8 +90,11 @@ def _refused(message: str) -> Exit:
 
 
 def _ended_by(error: Exception, args: Sequence[str]) -> Exit:
-    from onnx_attnfuse.errors import InputError, MissingDependencyError
+    from onnx_attnfuse.errors import InputError, MissingDependencyError, VerificationError
 
+    if isinstance(error, VerificationError):
+        click.echo(f"Error: {error}", err=True)
+        return Exit.DIFFERS
     if isinstance(error, (InputError, MissingDependencyError)):
         return _refused(str(error))
     from onnx_attnfuse_cli.defect import write_report

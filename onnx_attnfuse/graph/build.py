@@ -7,6 +7,7 @@ Requests must come in graph order (`at`), so that a shared node stands before ev
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -22,6 +23,11 @@ from onnx_attnfuse.graph.sizes import Atom, Dim, Size
 
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
 """The operators that compute atoms; what is not here is a quotient."""
+
+
+def largest(dtype: ir.DataType) -> float:
+    """The largest finite number of a float type."""
+    return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
 
 
 class Builder:
@@ -127,11 +133,10 @@ class Builder:
 
     def scalar(self, number: float, dtype: ir.DataType | None) -> ir.Value:
         """A rank-0 constant of element type `dtype` (float32 if unknown); what overflows it becomes its largest number."""
-        element: np.dtype[Any] = (dtype or ir.DataType.FLOAT).numpy()
-        if np.isfinite(number) and element.kind not in "iub":
-            largest = float(cast("float", ml_dtypes.finfo(element).max))
-            number = max(-largest, min(largest, number))
-        return self.constant(np.asarray(number).astype(element), "attnfuse/scalar")
+        element = dtype or ir.DataType.FLOAT
+        if math.isfinite(number):
+            number = max(-largest(element), min(largest(element), number))
+        return self.constant(np.asarray(number).astype(element.numpy()), "attnfuse/scalar")
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """`value` as `dtype`."""

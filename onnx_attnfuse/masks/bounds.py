@@ -1,6 +1,6 @@
 """How low a mask can get: whether it can forbid a key at all, and whether with -inf.
 
-Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as finite; what a
+Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as ordinary numbers; what a
 user feeds may be anything.
 """
 
@@ -18,7 +18,8 @@ from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
 Interval = tuple[float, float]
 
 _ANY: Interval = (-math.inf, math.inf)
-_FINITE: Interval = (-1e30, 1e30)
+_ORDINARY: Interval = (-900.0, 900.0)
+"""What activations and weights lie in: the scores that they are added to are no larger."""
 _UNIT: Interval = (0.0, 1.0)
 _MOVING = frozenset(
     "Identity Reshape Transpose Unsqueeze Squeeze Flatten Expand Tile Slice Gather GatherElements GatherND Split Cast CastLike".split()
@@ -55,7 +56,7 @@ class Bounds:
             inner = self._mask(mask.mask)
             if isinstance(mask.factor, float):
                 return _multiply(inner, (mask.factor, mask.factor))
-            return _ANY if math.isinf(inner[0]) else _FINITE
+            return _ANY if math.isinf(inner[0]) else _ORDINARY
         if isinstance(mask, Select):
             inner = (0.0, 0.0) if mask.mask is None else self._mask(mask.mask)
             return min(inner[0], mask.fill), max(inner[1], mask.fill)
@@ -72,7 +73,7 @@ class Bounds:
         if node is None or depth > _DEEPEST:
             return _ANY
         if node.domain not in {"", "ai.onnx"}:
-            return _FINITE
+            return _ORDINARY
         inputs = [item for item in node.inputs if item is not None]
         op = node.op_type
         if op in _MOVING:
@@ -102,13 +103,13 @@ class Bounds:
             return number, number
         if op in {"Log", "Div", "Reciprocal"}:
             return _ANY
-        return _FINITE
+        return _ORDINARY
 
 
 def _constant(value: ir.Value) -> Interval:
     array = constant_array(value, limit=1 << 24)
     if array is None or array.size == 0:
-        return _FINITE
+        return _ORDINARY
     array = np.asarray(array, np.float64)
     return float(array.min()), float(array.max())
 

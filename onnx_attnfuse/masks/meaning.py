@@ -54,6 +54,8 @@ class Parts:
 
     allowed: Expression = TRUE
     biases: tuple[Expression, ...] = ()
+    fills: frozenset[float] = frozenset()
+    """What masked scores are filled with or have added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +107,8 @@ class Meaning:
     """The predicate and biases as a reader writes them."""
     kind: str
     """Names of the kinds, joined by ` + `."""
+    fills: frozenset[float]
+    """What masked scores are filled with or have added, as far as it is known."""
     rows_alive: bool
     """Every row certainly sees at least one key."""
 
@@ -137,7 +141,7 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
     words = (["j <= i"] if causal else []) + words
     text = "; ".join(filter(None, [" and ".join(words), *(f"+ {wording.write(bias)}" for bias in parts.biases)]))
-    return Meaning(parts.allowed, predicates, parts.biases, text, " + ".join(kinds) or "no_mask", _alive(predicates, spec))
+    return Meaning(parts.allowed, predicates, parts.biases, text, " + ".join(kinds) or "no_mask", parts.fills, _alive(predicates, spec))
 
 
 def kept_where(rule: RowRule, reader: Reader) -> Expression:
@@ -166,17 +170,18 @@ def _parts(mask: Mask, reader: Reader) -> Parts:
     if isinstance(mask, Total):
         left, right = _parts(mask.left, reader), _parts(mask.right, reader)
         if mask.negative:
-            right = Parts(right.allowed, tuple(Apply("Neg", (bias,)) for bias in right.biases))
+            right = dataclasses.replace(right, biases=tuple(Apply("Neg", (bias,)) for bias in right.biases))
         return _joined(left, right)
     if isinstance(mask, Times):
         inner = _parts(mask.mask, reader)
         factor = Number(mask.factor) if isinstance(mask.factor, float) else element(mask.factor, reader)
         operator = "Div" if mask.divide else "Mul"
-        return Parts(inner.allowed, tuple(Apply(operator, (bias, factor)) for bias in inner.biases))
+        return dataclasses.replace(inner, biases=tuple(Apply(operator, (bias, factor)) for bias in inner.biases))
     if isinstance(mask, Select):
         kept = truth(element(mask.condition, reader))
         inner = Parts() if mask.mask is None else _parts(mask.mask, reader)
-        return Parts(conjunction([inner.allowed, kept if mask.keep_where else negation(kept)]), inner.biases)
+        allowed = conjunction([inner.allowed, kept if mask.keep_where else negation(kept)])
+        return Parts(allowed, inner.biases, inner.fills | {mask.fill})
     assert isinstance(mask, Floor)
     return _parts(mask.mask, reader)
 
@@ -187,7 +192,7 @@ def element(laid: Laid, reader: Reader) -> Expression:
 
 
 def _joined(left: Parts, right: Parts) -> Parts:
-    return Parts(conjunction([left.allowed, right.allowed]), (*left.biases, *right.biases))
+    return Parts(conjunction([left.allowed, right.allowed]), (*left.biases, *right.biases), left.fills | right.fills)
 
 
 def _split(part: Expression) -> Parts:
@@ -196,7 +201,7 @@ def _split(part: Expression) -> Parts:
         part = Number(float(part.offset))
     if isinstance(part, Number):
         if part.value <= FORBIDS or math.isnan(part.value):
-            return Parts(FALSE)
+            return Parts(FALSE, fills=frozenset([part.value]))
         return Parts() if part.value == 0 else Parts(biases=(part,))
     if isinstance(part, Apply) and part.op == "Add":
         return _joined(*(_split(argument) for argument in part.arguments))
@@ -206,16 +211,15 @@ def _split(part: Expression) -> Parts:
         allowed = chosen.allowed
         if allowed != other.allowed:
             allowed = disjunction([conjunction([part.condition, chosen.allowed]), conjunction([opposite, other.allowed])])
-        if chosen.allowed == FALSE or chosen.biases == other.biases:
-            return Parts(_simplified(allowed, opposite if chosen.allowed == FALSE else None, other.allowed), other.biases)
+        fills = chosen.fills | other.fills
+        if chosen.allowed == FALSE:
+            return Parts(conjunction([opposite, other.allowed]), other.biases, fills)
         if other.allowed == FALSE:
-            return Parts(_simplified(allowed, part.condition, chosen.allowed), chosen.biases)
-        return Parts(allowed, (choice(part.condition, _total(chosen.biases), _total(other.biases)),))
+            return Parts(conjunction([part.condition, chosen.allowed]), chosen.biases, fills)
+        if chosen.biases == other.biases:
+            return Parts(allowed, other.biases, fills)
+        return Parts(allowed, (choice(part.condition, _total(chosen.biases), _total(other.biases)),), fills)
     return Parts(biases=(part,))
-
-
-def _simplified(allowed: Expression, needed: Expression | None, inner: Expression) -> Expression:
-    return allowed if needed is None else conjunction([needed, inner])
 
 
 def _total(biases: tuple[Expression, ...]) -> Expression:

@@ -12,13 +12,11 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, from_start, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.masks import arithmetic
-from onnx_attnfuse.masks.tables import as_rule
 from onnx_attnfuse.masks.expression import (
     Apply,
     Element,
@@ -33,6 +31,7 @@ from onnx_attnfuse.masks.expression import (
     divided,
     scaled,
 )
+from onnx_attnfuse.masks.tables import as_rule
 
 At: TypeAlias = "tuple[Expression, ...]"
 

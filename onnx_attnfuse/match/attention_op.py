@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes, regroup
 from onnx_attnfuse.axes.views import Laid, aligned
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
@@ -77,6 +78,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         mask=read_mask,
         causal=bool(attribute(node, "is_causal", 0)),
         row_rules=rules,
+        result_scales=(),
         dtype=facts.dtype(query),
         output_dtype=facts.dtype(query),
         nodes=(node,),
@@ -95,9 +97,10 @@ def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[t
         if dims is None or len(dims) not in {3, 4}:
             raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", node.name)
         if len(dims) == 3:
-            parts = regroup(new_axes(dims), [*dims[:2], count, -1]) if count else None
-            channels = parts[3] if parts is not None else ()
-            dims = (dims[0], count or 1, dims[1], channels[0].size if channels else 1)
+            channels = None if count is None else sizes.exact_quotient(dims[2], count)
+            if channels is None:
+                raise Refused("unknown-heads", f"the number of heads of '{value.name}' is unknown", node.name)
+            dims = (dims[0], count, dims[1], channels)
         split.append(dims)
     query = tuple(new_axes(split[0]))
     groups, count = split[1][1], split[0][1]

@@ -94,6 +94,8 @@ class _Folder:
             self._mask = Times(self._mask, laid, step.divide)
 
     def _multiplied(self, number: float, taken: Taken[ScoreStep]) -> None:
+        if number < 0 and replaces(self._mask):
+            raise Refused("negated-mask", "scores change their sign after they were masked", taken.node.name)
         if not self._squashed:
             self._scale *= number
             self._mask = None if self._mask is None else Times(self._mask, number)
@@ -103,6 +105,8 @@ class _Folder:
         self._cap *= number
 
     def _added(self, step: Added, taken: Taken[ScoreStep]) -> None:
+        if step.mirrored:
+            self._multiplied(-1.0, taken)
         term = Term(self._operand(step.operand, taken))
         if self._mask is None:
             self._mask = Times(term, -1.0) if step.negative else term
@@ -131,3 +135,12 @@ class _Folder:
             message = f"the rank of '{value.name}' is unknown, or larger than that of the scores"
             raise Refused("unknown-rank", message, taken.node.name)
         return Laid(value, axes)
+
+
+def replaces(mask: Mask | None) -> bool:
+    """Whether a part of the mask puts a number in the place of the score."""
+    if isinstance(mask, (Select, Floor)):
+        return True
+    if isinstance(mask, Total):
+        return replaces(mask.left) or replaces(mask.right)
+    return isinstance(mask, Times) and replaces(mask.mask)

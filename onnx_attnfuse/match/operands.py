@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from onnx_attnfuse.axes.views import Laid, downward, upward
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.spec import Source
 
 _FURTHEST = 16
@@ -48,16 +47,11 @@ def readings(result: Laid, facts: Facts) -> tuple[Laid, ...]:
     found = [result]
     while len(found) < _FURTHEST:
         last = found[-1]
-        users = [node for node, _ in last.value.uses() if node.op_type != "Shape"]
-        if last.value.is_graph_output() or len(users) != 1:
+        followers = viewers(last.value)
+        if last.value.is_graph_output() or len(followers) != 1:
             break
-        view = downward(users[0], last.axes, facts)
+        view = downward(followers[0], last.axes, facts)
         if view is None:
             break
         found.append(view)
     return tuple(found)
-
-
-def is_source_of_shape_only(value: ir.Value) -> bool:
-    """Whether nothing but its shape is looked at."""
-    return not value.is_graph_output() and all(node.op_type == "Shape" for node, _ in value.uses())

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import new_axes
+from onnx_attnfuse.axes.factors import Axis, leaves, new_axes
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.folding import fold
 from onnx_attnfuse.match.heads import find_heads
 from onnx_attnfuse.match.scores import read_scores
 from onnx_attnfuse.match.softmax import Softmax
-from onnx_attnfuse.match.steps import NaNZeroed, Zeroed
+from onnx_attnfuse.match.steps import NaNZeroed, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.match.weights import WeightPath, read_weights
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, RowRule
+from onnx_attnfuse.spec import AttentionSpec, RowRule, ScaleValue
 
 
 def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> AttentionSpec:
@@ -30,6 +31,7 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
     Raises:
         Refused: It is no attention (code `not-attention`), or one that cannot be read, with the node that stops it.
     """
+    _check_parameters(softmax.nodes)
     dims = facts.dims(softmax.scores)
     if dims is None:
         raise Refused("unknown-rank", f"the rank of the softmax input '{softmax.scores.name}' is unknown", softmax.node.name)
@@ -66,6 +68,7 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
         mask=folded.mask,
         causal=False,
         row_rules=_row_rules(weights, facts),
+        result_scales=_result_scales(weights, key_axis, facts),
         dtype=facts.dtype(product.query.value),
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
@@ -85,7 +88,7 @@ def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
         for value in node.outputs:
             if value is weights.output.value:
                 continue
-            outside = [user for user, _ in value.uses() if user not in inside and user.op_type != "Shape"]
+            outside = [user for user in viewers(value) if user not in inside]
             if value.is_graph_output():
                 raise Refused("inner-value-used", f"the inner value '{value.name}' is an output of the graph", node.name)
             if outside:
@@ -100,8 +103,28 @@ def _row_rules(weights: WeightPath, facts: Facts) -> tuple[RowRule, ...]:
         if isinstance(step, NaNZeroed):
             rules.append(RowRule(None))
         elif isinstance(step, Zeroed):
-            condition = aligned(step.condition, taken.axes, facts)
-            if condition is None:
-                raise Refused("unknown-rank", f"the rank of '{step.condition.name}' is unknown", taken.node.name)
-            rules.append(RowRule(Laid(step.condition, condition), step.keep_where))
+            rules.append(RowRule(_operand(step.condition, taken, facts), step.keep_where))
     return tuple(rules)
+
+
+def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:
+    """Factors of the weights, which are factors of the result where they are the same for all keys."""
+    scales: list[ScaleValue] = []
+    columns = set(leaves(key_axis))
+    for taken in weights.steps:
+        step = taken.step
+        if not isinstance(step, Weighted):
+            continue
+        laid = _operand(step.operand, taken, facts)
+        if any(not columns.isdisjoint(leaves(axis)) for axis in laid.axes):
+            message = f"the weights are multiplied by '{step.operand.name}', which differs by key"
+            raise Refused("weights-scaled-by-key", message, taken.node.name)
+        scales.append(ScaleValue(laid, step.divide))
+    return tuple(scales)
+
+
+def _operand(value: ir.Value, taken: Taken[WeightStep], facts: Facts) -> Laid:
+    axes = aligned(value, taken.axes, facts)
+    if axes is None:
+        raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
+    return Laid(value, axes)

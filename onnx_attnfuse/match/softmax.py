@@ -36,7 +36,19 @@ def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:
         if opset < 13 and axis != rank - 1:
             return None
         return Softmax(node, node.inputs[0], node.outputs[0], axis, (node,))
+    if node.op_type == "Exp":
+        return _of_logarithms(node, facts, opset)
     return _spelled_out(node, facts) if node.op_type == "Div" else None
+
+
+def _of_logarithms(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:
+    """`exp(log_softmax(x))`."""
+    inner = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if inner is None or inner.op_type != "LogSoftmax" or inner.inputs[0] is None or opset < 13:
+        return None
+    rank = facts.rank(inner.inputs[0])
+    axis: int = attribute(inner, "axis", -1)
+    return None if rank is None else Softmax(node, inner.inputs[0], node.outputs[0], axis % rank, (inner, node))
 
 
 def _spelled_out(node: ir.Node, facts: Facts) -> Softmax | None:

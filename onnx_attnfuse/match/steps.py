@@ -46,6 +46,8 @@ class Added:
     scores: ir.Value
     operand: ir.Value
     negative: bool = False
+    mirrored: bool = False
+    """The scores are subtracted from `operand` instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,16 @@ class Zeroed:
     keep_where: bool
 
 
-WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed
+@dataclasses.dataclass(frozen=True)
+class Weighted:
+    """Weights are multiplied or divided by `operand`, which is the same for all keys."""
+
+    output: ir.Value
+    operand: ir.Value
+    divide: bool = False
+
+
+WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted
 
 _Step = TypeVar("_Step", ScoreStep, WeightStep)
 

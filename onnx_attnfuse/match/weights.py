@@ -11,7 +11,7 @@ from onnx_attnfuse.axes.views import Laid, downward
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.match.registry import weight_reader
-from onnx_attnfuse.match.steps import Kept, Taken, WeightStep, Zeroed
+from onnx_attnfuse.match.steps import Kept, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.reasons import Refused
 
 
@@ -64,12 +64,12 @@ def _through(node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts
         path = _descend(view, key_axis, facts, failures)
         return path and dataclasses.replace(path, nodes=(node, *path.nodes))
     if node.op_type == "Slice" and index == 0 and node.domain in {"", "ai.onnx"}:
-        raise Refused("extra-column", "a column of the softmax is dropped after it (a sink), which the operator cannot do", node.name)
+        raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     reader = weight_reader(node)
     step = reader(node, laid.value, facts) if reader is not None else None
     if step is None:
         raise Refused("not-attention", f"{node.op_type} takes the softmax, which is no product with values", node.name)
-    also = () if isinstance(step, Zeroed) else step.also
+    also = () if isinstance(step, (Zeroed, Weighted)) else step.also
     path = _descend(Laid(step.output, laid.axes), key_axis, facts, failures)
     if path is None:
         return None

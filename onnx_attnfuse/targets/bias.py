@@ -9,12 +9,13 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.arrange import arrange
 from onnx_attnfuse.axes.factors import Axes, leaves, length, refined
 from onnx_attnfuse.axes.views import Laid, aligned
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
 from onnx_attnfuse.targets.placing import Axes4
 
-_LOWEST = -3.4028234663852886e38
+_UNKNOWN_GAIN = 1e9
+"""A factor that is computed at run time is taken to be smaller than this."""
 ABSORBING = -1e12
 """Added in float32, a number this low swallows any score."""
 
@@ -47,18 +48,19 @@ class BiasEmitter:
         assert dims is not None
         return self._builder.expand(compact.value, [*dims[:2], *wanted], [False, False, True, True])
 
-    def _emit(self, mask: Mask) -> Laid:
+    def _emit(self, mask: Mask, gain: float = 1.0) -> Laid:
+        """Emits a part that is multiplied by `gain` further out."""
         if isinstance(mask, Term):
-            return self._term(mask.laid.refined())
+            return self._term(mask.laid.refined(), gain)
         if isinstance(mask, Total):
-            return self._binary("Sub" if mask.negative else "Add", self._emit(mask.left), self._emit(mask.right))
+            return self._binary("Sub" if mask.negative else "Add", self._emit(mask.left, gain), self._emit(mask.right, gain))
         if isinstance(mask, Times):
-            return self._times(mask)
+            return self._times(mask, gain)
         if isinstance(mask, Select):
-            return self._select(mask)
-        return self._floor(mask)
+            return self._select(mask, gain)
+        return self._floor(mask, gain)
 
-    def _term(self, laid: Laid) -> Laid:
+    def _term(self, laid: Laid, gain: float) -> Laid:
         """A mask in a wider type that only chooses between 0 and a fill is made anew in the operator's type."""
         facts = self._builder.facts
         dtype, node = facts.dtype(laid.value), laid.value.producer()
@@ -73,14 +75,14 @@ class BiasEmitter:
         axes = aligned(condition, laid.axes, facts)
         for kept, fill, keep_where in ((*numbers, True), (*numbers[::-1], False)):
             if kept == 0 and fill is not None and fill <= ABSORBING and axes is not None:
-                return self._select(Select(Laid(condition, axes), keep_where, fill, None))
+                return self._select(Select(Laid(condition, axes), keep_where, fill, None), gain)
         return laid
 
-    def _times(self, mask: Times) -> Laid:
-        inner = self._emit(mask.mask)
+    def _times(self, mask: Times, gain: float) -> Laid:
         operator = "Div" if mask.divide else "Mul"
         if isinstance(mask.factor, Laid):
-            return self._binary(operator, inner, mask.factor.refined())
+            return self._binary(operator, self._emit(mask.mask, _UNKNOWN_GAIN * gain), mask.factor.refined())
+        inner = self._emit(mask.mask, abs(mask.factor) * gain)
         if mask.factor == 1.0:
             return inner
         return self._with_scalar(operator, inner, mask.factor)
@@ -89,27 +91,30 @@ class BiasEmitter:
         dtype = self._builder.facts.dtype(laid.value)
         return Laid(self._builder.elementwise(op, [laid.value, self._builder.scalar(number, dtype)], dtype), laid.axes)
 
-    def _select(self, mask: Select) -> Laid:
-        fill = mask.fill if math.isinf(mask.fill) else _LOWEST
+    def _lowest(self, dtype: ir.DataType, gain: float) -> ir.Value:
+        """The lowest number that is still finite when it is multiplied by `gain`: it swallows any score."""
+        return self._builder.scalar(-largest(dtype) / max(1.0, gain), dtype)
+
+    def _select(self, mask: Select, gain: float) -> Laid:
         condition = mask.condition.refined()
         if mask.mask is None:
             kept, dtype = Laid(self._builder.scalar(0.0, self._dtype), ()), self._dtype
         else:
-            kept = self._emit(mask.mask)
+            kept = self._emit(mask.mask, gain)
             dtype = self._builder.facts.dtype(kept.value) or self._dtype
             condition, kept = self._alike(condition, kept)
-        filled = self._builder.scalar(fill, dtype)
+        filled = self._builder.scalar(mask.fill, dtype) if math.isinf(mask.fill) else self._lowest(dtype, gain)
         chosen = [kept.value, filled] if mask.keep_where else [filled, kept.value]
         value = self._builder.elementwise("Where", [condition.value, *chosen], dtype)
         return Laid(value, _union(condition.axes, kept.axes))
 
-    def _floor(self, mask: Floor) -> Laid:
+    def _floor(self, mask: Floor, gain: float) -> Laid:
         """What falls to the floor becomes the lowest number, which swallows the score as the floor does."""
-        inner = self._emit(mask.mask)
+        inner = self._emit(mask.mask, gain)
         dtype = self._builder.facts.dtype(inner.value) or self._dtype
         low = self._builder.scalar(mask.low, dtype)
         above = self._builder.elementwise("Greater", [inner.value, low], ir.DataType.BOOL)
-        lowest = self._builder.scalar(_LOWEST, dtype)
+        lowest = self._lowest(dtype, gain)
         return Laid(self._builder.elementwise("Where", [above, inner.value, lowest], dtype), inner.axes)
 
     def _binary(self, op: str, left: Laid, right: Laid) -> Laid:

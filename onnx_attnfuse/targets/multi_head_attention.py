@@ -5,12 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes, length
+from onnx_attnfuse.axes.factors import Axes, Axis, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.spec import AttentionSpec, Layouts, ScaleValue, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Workbench
 from onnx_attnfuse.targets.placing import Axes4, place
@@ -45,7 +45,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     axes = place(spec)
     causal = is_causal_attribute(meaning, axes)
     bias = BiasEmitter(builder, axes, spec.dtype)
-    compact = None if spec.mask is None or meaning.is_trivial or meaning.only_causal and causal else bias.compact(spec.mask)
+    compact = None if spec.mask is None or meaning.is_trivial or (meaning.only_causal and causal) else bias.compact(spec.mask)
     rows = read_rows(spec, meaning, compact, bench)
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, causal))
     chosen = [_cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
@@ -87,7 +87,7 @@ def is_causal_attribute(meaning: Meaning, axes: Axes4) -> bool:
 
 
 def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
-    query = _scaled_query(builder, query, spec, axes)
+    query = _scaled(builder, query, axes.h, spec.scale_values, axes)
     if scale == 0.0:
         query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
     if rows.zero_query is not None:
@@ -96,6 +96,7 @@ def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows
 
 
 def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
+    result = _scaled(builder, result, axes.v, spec.result_scales, axes)
     for test, where in rows.zero_output:
         result = apply_rows(builder, result, axes.v, test, where, axes)
     if factor != 1.0:
@@ -130,26 +131,24 @@ def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return builder.cast(value, dtype)
 
 
-def _scaled_query(builder: Builder, query: ir.Value, spec: AttentionSpec, axes: Axes4) -> ir.Value:
-    """Queries times the scales that are no plain numbers."""
-    dims = [length(axes.b), length(axes.i)]
-    for scale in spec.scale_values:
+def _scaled(builder: Builder, value: ir.Value, channels: Axis, scales: tuple[ScaleValue, ...], axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) times scales that are no plain numbers."""
+    dims, dtype = [length(axes.b), length(axes.i)], builder.facts.dtype(value)
+    for scale in scales:
         laid = scale.laid.refined()
         present = {leaf for axis in laid.axes for leaf in axis}
         batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
-        operator = "Div" if scale.divide else "Mul"
         if present & set(axes.n):
-            query = builder.reshape(query, [*dims, length(axes.n), length(axes.h)])
+            value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
             factor = arrange(builder, laid, (batch, rows, axes.n, ()))
         else:
             factor = laid.value if not present and not laid.axes else arrange(builder, laid, (batch, rows, ()))
-        assert spec.dtype is not None
-        factor = builder.cast(factor, spec.dtype)
-        before = builder.facts.dims(query)
-        query = builder.elementwise(operator, [query, factor], spec.dtype)
-        builder.facts.record(query, before, spec.dtype)
-        query = builder.reshape(query, [*dims, length((*axes.n, *axes.h))])
-    return query
+        before = builder.facts.dims(value)
+        factor = factor if dtype is None else builder.cast(factor, dtype)
+        value = builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
+        builder.facts.record(value, before, dtype)
+        value = builder.reshape(value, [*dims, length((*axes.n, *channels))])
+    return value
 
 
 def _form(causal: bool, bias: Laid | None) -> str:

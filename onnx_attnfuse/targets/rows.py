@@ -25,6 +25,8 @@ from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.placing import Axes4
 
 _LOWEST = -3.4028234663852886e38
+_KEEPS, _SWALLOWS = -2e4, -1e9
+"""Between these, adding the number rounds a float32 score visibly but does not swallow it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,7 @@ def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench
         return rows
     lowest = bounds.lowest(spec.mask)
     _check_fills(spec.mask, bounds)
+    _check_rounding(meaning)
     for rule in spec.row_rules:
         if rule.condition is not None:
             kept = _kept_rows(rule, rule.condition, spec, meaning, bench)
@@ -124,6 +127,13 @@ def _check_fills(mask: Mask | None, bounds: Bounds, outer: float = 0.0) -> None:
         other = {"left": "right", "right": "left"}.get(name)
         if inner is not None:
             _check_fills(inner, bounds, min(outer, bounds.lowest(getattr(mask, other))) if other else outer)
+
+
+def _check_rounding(meaning: Meaning) -> None:
+    """A row filled with a large number keeps its scores rounded to it, and so depends on the order of additions."""
+    rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _KEEPS]
+    if rounding and meaning.biases:
+        raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
 
 
 def apply_rows(builder: Builder, value: ir.Value, channels: Axis, test: Laid, where: bool, axes: Axes4) -> ir.Value:

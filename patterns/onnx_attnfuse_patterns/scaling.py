@@ -3,6 +3,7 @@
     Q·Kᵀ ── Mul/Div ── Softmax        the factor may be a number, computed, or differ by head or row
 
 Written by every exporter; the same step on q or k is read with the operands, not here.
+After Softmax a factor that is the same for all keys (head_mask of old exports, gates) goes to the result.
 Safety: a factor that differs by key is no scale; the walk refuses it.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse import Facts, score_step, steps
+from onnx_attnfuse import Facts, score_step, steps, weight_step
 
 
 @score_step("Mul")
@@ -37,3 +38,14 @@ def divide(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
 def negate(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     """`-scores`."""
     return (steps.Negated(node.inputs[0]),) if node.inputs[0] is not None else ()
+
+
+@weight_step("Mul", "Div")
+def weigh(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | None:
+    """`weights * g` or `weights / g`: a gate, or a mask of heads or rows."""
+    left, right = node.inputs
+    if left is weights and right is not None:
+        return steps.Weighted(node.outputs[0], right, divide=node.op_type == "Div")
+    if right is weights and left is not None and node.op_type == "Mul":
+        return steps.Weighted(node.outputs[0], left)
+    return None

@@ -71,6 +71,10 @@ def _numeric(function: Callable[[float], float]) -> Callable[[Scalar], Scalar]:
     return apply
 
 
+def _remainder(left: Scalar, right: Scalar) -> Scalar:
+    return left % right if isinstance(left, int) and isinstance(right, int) and right else None
+
+
 def _divide(node: ir.Node, facts: Known) -> Content:
     is_float = facts.dtype(node.outputs[0]) in _FLOATS
     operands = (input_content(node, index, facts) for index in (0, 1))
@@ -288,6 +292,7 @@ CONTENTS: dict[str, ContentRule] = {
     "Floor": _elementwise(_numeric(lambda item: float(math.floor(item)))),
     "Gather": _gather,
     "Identity": _identity,
+    "Mod": _elementwise(_remainder),
     "Max": _elementwise(_extreme(sizes.maximum, max)),
     "Min": _elementwise(_extreme(sizes.minimum, min)),
     "Mul": _elementwise(_arithmetic(operator.mul)),

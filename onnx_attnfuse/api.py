@@ -1,0 +1,90 @@
+"""What a program calls: `optimize`, `explain`, and the same as an onnx-ir pass."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_attnfuse.court import Court
+from onnx_attnfuse.graph import io
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.pipeline import Run
+from onnx_attnfuse.report.model import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A fused model and the report on it."""
+
+    model: Any
+    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
+    report: Report
+    _ir: ir.Model = dataclasses.field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model; weights in other files stay there.
+
+        Args:
+            path: Where to; never the file the model came from.
+
+        Raises:
+            OptionError: The path is the input's.
+            ModelError: The file cannot be written.
+        """
+        io.save(self._ir, path)
+
+
+def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Result:
+    """Fuses every attention of a model that can be fused exactly.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or what `torch.onnx.export(..., dynamo=True)` returns.
+        options: Choices; or give its fields by name.
+        **choices: Fields of `Options`.
+
+    Returns:
+        The fused model, of the same kind, and the report.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: An option has no such value.
+        VerificationError: `verify="model"`, and the whole models differ.
+    """
+    options = dataclasses.replace(options or Options(), **choices)
+    court = Court(options)
+    loaded, kind = io.from_any(model)
+    before = _original(model, loaded) if court.level == "model" else None
+    report = Run(loaded, options, court).go()
+    if before is not None:
+        note = court.model(before, loaded)
+        report = dataclasses.replace(report, notes=(*report.notes, note)) if note else report
+    return Result(io.to_kind(loaded, kind), report, loaded)
+
+
+def _original(model: io.AnyModel, loaded: ir.Model) -> str | os.PathLike[str] | ir.Model:
+    """The model as it was, for comparison: its file, or a copy of what was loaded."""
+    return model if isinstance(model, (str, os.PathLike)) else loaded.clone()
+
+
+def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
+    """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
+    options = dataclasses.replace(options or Options(), **choices)
+    loaded, _ = io.from_any(model)
+    return Run(loaded, options, Court(options, keep_evidence=False)).go()
+
+
+class AttentionFusionPass(ir.passes.InPlacePass):
+    """The same as an onnx-ir pass; the report of the last run is in `report`."""
+
+    def __init__(self, options: Options | None = None, **choices: Any) -> None:
+        super().__init__()
+        self.options = dataclasses.replace(options or Options(), **choices)
+        self.report: Report | None = None
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fuses in place; `modified` tells whether anything was fused."""
+        self.report = Run(model, self.options, Court(self.options)).go()
+        return ir.passes.PassResult(model, modified=self.report.fused > 0)

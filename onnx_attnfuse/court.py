@@ -1,0 +1,111 @@
+"""What is put before the judge, and what follows from the verdict."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import MissingDependencyError, OptionError, VerificationError
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.report.model import Verified
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.emitted import Emitted
+
+if TYPE_CHECKING:
+    import os
+
+    import onnx
+
+    from onnx_attnfuse.verify.judge import Judge
+    from onnx_attnfuse.verify.verdict import Verdict
+
+_EVIDENCE = pathlib.Path("attnfuse-evidence")
+
+
+class Court:
+    """Judges the rewrites of one run."""
+
+    def __init__(self, options: Options, keep_evidence: bool = True) -> None:
+        """Sets up the judge that `options` ask for.
+
+        Raises:
+            MissingDependencyError: Judging was asked for and onnxruntime is absent.
+            OptionError: The choice does not exist.
+        """
+        self.level = judging(options)
+        self.differing = 0
+        """Sites that were found different."""
+        self._judge: Judge | None = None
+        self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
+        if self.level != "none":
+            from onnx_attnfuse.verify.judge import Judge
+
+            self._judge = Judge()
+
+    def site(self, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model) -> Verified | None:
+        """Judges one site; None if nothing is judged.
+
+        Raises:
+            Refused: It differs, or could not be shown equal.
+        """
+        if self._judge is None:
+            return None
+        stops = [operand[-1].laid.value for operand in spec.operands()]
+        opsets = scope.graph.opset_imports or model.opset_imports
+        verdict = self._judge.judge(emitted.replaced, emitted.value, stops, scope.facts, opsets, model.functions)
+        if verdict.undecided is not None:
+            raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
+        if not verdict.equal:
+            self.differing += 1
+            self._keep(verdict, spec.name)
+            raise Refused("differs", verdict.detail)
+        return Verified(verdict.max_abs_error, verdict.cases)
+
+    def model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
+        """Judges whole models, if asked for; returns a line for the report.
+
+        Raises:
+            VerificationError: They differ.
+        """
+        if self.level != "model":
+            return None
+        from onnx_attnfuse.verify.model import judge_models
+
+        verdict = judge_models(before, after)
+        if verdict.undecided is not None:
+            return f"the whole model could not be verified: {verdict.undecided}"
+        if not verdict.equal:
+            self._keep(verdict, "model")
+            raise VerificationError(f"the fused model differs: {verdict.detail}; report it with the evidence in {self._evidence}")
+        return f"whole model verified on {verdict.cases} inputs, largest error {verdict.max_abs_error:.1e}"
+
+    def _keep(self, verdict: Verdict, name: str) -> None:
+        if self._evidence is None:
+            return
+        from onnx_attnfuse.verify.evidence import save
+
+        save(verdict, self._evidence, name)
+
+
+def judging(options: Options) -> str:
+    """How rewrites are judged under `options`.
+
+    Raises:
+        MissingDependencyError: Judging was asked for and onnxruntime is absent.
+        OptionError: The choice does not exist.
+    """
+    available = importlib.util.find_spec("onnxruntime") is not None
+    if options.verify is None:
+        return "sites" if available else "none"
+    if options.verify not in {"none", "sites", "model"}:
+        raise OptionError(f"verify is {options.verify!r}; choose none, sites or model")
+    if options.verify != "none" and not available:
+        raise MissingDependencyError(
+            "verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none"
+        )
+    return options.verify

@@ -1,0 +1,34 @@
+"""Who looks at a value: at its elements, or at its shape only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+_VIEWS = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+
+
+def viewers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
+    return [node for node, _ in value.uses() if not _asks_for_shape(node)]
+
+
+def shape_nodes(value: ir.Value) -> Iterator[ir.Node]:
+    """The Shape nodes that ask for the shape of a value, or of a view of it that nothing else looks at."""
+    for node, _ in value.uses():
+        if node.op_type == "Shape":
+            yield node
+        elif _asks_for_shape(node):
+            yield from shape_nodes(node.outputs[0])
+
+
+def _asks_for_shape(node: ir.Node) -> bool:
+    if node.domain not in {"", "ai.onnx"}:
+        return False
+    if node.op_type == "Shape":
+        return True
+    output = node.outputs[0]
+    if node.op_type not in _VIEWS or output.is_graph_output() or not output.uses():
+        return False
+    return all(_asks_for_shape(user) for user, _ in output.uses())
