@@ -64,9 +64,9 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     return Result(io.to_kind(loaded, kind), report, loaded)
 
 
-def _original(model: io.AnyModel, loaded: ir.Model) -> str | os.PathLike[str] | ir.Model:
+def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
     """The model as it was, for comparison: its file, or a copy of what was loaded."""
-    return model if isinstance(model, (str, os.PathLike)) else loaded.clone()
+    return os.fsdecode(model) if isinstance(model, (str, os.PathLike)) else loaded.clone()
 
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:

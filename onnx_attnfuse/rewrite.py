@@ -93,7 +93,9 @@ def _answer_shapes(value: ir.Value, builder: Builder) -> None:
         answer = apart.shape(dims[slice(attribute(node, "start", 0), attribute(node, "end"))])
         asked = node.outputs[0]
         if asked.is_graph_output():
-            answer = apart.node("Identity", [answer], dims=apart.facts.dims(answer), dtype=ir.DataType.INT64, hint=node.name or None)
+            answer = apart.node(
+                "Identity", [answer], dims=apart.facts.dims(answer), dtype=ir.DataType.INT64, hint=node.name or None
+            )
             answer.name, asked.name = asked.name, builder.name(f"{asked.name}_unfused")
         asked.replace_all_uses_with(answer, replace_graph_outputs=True)
         sweep([asked])

@@ -10,7 +10,8 @@ A file holds cases that differ in the one thing that matters. Each case is
     # expect: skipped soft-fill
 
 with one `expect` line for each Softmax or attention node, in the order of the report. After `fused` come the operator and the
-attributes it must have, `bias` or `no-bias` for whether it gets an additive mask; after any other status the code of the reason.
+attributes it must have, `bias` or `no-bias` for whether it gets an additive mask; after any other status the code of the reason,
+where that is not the status itself.
 """
 
 from __future__ import annotations

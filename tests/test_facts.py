@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.recorded import BUNDLED, Array, cases, name_of, run, with_outputs
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Content, Scalar
 from onnx_attnfuse.graph.sizes import Dim, Size
+from tests.recorded import BUNDLED, Array, cases, name_of, run, with_outputs
 
 
 class Recorded:

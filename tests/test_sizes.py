@@ -46,14 +46,18 @@ def divided(first: Expression, divisor: int) -> Expression:
 leaves = st.integers(-3, 8).map(number) | st.sampled_from(NAMES).map(named)
 expressions = st.recursive(
     leaves,
-    lambda inner: st.builds(combined, inner, inner, st.sampled_from(["+", "-", "*", "max", "min"]))
-    | st.builds(divided, inner, st.integers(1, 5)),
+    lambda inner: (
+        st.builds(combined, inner, inner, st.sampled_from(["+", "-", "*", "max", "min"]))
+        | st.builds(divided, inner, st.integers(1, 5))
+    ),
     max_leaves=10,
 )
 linear = st.recursive(
     leaves,
-    lambda inner: st.builds(combined, inner, inner, st.sampled_from(["+", "-"]))
-    | st.builds(combined, st.integers(-4, 4).map(number), inner, st.just("*")),
+    lambda inner: (
+        st.builds(combined, inner, inner, st.sampled_from(["+", "-"]))
+        | st.builds(combined, st.integers(-4, 4).map(number), inner, st.just("*"))
+    ),
     max_leaves=8,
 )
 values = st.fixed_dictionaries({name: st.integers(1, 30) for name in NAMES})

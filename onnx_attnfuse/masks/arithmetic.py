@@ -196,13 +196,11 @@ def _numbers(op: str, left: float, right: float) -> Expression | None:
 
 def _complement(op: str, left: Expression, right: Expression) -> Expression | None:
     """`(1 - m) · fill` for a mask m of zeros and ones: 0 where m is set, fill where it is not."""
-    for first, second in ((left, right), (right, left)):
-        is_complement = isinstance(first, Apply) and first.op == "Complement"
-        if op == "Mul" and is_complement and isinstance(second, Number):
-            inner = first.arguments[0]
-            return choice(truth(inner), Number(0.0), second)
     if op == "Sub" and left in {Number(1.0), constant(1)} and isinstance(right, Element):
         return Apply("Complement", (right,))
+    for first, second in ((left, right), (right, left)):
+        if op == "Mul" and isinstance(first, Apply) and first.op == "Complement" and isinstance(second, Number):
+            return choice(truth(first.arguments[0]), Number(0.0), second)
     return None
 
 

@@ -1,12 +1,13 @@
 """How low a mask can get: whether it can forbid a key at all, and whether with -inf.
 
-Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as ordinary numbers; what a
-user feeds may be anything.
+Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as ordinary
+numbers; what a user feeds may be anything.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -21,8 +22,9 @@ _ANY: Interval = (-math.inf, math.inf)
 _ORDINARY: Interval = (-900.0, 900.0)
 """What activations and weights lie in: the scores that they are added to are no larger."""
 _UNIT: Interval = (0.0, 1.0)
-_MOVING = frozenset(
-    "Identity Reshape Transpose Unsqueeze Squeeze Flatten Expand Tile Slice Gather GatherElements GatherND Split Cast CastLike".split()
+_MOVING = (
+    *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice"),
+    *("Gather", "GatherElements", "GatherND", "Split", "Cast", "CastLike"),
 )
 _DEEPEST = 64
 
@@ -72,38 +74,21 @@ class Bounds:
         node = value.producer()
         if node is None or depth > _DEEPEST:
             return _ANY
-        if node.domain not in {"", "ai.onnx"}:
-            return _ORDINARY
-        inputs = [item for item in node.inputs if item is not None]
+        return self._computed(node, depth + 1) if node.domain in {"", "ai.onnx"} else _ORDINARY
+
+    def _computed(self, node: ir.Node, depth: int) -> Interval:
         op = node.op_type
-        if op in _MOVING:
-            return self.of(inputs[0], depth + 1)
-        if op == "Where":
-            return _union(self.of(inputs[1], depth + 1), self.of(inputs[2], depth + 1))
-        if op in {"Max", "Min"}:
-            function = max if op == "Max" else min
-            parts = [self.of(item, depth + 1) for item in inputs]
-            return function(part[0] for part in parts), function(part[1] for part in parts)
-        if op in {"Add", "Sub", "Mul"}:
-            left, right = (self.of(item, depth + 1) for item in inputs)
-            if op == "Mul":
-                return _multiply(left, right)
-            return _add(left, right if op == "Add" else (-right[1], -right[0]))
-        if op == "Neg":
-            low, high = self.of(inputs[0], depth + 1)
-            return -high, -low
-        if op in {"Concat", "ScatterND", "ScatterElements"}:
-            parts = inputs if op == "Concat" else [inputs[0], inputs[2]]
-            return _union(*(self.of(item, depth + 1) for item in parts))
-        if op in {"Trilu", "Pad"}:
-            return _union(self.of(inputs[0], depth + 1), (0.0, 0.0))
         if op == "ConstantOfShape":
             fill = attribute(node, "value")
             number = 0.0 if fill is None else float(fill.numpy().flat[0])
             return number, number
-        if op in {"Log", "Div", "Reciprocal"}:
+        if op in _UNBOUNDED:
             return _ANY
-        return _ORDINARY
+        read = _READ.get(op)
+        if read is None:
+            return _ORDINARY
+        inputs = [item for item in node.inputs if item is not None]
+        return _COMBINED[op](*(self.of(inputs[index], depth) for index in read if index < len(inputs)))
 
 
 def _constant(value: ir.Value) -> Interval:
@@ -130,3 +115,49 @@ def _multiply(left: Interval, right: Interval) -> Interval:
 def _rounded(number: float, overflow: float) -> float:
     """A number past float32 is infinite there."""
     return overflow if abs(number) > 3.5e38 or math.isnan(number) else number
+
+
+def _negative(part: Interval) -> Interval:
+    return -part[1], -part[0]
+
+
+def _subtract(left: Interval, right: Interval) -> Interval:
+    return _add(left, _negative(right))
+
+
+def _with_zero(part: Interval) -> Interval:
+    return _union(part, (0.0, 0.0))
+
+
+def _maximum(*parts: Interval) -> Interval:
+    return max(part[0] for part in parts), max(part[1] for part in parts)
+
+
+def _minimum(*parts: Interval) -> Interval:
+    return min(part[0] for part in parts), min(part[1] for part in parts)
+
+
+_UNBOUNDED = frozenset(["Div", "Log", "Reciprocal"])
+_COMBINED: dict[str, Callable[..., Interval]] = {
+    **dict.fromkeys(_MOVING, _union),
+    "Add": _add,
+    "Concat": _union,
+    "Max": _maximum,
+    "Min": _minimum,
+    "Mul": _multiply,
+    "Neg": _negative,
+    "Pad": _with_zero,
+    "ScatterElements": _union,
+    "ScatterND": _union,
+    "Sub": _subtract,
+    "Trilu": _with_zero,
+    "Where": _union,
+}
+_READ: dict[str, Sequence[int]] = {
+    **dict.fromkeys([*_MOVING, "Neg", "Pad", "Trilu"], (0,)),
+    **dict.fromkeys(["Add", "Mul", "Sub"], (0, 1)),
+    **dict.fromkeys(["Concat", "Max", "Min"], range(64)),
+    **dict.fromkeys(["ScatterElements", "ScatterND"], (0, 2)),
+    "Where": (1, 2),
+}
+"""Which inputs of an operator decide."""

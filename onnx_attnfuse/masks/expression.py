@@ -1,8 +1,8 @@
 """Masks as expressions over index variables.
 
 An element of a mask is a function of where it stands. Integers are linear forms over indices and read elements, with sizes as
-coefficients, so that `j - i <= 0` looks the same however it was spelled; truth values are comparisons of such forms, reads, and their
-combinations; floats are numbers, choices between numbers, and terms nobody needs to look into.
+coefficients, so that `j - i <= 0` looks the same however it was spelled; truth values are comparisons of such forms, reads, and
+their combinations; floats are numbers, choices between numbers, and terms nobody needs to look into.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Index:
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """The element of a value at an index, where the value is data: an input, a constant table, or something that cannot be read."""
+    """The element of a value at an index, where the value is data: an input, a constant table, or what cannot be read."""
 
     value: ir.Value
     at: tuple[Expression, ...]
@@ -263,5 +263,3 @@ def truth(part: Expression) -> Expression:
             [conjunction([part.condition, truth(part.chosen)]), conjunction([negation(part.condition), truth(part.other)])]
         )
     return Not(Apply("Equal", (part, Number(0.0))))
-
-

@@ -1,7 +1,8 @@
 """What a mask means: which keys a row may see, as a conjunction of known predicates, and what is added besides.
 
-The field's names: no_mask, causal, causal_bottom_right, sliding_window, padding, padding_causal, segments, arbitrary; biases: alibi,
-relative_position, computed. A meaning is for choosing a form and for telling; the mask itself stays in the `AttentionSpec`.
+The field's names: no_mask, causal, causal_bottom_right, sliding_window, padding, padding_causal, segments, arbitrary; biases:
+alibi, relative_position, table, computed. A meaning is for choosing a form and for telling; the mask itself stays in the
+`AttentionSpec`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.masks import arithmetic
 from onnx_attnfuse.masks.expression import (
     FALSE,
     TRUE,
@@ -126,10 +128,10 @@ class Meaning:
 
 def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     """Reads the mask of `spec`."""
-    names = {factor: name for letter, axis in zip("ij", (spec.query_axis, spec.key_axis), strict=True) for factor, name in _named(letter, axis)}
     heads = leaves(spec.heads)
     batch = tuple(factor for factor in leaves(spec.batch_axis) if factor not in heads)
-    for letter, axis in (("b", batch), ("n", heads)):
+    names: dict[Factor, str] = {}
+    for letter, axis in zip("bnij", (batch, heads, spec.query_axis, spec.key_axis), strict=True):
         names.update(_named(letter, axis))
     wording = Wording(names)
     parts = Parts() if spec.mask is None else _parts(spec.mask, reader)
@@ -140,8 +142,17 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     kinds = _kinds(predicates, spec) + [_bias_kind(bias, row, column, heads) for bias in parts.biases]
     words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
     words = (["j <= i"] if causal else []) + words
-    text = "; ".join(filter(None, [" and ".join(words), *(f"+ {wording.write(bias)}" for bias in parts.biases)]))
-    return Meaning(parts.allowed, predicates, parts.biases, text, " + ".join(kinds) or "no_mask", parts.fills, _alive(predicates, spec))
+    sentence = " and ".join(words)
+    text = "; ".join(filter(None, [sentence, *(f"+ {wording.write(bias)}" for bias in parts.biases)]))
+    return Meaning(
+        allowed=parts.allowed,
+        predicates=predicates,
+        biases=parts.biases,
+        text=text,
+        kind=" + ".join(kinds) or "no_mask",
+        fills=parts.fills,
+        rows_alive=_alive(predicates, spec),
+    )
 
 
 def kept_where(rule: RowRule, reader: Reader) -> Expression:
@@ -164,26 +175,32 @@ def _named(letter: str, axis: Axis) -> list[tuple[Factor, str]]:
     return [(part, letter if len(parts) == 1 else f"{letter}{count}") for count, part in enumerate(parts)]
 
 
-def _parts(mask: Mask, reader: Reader) -> Parts:
+def _parts(mask: Mask, reader: Reader, gain: float = 1.0) -> Parts:
+    """What a part of a mask does that is multiplied by `gain` further out."""
     if isinstance(mask, Term):
-        return _split(element(mask.laid, reader))
+        return _split(_multiplied(element(mask.laid, reader), gain))
     if isinstance(mask, Total):
-        left, right = _parts(mask.left, reader), _parts(mask.right, reader)
-        if mask.negative:
-            right = dataclasses.replace(right, biases=tuple(Apply("Neg", (bias,)) for bias in right.biases))
-        return _joined(left, right)
+        return _joined(_parts(mask.left, reader, gain), _parts(mask.right, reader, -gain if mask.negative else gain))
     if isinstance(mask, Times):
-        inner = _parts(mask.mask, reader)
-        factor = Number(mask.factor) if isinstance(mask.factor, float) else element(mask.factor, reader)
+        if not isinstance(mask.factor, Laid):
+            return _parts(mask.mask, reader, mask.factor * gain)
+        inner, factor = _parts(mask.mask, reader, gain), element(mask.factor, reader)
         operator = "Div" if mask.divide else "Mul"
         return dataclasses.replace(inner, biases=tuple(Apply(operator, (bias, factor)) for bias in inner.biases))
     if isinstance(mask, Select):
         kept = truth(element(mask.condition, reader))
-        inner = Parts() if mask.mask is None else _parts(mask.mask, reader)
+        inner = Parts() if mask.mask is None else _parts(mask.mask, reader, gain)
         allowed = conjunction([inner.allowed, kept if mask.keep_where else negation(kept)])
-        return Parts(allowed, inner.biases, inner.fills | {mask.fill})
+        return Parts(allowed, inner.biases, inner.fills | {mask.fill * gain})
     assert isinstance(mask, Floor)
-    return _parts(mask.mask, reader)
+    return _parts(mask.mask, reader, gain)
+
+
+def _multiplied(part: Expression, gain: float) -> Expression:
+    if gain == 1.0:
+        return part
+    product = arithmetic.apply("Mul", (part, Number(gain)), integer=False)
+    return Apply("Mul", (part, Number(gain))) if product is None else product
 
 
 def element(laid: Laid, reader: Reader) -> Expression:
@@ -205,6 +222,8 @@ def _split(part: Expression) -> Parts:
         return Parts() if part.value == 0 else Parts(biases=(part,))
     if isinstance(part, Apply) and part.op == "Add":
         return _joined(*(_split(argument) for argument in part.arguments))
+    if (size := _magnitude(part)) >= -FORBIDS:
+        return Parts(Apply("Unmasked", (part,)), fills=frozenset([-size]))
     if isinstance(part, Choice):
         chosen, other = _split(part.chosen), _split(part.other)
         opposite = negation(part.condition)
@@ -220,6 +239,13 @@ def _split(part: Expression) -> Parts:
             return Parts(allowed, other.biases, fills)
         return Parts(allowed, (choice(part.condition, _total(chosen.biases), _total(other.biases)),), fills)
     return Parts(biases=(part,))
+
+
+def _magnitude(part: Expression) -> float:
+    """The plain number that something unread is multiplied by."""
+    if not isinstance(part, Apply) or part.op != "Mul":
+        return 1.0
+    return math.prod(abs(item.value) if isinstance(item, Number) else _magnitude(item) for item in part.arguments)
 
 
 def _total(biases: tuple[Expression, ...]) -> Expression:
@@ -333,5 +359,3 @@ def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
         return True
     room = length(spec.key_axis) - length(spec.query_axis) - offset
     return sizes.least(room) >= 0 and sizes.least(windows[0].reach + offset) >= 0
-
-

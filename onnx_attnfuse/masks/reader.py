@@ -106,7 +106,7 @@ class Reader:
         moving = [axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int)]
         if array is None or len(moving) != 2:
             return None
-        fixed = tuple(slice(None) if axis in moving else item.offset for axis, item in enumerate(at))
+        fixed = tuple(slice(None) if axis in moving else _known(item) for axis, item in enumerate(at))
         return as_rule(np.asarray(array[fixed], np.bool_), at[moving[0]], at[moving[1]])
 
     def input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression:
@@ -128,6 +128,11 @@ class Reader:
         """The shape of an input."""
         value = node.inputs[position] if position < len(node.inputs) else None
         return None if value is None else self.facts.dims(value)
+
+
+def _known(place: Linear) -> int:
+    assert isinstance(place.offset, int)
+    return place.offset
 
 
 def _literal(number: float, dtype: ir.DataType | None) -> Expression:
@@ -265,7 +270,7 @@ def _gather(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | N
     dims, indices = reader.input_dims(node, 0), reader.input_dims(node, 1)
     if dims is None or indices is None:
         return None
-    axis = attribute(node, "axis", 0) % len(dims)
+    axis: int = attribute(node, "axis", 0) % len(dims)
     picked = reader.input(node, 1, at[axis : axis + len(indices)], depth)
     place = _place(picked, dims[axis])
     return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + len(indices) :]), depth)
@@ -275,7 +280,7 @@ def _gather_elements(reader: Reader, node: ir.Node, at: At, depth: int) -> Expre
     dims = reader.input_dims(node, 0)
     if dims is None:
         return None
-    axis = attribute(node, "axis", 0) % len(dims)
+    axis: int = attribute(node, "axis", 0) % len(dims)
     place = _place(reader.input(node, 1, at, depth), dims[axis])
     return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + 1 :]), depth)
 
@@ -306,7 +311,7 @@ def _place(picked: Expression, size: Dim) -> Linear | None:
 
 
 def _concat(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
-    axis = attribute(node, "axis", 0) % len(at)
+    axis: int = attribute(node, "axis", 0) % len(at)
     place = at[axis]
     if not isinstance(place, Linear):
         return None
@@ -317,7 +322,7 @@ def _concat(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | N
         if dims is None:
             return None
         inner = combine(place, constant(start), -1)
-        if not inner.terms and isinstance(inner.offset, int) and isinstance(dims[axis], int) and not 0 <= inner.offset < dims[axis]:
+        if _outside(inner, dims[axis]):
             start = start + dims[axis]
             continue
         start = start + dims[axis]
@@ -328,6 +333,11 @@ def _concat(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | N
     for end, part in reversed(parts[:-1]):
         result = choice(at_most_zero(combine(combine(place, constant(end), -1), constant(1))), part, result)
     return result
+
+
+def _outside(place: Linear, size: Dim) -> bool:
+    """Whether a known place is certainly not in an axis of known length."""
+    return not place.terms and isinstance(place.offset, int) and isinstance(size, int) and not 0 <= place.offset < size
 
 
 def _range(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
@@ -351,13 +361,13 @@ def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | No
 
 
 def _constant_of_shape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
-    fill = attribute(node, "value")
-    return Number(0.0) if fill is None else _literal(float(np.asarray(fill.numpy()).flat[0]), fill.dtype)
+    fill: ir.TensorProtocol | None = attribute(node, "value")
+    return Number(0.0) if fill is None else _literal(float(np.asarray(fill, np.float64).flat[0]), fill.dtype)
 
 
 _ELEMENTWISE = (
-    "Add Sub Mul Div Mod Neg Abs Min Max Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Not Where Pow Log Floor Ceil Exp "
-    "Sqrt Reciprocal Sign BitwiseAnd BitwiseOr BitwiseNot"
+    "Add Sub Mul Div Mod Neg Abs Min Max Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Not Where "
+    "Pow Log Floor Ceil Exp Sqrt Reciprocal Sign BitwiseAnd BitwiseOr BitwiseNot"
 )
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),

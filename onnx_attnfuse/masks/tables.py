@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from onnx_attnfuse.masks.expression import Expression, Linear, at_most_zero, combine, conjunction, constant
 
 
-def as_rule(table: np.ndarray, row: Linear, column: Linear) -> Expression | None:
+def as_rule(table: npt.NDArray[np.bool_], row: Linear, column: Linear) -> Expression | None:
     """The rule that a two-dimensional table of truth values writes out, as a function of row and column; None if there is none.
 
     Only bands around the diagonal are tried: `low <= column - row <= high`.
     """
-    if table.ndim != 2 or table.dtype != np.bool_ or table.size < 4:
+    if table.ndim != 2 or table.size < 4:
         return None
     rows, columns = table.shape
-    shifts = np.arange(columns)[None, :] - np.arange(rows)[:, None]
+    shifts: npt.NDArray[np.int_] = np.indices(table.shape)[1] - np.indices(table.shape)[0]
     allowed = shifts[table]
     if allowed.size == 0:
         return None

@@ -98,7 +98,7 @@ def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[t
             raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", node.name)
         if len(dims) == 3:
             channels = None if count is None else sizes.exact_quotient(dims[2], count)
-            if channels is None:
+            if count is None or channels is None:
                 raise Refused("unknown-heads", f"the number of heads of '{value.name}' is unknown", node.name)
             dims = (dims[0], count, dims[1], channels)
         split.append(dims)

@@ -30,7 +30,8 @@ def refuse(spec: AttentionSpec) -> Reason | None:
         return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
     axes = place(spec)
     if spec.causal and (spec.mask is not None or length(axes.i) != length(axes.j)):
-        return Reason("unproven-square", "causal by attribute, and that there are as many queries as keys is not proven, or there is a mask besides")
+        message = "causal by attribute, with a mask besides or without a proof that there are as many queries as keys"
+        return Reason("unproven-square", message)
     return None
 
 
@@ -69,9 +70,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
     final = _typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
     names = axes.names()
-    layouts = Layouts(
-        *(einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)), einops(result, end.axes, names)
-    )
+    shown = [einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)]
+    layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
     node = fused.producer()
     assert node is not None
     return Emitted(end.value, final, node, layouts, _form(causal, rows.bias), scale)
