@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from typing import Any
 
 import onnx_ir as ir
@@ -66,7 +67,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
 
 def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
     """The model as it was, for comparison: its file, or a copy of what was loaded."""
-    return os.fsdecode(model) if isinstance(model, (str, os.PathLike)) else loaded.clone()
+    return str(model) if isinstance(model, (str, pathlib.PurePath)) else loaded.clone()
 
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import re
+import shutil
+import subprocess
 from typing import Literal
 
 from onnx_attnfuse.errors import OptionError
 
+ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
+"""Compute capabilities, times ten, that kernels are forecast for."""
+_DEFAULT_ARCHITECTURE = 80
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """An execution provider of ONNX Runtime."""
+    """An execution provider of ONNX Runtime, and the GPU behind it."""
 
     ep: Literal["cpu", "cuda"]
+    arch: int = 0
+    """Compute capability times ten; 0 on a CPU."""
+
+    @property
+    def name(self) -> str:
+        """`cpu`, or `cuda:sm90`."""
+        return self.ep if self.ep == "cpu" else f"cuda:sm{self.arch}"
 
     @property
     def rounds_float16(self) -> bool:
@@ -25,19 +39,32 @@ class Device:
         return self.ep == "cuda"
 
 
-def resolve(ep: str) -> Device:
-    """The device that `ep` names; `auto` is CUDA where the GPU build of onnxruntime is installed.
+def resolve(ep: str, arch: str | None = None) -> Device:
+    """The device that the options name.
+
+    Args:
+        ep: `cpu`, `cuda`, or `auto`: CUDA where the GPU build of onnxruntime is installed.
+        arch: `sm80` and the like; None: the GPU here, or sm80 if there is none.
 
     Raises:
-        OptionError: There is no such execution provider.
+        OptionError: There is no such execution provider or architecture.
     """
-    if ep == "auto":
-        return Device("cuda" if _has_gpu_build() else "cpu")
-    if ep == "cpu":
+    if ep not in {"auto", "cpu", "cuda"}:
+        raise OptionError(f"ep is {ep!r}; choose auto, cpu or cuda")
+    number = None if arch is None else _architecture(arch)
+    if ep == "cpu" or (ep == "auto" and number is None and not _has_gpu_build()):
+        if number is not None:
+            raise OptionError(f"arch {arch!r} is a GPU's; choose --ep cuda with it")
         return Device("cpu")
-    if ep == "cuda":
-        return Device("cuda")
-    raise OptionError(f"ep is {ep!r}; choose auto, cpu or cuda")
+    return Device("cuda", number or _architecture_here() or _DEFAULT_ARCHITECTURE)
+
+
+def _architecture(name: str) -> int:
+    found = re.fullmatch(r"(?:sm_?)?(\d+)", name.lower())
+    number = int(found[1]) if found else 0
+    if number not in ARCHITECTURES:
+        raise OptionError(f"arch is {name!r}; choose one of {', '.join(f'sm{item}' for item in ARCHITECTURES)}")
+    return number
 
 
 def _has_gpu_build() -> bool:
@@ -46,3 +73,14 @@ def _has_gpu_build() -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _architecture_here() -> int | None:
+    """The compute capability of the first GPU, from the driver's own tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.match(r"(\d+)\.(\d)", answer.stdout)
+    return int(found[1]) * 10 + int(found[2]) if found else None

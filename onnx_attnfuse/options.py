@@ -21,6 +21,8 @@ class Options:
 
     ep: Literal["auto", "cpu", "cuda"] = "auto"
     """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
+    arch: str | None = None
+    """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
     """Judging rewrites: each site cut out, the whole model too, or not at all. By default `sites` if onnxruntime is there."""
     keep_outputs: bool = False

@@ -9,10 +9,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import leaves, length
 from onnx_attnfuse.court import Court
-from onnx_attnfuse.devices import resolve
+from onnx_attnfuse.devices import Device, resolve
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
+from onnx_attnfuse.kernels import Problem, forecast
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.masks.reader import Reader
@@ -21,9 +22,10 @@ from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import make_plan
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.report.model import Report, SiteReport, Status
+from onnx_attnfuse.report.model import Kernel, RefusedKernel, Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
-from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.emitted import Emitted, Workbench
 from onnx_attnfuse.targets.placing import place
 
 _CONTRIB = "com.microsoft"
@@ -36,7 +38,7 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
-        self.device = resolve(options.ep)
+        self.device = resolve(options.ep, options.arch)
         self.names = all_names(model)
         self.sites: list[SiteReport] = []
         self.notes: list[str] = []
@@ -69,7 +71,7 @@ class Run:
         if spec is None:
             return found
         meaning = understand(spec, bench.reader)
-        found = dataclasses.replace(found, mask=meaning.kind)
+        found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
         plan = make_plan(spec)
         if plan.target is None:
             return dataclasses.replace(found, reasons=plan.refusals)
@@ -91,6 +93,7 @@ class Run:
             domain=plan.target.DOMAIN,
             scale=None if spec.scale_values else emitted.scale,
             mask_form=emitted.mask,
+            kernel=_kernel(spec, emitted, bench.device),
             layout=emitted.layouts,
             verified=verified,
         )
@@ -100,6 +103,15 @@ class Run:
         for function in self.model.functions.values():
             if any(node.domain == _CONTRIB for node in function.all_nodes()):
                 function.opset_imports.setdefault(_CONTRIB, 1)
+
+
+def _kernel(spec: AttentionSpec, emitted: Emitted, device: Device) -> Kernel:
+    axes = place(spec)
+    assert spec.dtype is not None
+    sizes = [length(axis) for axis in (axes.i, axes.j, axes.h, axes.v)]
+    found = forecast(Problem(spec.dtype, *sizes, mask=emitted.mask_form, causal=emitted.causal), device)
+    refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in found.refused)
+    return Kernel(device.name, found.kernel, refused)
 
 
 def _unfused(candidate: Candidate, scope: Scope) -> SiteReport:

@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 
@@ -91,3 +92,49 @@ def test_every_fact_about_a_bundled_model_is_true(path: pathlib.Path, case: str)
     assert not found.wrong_dims()
     assert not found.wrong_types()
     assert not found.wrong_contents()
+
+
+HEADER = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+operators (float[a, b, 4] x, float[a, 1, 4] y, float[4, c] m, float[a, 6, b, b] image, int64[2] picks, int64[a, b, 1] where)
+    => (z)
+<float[5, 6, 3, 3] kernel = {%s}, float[6, 2, 2, 2] upwards = {%s}, int64 one = {1}, int64 two = {2}, int64[1] zero = {0},
+ int64[1] last = {-1}, int64[1] three = {3}, int64[2] ends = {-1, 1}, int64[2] pair = {2, 2}, int64[4] pads = {0, 1, 2, 0},
+ int64[6] all_pads = {0, 1, 0, 0, 2, 3}, int64[1] far = {9223372036854775807}, int64[2] lengths = {1, 3}, float half = {0.5},
+ int64[3] merged = {0, -1, 2}, int64[4] wide = {2, 1, 1, 4}, int64[3] twice = {1, 2, 1}, int64 minus = {-7}>
+{
+    %s
+}"""
+LINES = [
+    line
+    for line in pathlib.Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+RUNS = [{"a": 2, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 5}]
+
+
+def model_of(line: str) -> onnx.ModelProto:
+    """The operators of a line, written last one first, as a model that gives out `z`."""
+    body = "\n    ".join(reversed(line.split("; ")))
+    numbers = [", ".join(["0.1"] * count) for count in (5 * 6 * 9, 6 * 2 * 4)]
+    text = HEADER % (*numbers, body)
+    return onnx.parser.parse_model(text.replace("(z)", "(float z)"))
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_every_fact_about_an_operator_is_true(line: str) -> None:
+    proto = model_of(line)
+    proto.graph.output[0].ClearField("type")
+    random = np.random.default_rng(0)
+    names = [name for node in proto.graph.node for name in node.output if name]
+    model = ir.from_proto(proto)
+    for sizes_of_run in RUNS:
+        feeds: dict[str, Array] = {}
+        for entry in proto.graph.input:
+            shape = [sizes_of_run.get(dim.dim_param, dim.dim_value) for dim in entry.type.tensor_type.shape.dim]
+            is_float = entry.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+            feeds[entry.name] = random.normal(size=shape).astype(np.float32) if is_float else np.zeros(shape, np.int64)
+        found = Recorded(model, Facts(model.graph), run(with_outputs(proto, names), feeds) | feeds)
+        assert not found.wrong_dims()
+        assert not found.wrong_types()
+        assert not found.wrong_contents()
+        assert found.facts.dtype(found.values[-1]) is not None

@@ -361,8 +361,8 @@ def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | No
 
 
 def _constant_of_shape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
-    fill: ir.TensorProtocol | None = attribute(node, "value")
-    return Number(0.0) if fill is None else _literal(float(np.asarray(fill, np.float64).flat[0]), fill.dtype)
+    number = reader.facts.number(node.outputs[0])
+    return None if number is None else _literal(number, reader.facts.dtype(node.outputs[0]))
 
 
 _ELEMENTWISE = (

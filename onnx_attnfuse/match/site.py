@@ -49,7 +49,8 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
     product = scores.product
     query, key, value = (operands.sources(laid, facts) for laid in (product.query, product.key, weights.value))
     output = operands.readings(weights.output, facts)
-    laid = [source.laid for operand in (query, key, value) for source in reversed(operand)] + list(reversed(output))
+    queries, keys = [source.laid for source in query], [source.laid for operand in (value, key) for source in operand]
+    laid = [*reversed(queries), *reversed(output), *reversed(keys)]
     return AttentionSpec(
         name=softmax.node.name or softmax.weights.name or "softmax",
         query=query,

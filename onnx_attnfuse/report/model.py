@@ -23,6 +23,25 @@ class Verified:
 
 
 @dataclasses.dataclass(frozen=True)
+class RefusedKernel:
+    """A kernel that would have been faster, and why it is not chosen."""
+
+    kernel: str
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What ONNX Runtime will run for a fused operator."""
+
+    device: str
+    """`cpu`, or `cuda:sm90`."""
+    forecast: str
+    refused: tuple[RefusedKernel, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class SiteReport:
     """One attention, or one Softmax that is none."""
 
@@ -44,6 +63,9 @@ class SiteReport:
     """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by ` + `."""
     mask_form: str | None = None
     """How a fused operator is given it: none, unidirectional, attention_bias and its shape."""
+    mask_text: str | None = None
+    """The same as a formula: which keys a row sees, and what is added."""
+    kernel: Kernel | None = None
     layout: Layouts = dataclasses.field(default_factory=Layouts)
     verified: Verified | None = None
     reasons: tuple[Reason, ...] = ()

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.spec import Layouts
@@ -34,5 +35,9 @@ class Emitted:
     """The fused operator."""
     layouts: Layouts
     mask: str
-    """The form in which the mask is handed over."""
+    """The form in which the mask is handed over, for a reader."""
+    mask_form: MaskForm
+    """The same, for the forecast."""
+    causal: bool
+    """Whether the operator's causal attribute is set."""
     scale: float

@@ -8,6 +8,7 @@ from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, Axis, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec, Layouts, ScaleValue, Source
@@ -74,7 +75,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
     node = fused.producer()
     assert node is not None
-    return Emitted(end.value, final, node, layouts, _form(causal, rows.bias), scale)
+    form: MaskForm = "none" if rows.bias is None else "bias"
+    return Emitted(end.value, final, node, layouts, _shown(causal, rows.bias), form, causal, scale)
 
 
 def is_causal_attribute(meaning: Meaning, axes: Axes4) -> bool:
@@ -151,7 +153,7 @@ def _scaled(builder: Builder, value: ir.Value, channels: Axis, scales: tuple[Sca
     return value
 
 
-def _form(causal: bool, bias: Laid | None) -> str:
+def _shown(causal: bool, bias: Laid | None) -> str:
     """The form in which the mask is handed over."""
     if bias is None:
         return "unidirectional" if causal else "none"

@@ -15,14 +15,22 @@ from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.known import Known
 from onnx_attnfuse.graph.rules.reading import given
 
-_STATED = {"Cast": "to", "Bernoulli": "dtype", "EyeLike": "dtype", "RandomNormalLike": "dtype", "RandomUniformLike": "dtype"}
+_STATED = {
+    "Bernoulli": "dtype",
+    "Cast": "to",
+    "DequantizeLinear": "output_dtype",
+    "EyeLike": "dtype",
+    "QuantizeLinear": "output_dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniformLike": "dtype",
+}
 """Operators that state the type in an attribute, some of them only if it is not that of their input."""
 
 
 def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
     """The element type of output `index`, or None."""
     op = node.op_type
-    if op in _STATED and attribute(node, _STATED[op]) is not None:
+    if op in _STATED and attribute(node, _STATED[op]):
         return ir.DataType(attribute(node, _STATED[op]))
     if op == "Constant":
         tensor = constant_tensor(node.outputs[0])
@@ -48,6 +56,8 @@ def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple
     output = schema.outputs[min(index, len(schema.outputs) - 1)]
     if not output.is_homogeneous:
         return None, ()
+    if op == "DequantizeLinear":
+        return None, (1,)  # the scale's, unless the node states another
     allowed = next((item.allowed_type_strs for item in schema.type_constraints if item.type_param_str == output.type_str), None)
     types = [output.type_str] if allowed is None else allowed
     fixed = types[0].removeprefix("tensor(").removesuffix(")").upper() if len(types) == 1 else ""
