@@ -15,7 +15,7 @@ from onnx_attnfuse.spec import AttentionSpec, Layouts, ScaleValue, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Workbench
 from onnx_attnfuse.targets.placing import Axes4, place
-from onnx_attnfuse.targets.rows import Rows, apply_rows, read_rows
+from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, read_rows
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
@@ -93,14 +93,14 @@ def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows
     if scale == 0.0:
         query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
     if rows.zero_query is not None:
-        query = apply_rows(builder, query, axes.h, rows.zero_query, True, axes)
+        query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True), axes)
     return query
 
 
 def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
     result = _scaled(builder, result, axes.v, spec.result_scales, axes)
-    for test, where in rows.zero_output:
-        result = apply_rows(builder, result, axes.v, test, where, axes)
+    for refill in rows.refills:
+        result = apply_rows(builder, result, axes.v, refill, axes)
     if factor != 1.0:
         result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
     return result

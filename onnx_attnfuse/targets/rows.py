@@ -13,7 +13,7 @@ import math
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange
-from onnx_attnfuse.axes.factors import Axis, leaves, length
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.masks.bounds import Bounds
@@ -37,8 +37,17 @@ class Rows:
     """The compact bias to use."""
     zero_query: Laid | None = None
     """Rows whose scores must all be equal."""
-    zero_output: tuple[tuple[Laid, bool], ...] = ()
-    """Rows of the result that become 0 where the test has this truth value."""
+    refills: tuple[Refill, ...] = ()
+    """Rows of the result that become a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refill:
+    """Rows of the result that become `number` where `test` is `where`."""
+
+    test: Laid
+    where: bool
+    number: float = 0.0
 
 
 def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench: Workbench) -> Rows:
@@ -56,14 +65,20 @@ def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench
     _check_rounding(meaning)
     for rule in spec.row_rules:
         if rule.condition is not None:
-            kept = _kept_rows(rule, rule.condition, spec, meaning, bench)
-            rows = dataclasses.replace(rows, zero_output=(*rows.zero_output, kept))
-        elif compact is not None and lowest <= (_LOWEST if rule.lowest_counts else -math.inf):
-            rows = _zero_dead_rows(rows, compact, rule.lowest_counts, builder)
-    rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16
-    if rounded and not spec.row_rules and compact is not None and lowest <= FORBIDS:
+            rows = _refilled(rows, _kept_rows(rule, rule.condition, spec, meaning, bench))
+    if compact is None:
+        return rows
+    guards = [rule for rule in spec.row_rules if rule.condition is None]
+    lowest_counts = any(rule.lowest_counts for rule in guards)
+    if lowest <= (_LOWEST if lowest_counts else -math.inf) and (guards or bench.device.ep == "cuda"):
+        rows = _refill_dead_rows(rows, compact, lowest_counts, 0.0 if guards else math.nan, builder)
+    if spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16 and lowest <= FORBIDS:
         rows = _level_dead_rows(rows, compact, builder)
     return rows
+
+
+def _refilled(rows: Rows, refill: Refill) -> Rows:
+    return dataclasses.replace(rows, refills=(*rows.refills, refill))
 
 
 def _maximum(compact: Laid, builder: Builder) -> ir.Value:
@@ -71,12 +86,15 @@ def _maximum(compact: Laid, builder: Builder) -> ir.Value:
     return builder.reduce_max(wide, 3)
 
 
-def _zero_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, builder: Builder) -> Rows:
-    """Rows of -inf only (or of the lowest number): made finite before the operator, zeroed after it."""
+def _refill_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, number: float, builder: Builder) -> Rows:
+    """Rows of -inf only (or of the lowest number): made finite before the operator, given their number after it.
+
+    The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
+    """
     lowest = builder.scalar(_LOWEST, ir.DataType.FLOAT)
     dead = builder.elementwise("LessOrEqual" if lowest_counts else "Less", [_maximum(compact, builder), lowest], ir.DataType.BOOL)
     test = Laid(dead, (*compact.axes[:3], ()))
-    return dataclasses.replace(rows, bias=_finite(compact, dead, builder), zero_output=(*rows.zero_output, (test, True)))
+    return _refilled(dataclasses.replace(rows, bias=_finite(rows.bias or compact, dead, builder)), Refill(test, True, number))
 
 
 def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
@@ -86,21 +104,22 @@ def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
 
 
 def _level_dead_rows(rows: Rows, compact: Laid, builder: Builder) -> Rows:
-    """Rows of large finite numbers only: all scores of such a row become 0; a row of -inf stays, its result is NaN in both."""
+    """Rows of large finite numbers only: all scores of such a row become 0."""
     maximum = _maximum(compact, builder)
     low = builder.elementwise("LessOrEqual", [maximum, builder.scalar(FORBIDS, ir.DataType.FLOAT)], ir.DataType.BOOL)
     finite = builder.elementwise("GreaterOrEqual", [maximum, builder.scalar(_LOWEST, ir.DataType.FLOAT)], ir.DataType.BOOL)
     dead = builder.elementwise("And", [low, finite], ir.DataType.BOOL)
-    return dataclasses.replace(rows, bias=_finite(compact, dead, builder), zero_query=Laid(dead, (*compact.axes[:3], ())))
+    bias = _finite(rows.bias or compact, dead, builder)
+    return dataclasses.replace(rows, bias=bias, zero_query=Laid(dead, (*compact.axes[:3], ())))
 
 
-def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> tuple[Laid, bool]:
+def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Refill:
     """The rows that a zeroing of weights leaves nothing of: those without a key, if it zeroes exactly what the mask forbids."""
     builder = bench.builder
     condition = condition.refined()
     columns = set(leaves(spec.key_axis))
     if not any(columns & set(axis) for axis in condition.axes):
-        return condition, not rule.keep_where
+        return Refill(condition, not rule.keep_where)
     if kept_where(rule, bench.reader) != meaning.allowed:
         name = condition.value.name
         raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
@@ -111,7 +130,7 @@ def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Mea
     place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
     kept = builder.cast(builder.reduce_max(number, place), ir.DataType.BOOL)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
-    return Laid(kept, axes), False
+    return Refill(Laid(kept, axes), False)
 
 
 def _check_fills(mask: Mask | None, bounds: Bounds, outer: float = 0.0) -> None:
@@ -136,21 +155,20 @@ def _check_rounding(meaning: Meaning) -> None:
         raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
 
 
-def apply_rows(builder: Builder, value: ir.Value, channels: Axis, test: Laid, where: bool, axes: Axes4) -> ir.Value:
-    """`value` of shape (b, s, n·channels) with 0 in the rows where `test` is `where`."""
-    present = {leaf for axis in test.refined().axes for leaf in axis}
-    per_head = any(leaf in present for leaf in axes.n)
+def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) with the number of `refill` in its rows."""
+    test = refill.test.refined()
+    present = {leaf for axis in test.axes for leaf in axis}
     batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
     dims = [length(axes.b), length(axes.i)]
-    if per_head:
+    target: Axes = (batch, rows, ())
+    if present & set(axes.n):
         value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
         target = (batch, rows, axes.n, ())
-    else:
-        target = (batch, rows, ())
     condition = arrange(builder, test, target)
     dtype = builder.facts.dtype(value)
-    zero = builder.scalar(0.0, dtype)
-    chosen = [zero, value] if where else [value, zero]
+    number = builder.scalar(refill.number, dtype)
+    chosen = [number, value] if refill.where else [value, number]
     result = builder.elementwise("Where", [condition, *chosen], dtype)
     builder.facts.record(result, builder.facts.dims(value), dtype)
     return builder.reshape(result, [*dims, length((*axes.n, *channels))])

@@ -1,0 +1,253 @@
+"""Cutting out what some values are computed by: the nodes between the operands and the results, and the light ones around.
+
+    piece = cut((old, new), stops, facts)
+
+The walk goes upwards from the results. It ends at the `stops`, at inputs of graphs, at constants, and at every operator that is
+neither cheap index and mask arithmetic nor computed from a stop; what it ends at becomes an input of the piece. So a piece is
+independent of the size of the model, and no weight is read for it. A shape alone carries no data: what is computed from the
+`Shape` of a stop only is not computed from the stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import constant_tensor, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.reasons import Refused
+
+Role = Literal["operand", "activation", "given", "constant"]
+"""A stop; a value cut off from heavy work; an input of a graph; a constant that is fed."""
+
+EMBEDDED = 1 << 14
+"""Constants of at most this many elements stand in the piece itself; larger ones are fed, which saves copying them."""
+_READABLE = 1 << 25
+"""Constants of more bytes are never read: the piece gets random numbers in their place."""
+_FURTHEST = 4096
+"""Nodes below the stops that are looked at."""
+
+_SHAPE_ONLY = frozenset(["Shape", "Size"])
+_DEFAULT_DOMAIN = frozenset(["", "ai.onnx"])
+_LIGHT = frozenset(
+    """
+    Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
+    ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater
+    GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow Range
+    Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape
+    Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose
+    Trilu Unsqueeze Where Xor
+    """.split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """A value that a piece is given."""
+
+    value: ir.Value
+    role: Role
+    dims: Dims
+    dtype: ir.DataType
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a graph that computes some values."""
+
+    nodes: tuple[ir.Node, ...]
+    """In an order in which they can run."""
+    inputs: tuple[Input, ...]
+    constants: tuple[ir.Value, ...]
+    """What stands in the piece as a constant."""
+    results: tuple[ir.Value, ...]
+
+    def read(self) -> set[ir.Value]:
+        """The values that more is asked of than their shape."""
+        used = {value for node in self.nodes if node.op_type not in _SHAPE_ONLY for value in node.inputs if value is not None}
+        return used.union(self.results)
+
+    def apart(self) -> list[ir.Node]:
+        """The nodes that no data of an operand flows into: index and mask arithmetic."""
+        below = {item.value for item in self.inputs if item.role == "operand"}
+        found: list[ir.Node] = []
+        for node in self.nodes:
+            if node.op_type in _SHAPE_ONLY or below.isdisjoint(node.inputs):
+                found.append(node)
+            else:
+                below.update(node.outputs)
+        return found
+
+    def only(self, *results: ir.Value) -> Piece:
+        """The part of it that some values need."""
+        needed = set(results)
+        nodes: list[ir.Node] = []
+        for node in reversed(self.nodes):
+            if needed & set(node.outputs):
+                nodes.append(node)
+                needed.update(value for value in node.inputs if value is not None)
+        return Piece(
+            tuple(reversed(nodes)),
+            tuple(item for item in self.inputs if item.value in needed),
+            tuple(value for value in self.constants if value in needed),
+            results,
+        )
+
+
+def cut(results: Sequence[ir.Value], stops: Iterable[ir.Value], facts: Facts) -> Piece:
+    """The piece that computes `results` from `stops`.
+
+    Raises:
+        Refused: No piece can be made: control flow, an attribute that a function is called with, a value of unknown type.
+    """
+    return _Walk(frozenset(stops), tuple(results), facts).go()
+
+
+class _Walk:
+    def __init__(self, stops: frozenset[ir.Value], results: tuple[ir.Value, ...], facts: Facts) -> None:
+        self._stops = stops
+        self._results = results
+        self._facts = facts
+        self._below = _below(stops, results)
+        self._nodes: dict[ir.Node, None] = {}
+        self._inputs: dict[ir.Value, Input] = {}
+        self._constants: dict[ir.Value, None] = {}
+        self._read = self._values_read()
+
+    def go(self) -> Piece:
+        pending: list[tuple[ir.Value | ir.Node, bool]] = [(value, False) for value in reversed(self._results)]
+        while pending:
+            item, ready = pending.pop()
+            if isinstance(item, ir.Node):
+                if ready:
+                    self._nodes[item] = None
+                elif item not in self._nodes:
+                    pending.append((item, True))
+                    pending.extend((value, False) for value in reversed(item.inputs) if value is not None)
+                continue
+            node = self._entered(item)
+            if node is not None:
+                pending.append((node, False))
+        return Piece(tuple(self._nodes), tuple(self._inputs.values()), tuple(self._constants), self._results)
+
+    def _values_read(self) -> set[ir.Value]:
+        """All values of the piece but those that only a shape is wanted of, and that the shape is known of."""
+        found = set(self._results)
+        pending = list(self._results)
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if node is None or self._end(value) is not None or (node.op_type in _SHAPE_ONLY and self._is_plain(node.inputs[0])):
+                continue
+            fresh = [item for item in node.inputs if item is not None and item not in found]
+            found.update(fresh)
+            pending.extend(fresh)
+        return found
+
+    def _is_plain(self, value: ir.Value | None) -> bool:
+        """Whether this is an activation of a shape that is known from those of other values."""
+        known = None if value is None else self._known(value)
+        if value is None or known is None or not known[1].is_floating_point() or len(known[0]) < 3:
+            return False
+        return not any(is_fresh(name, self._facts) for dim in known[0] for name in sizes.symbols(dim))
+
+    def _end(self, value: ir.Value) -> Role | None:
+        """What the value is to the piece if the walk ends there, else None."""
+        if value in self._stops:
+            return "operand"
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            return "constant" if tensor.nbytes <= _READABLE else "activation"
+        node = value.producer()
+        if node is None:
+            return "given"
+        heavy = node not in self._below and not _is_light(node, self._facts)
+        return "activation" if heavy and self._known(value) is not None else None
+
+    def _entered(self, value: ir.Value) -> ir.Node | None:
+        """The node to go on with, or None where the walk ends."""
+        node = value.producer()
+        if value in self._inputs or value in self._constants or node in self._nodes:
+            return None
+        role = self._end(value)
+        if role is None and value not in self._read:
+            role = "activation"
+        if role is not None:
+            self._ended(value, role)
+            return None
+        assert node is not None
+        if any(True for _ in subgraphs(node)):
+            raise Refused("control-flow", f"there is control flow in it, {node.op_type}", node.name)
+        if has_unknown_attribute(node):
+            raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
+        return node
+
+    def _ended(self, value: ir.Value, role: Role) -> None:
+        tensor = constant_tensor(value)
+        if role == "constant" and tensor is not None and tensor.size <= EMBEDDED:
+            self._constants[value] = None
+            return
+        known = self._known(value)
+        if known is None:
+            raise Refused("unknown-type", f"the shape or the element type of '{value.name}' is unknown")
+        self._inputs[value] = Input(value, role, *known)
+
+    def _known(self, value: ir.Value) -> tuple[Dims, ir.DataType] | None:
+        dims, dtype = self._facts.dims(value), self._facts.dtype(value)
+        return None if dims is None or dtype is None else (dims, dtype)
+
+
+def is_fresh(name: str, facts: Facts) -> bool:
+    """Whether the symbol stands for an axis that nothing is known of and that a node computes."""
+    origin = facts.origins.get(name)
+    return origin is not None and origin[0].producer() is not None and name == f"{origin[0].name}.{origin[1]}"
+
+
+def _below(stops: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
+    """The nodes that data of a stop flows into, nearest first, up to a bound; not through the results."""
+    found: set[ir.Node] = set()
+    pending = deque(stops)
+    while pending and len(found) < _FURTHEST:
+        for node, _ in pending.popleft().uses():
+            if node in found or node.op_type in _SHAPE_ONLY:
+                continue
+            found.add(node)
+            pending.extend(value for value in node.outputs if value not in results)
+    return found
+
+
+def _is_light(node: ir.Node, facts: Facts) -> bool:
+    """Whether the node is cheap and reads no weights."""
+    if node.op_type not in _LIGHT or node.domain not in _DEFAULT_DOMAIN:
+        return False
+    if node.op_type not in {"Gather", "Div", "Mod"}:
+        return True
+    first, second = node.inputs[:2]
+    if node.op_type == "Gather":
+        table = constant_tensor(first)
+        return table is None or table.nbytes <= _READABLE
+    dtype = None if first is None else facts.dtype(first)
+    return dtype is None or not dtype.is_integer() or _is_of_shapes(second)
+
+
+def _is_of_shapes(value: ir.Value | None) -> bool:
+    """Whether an integer follows from shapes and constants alone: on a zero that data makes, some kernels end the process."""
+    pending = [value]
+    for _ in range(_FURTHEST):
+        if not pending:
+            return True
+        value = pending.pop()
+        if value is None or constant_tensor(value) is not None:
+            continue
+        node = value.producer()
+        if node is None:
+            return False
+        if node.op_type not in _SHAPE_ONLY:
+            pending.extend(node.inputs)
+    return False

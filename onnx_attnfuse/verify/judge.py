@@ -1,0 +1,125 @@
+"""Judging a rewrite: the nodes of before and after, cut out together and run on the same hostile inputs.
+
+    judge = Judge()
+    verdict = judge.judge(old, new, stops, facts, model.opset_imports)
+
+Both results come from one session of ONNX Runtime with its optimisations off. Equal pieces, as the layers of a model are, are
+judged once. Float16 is judged twice: as it is, loosely, and again in float32, where small differences show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.verify.binding import Equalities
+from onnx_attnfuse.verify.compare import LOOSE, TIGHT
+from onnx_attnfuse.verify.cut import Piece, cut, is_fresh
+from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.standalone import Functions, Keys
+from onnx_attnfuse.verify.tracing import Tracer, largest
+from onnx_attnfuse.verify.trial import FIRST_CHOICES, Choice, Trial
+from onnx_attnfuse.verify.verdict import Verdict, undecided
+
+
+class _Graph:
+    """What has to be known of the sizes in one graph, made once."""
+
+    def __init__(self, facts: Facts, opsets: Mapping[str, int]) -> None:
+        self._facts = facts
+        self._equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
+        self._tracer = Tracer(facts, opsets)
+
+    def choices(self, piece: Piece) -> Iterator[Choice]:
+        """Sizes for the inputs of a piece, best first."""
+        dims = [item.dims for item in piece.inputs]
+        names = frozenset(name for shape in dims for dim in shape for name in sizes.symbols(dim))
+        seen: set[tuple[tuple[int, ...], ...]] = set()
+        for values in self._equalities.assignments(dims):
+            self._tracer.settle(values, dims)
+            shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
+            if shapes in seen or any(length < 1 for shape in shapes for length in shape):
+                continue
+            seen.add(shapes)
+            yield Choice(shapes, largest(piece, self._facts, values), values, names)
+
+
+class Judge:
+    """Judges pieces, equal ones once."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[tuple[object, ...], Verdict] = {}
+        self._keys = Keys()
+        self._graphs: dict[Facts, _Graph] = {}
+
+    def judge(
+        self,
+        old: ir.Value,
+        new: ir.Value,
+        stops: Iterable[ir.Value],
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions | None = None,
+    ) -> Verdict:
+        """Whether `new` is what `old` is, whatever the stops and all other inputs of their piece are.
+
+        Args:
+            old: A result of the source.
+            new: What is to take its place; computed by nodes of the same graph.
+            stops: The values both are computed from; nothing above them is run.
+            facts: Shapes and types of the graph.
+            opsets: Opset imports of the graph.
+            functions: The model's own functions.
+
+        Returns:
+            The verdict, with evidence if they differ.
+        """
+        if not available():
+            return undecided("onnxruntime is not installed")
+        try:
+            piece = cut((old, new), stops, facts)
+        except Refused as refused:
+            return undecided(str(refused.reason))
+        graph = self._graphs.get(facts)
+        if graph is None:
+            graph = self._graphs[facts] = _Graph(facts, opsets)
+        choices = graph.choices(piece)
+        first = list(itertools.islice(choices, FIRST_CHOICES))
+        key = self._keys.key(piece, [choice.shapes for choice in first], opsets)
+        if key not in self._verdicts:
+            examiner = _Examiner(piece, facts, {**opsets, "com.microsoft": 1}, functions or {})
+            self._verdicts[key] = examiner.verdict(itertools.chain(first, choices))
+        return self._verdicts[key]
+
+
+class _Examiner:
+    """Judges one piece in every precision it takes."""
+
+    def __init__(self, piece: Piece, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> None:
+        self._dtypes = {facts.dtype(value) for node in piece.nodes for value in node.outputs} | {
+            item.dtype for item in piece.inputs
+        }
+        self._trial = functools.partial(Trial, piece, facts, opsets, functions)
+
+    def verdict(self, choices: Iterable[Choice]) -> Verdict:
+        """The verdict; of `choices` no more are made than needed."""
+        if ir.DataType.BFLOAT16 in self._dtypes:
+            verdict = self._trial(tolerance=TIGHT, widened=True).verdict(choices)
+            return dataclasses.replace(verdict, detail=f"{verdict.detail}; bfloat16 judged as float32")
+        if ir.DataType.FLOAT16 not in self._dtypes:
+            return self._trial(tolerance=TIGHT).verdict(choices)
+        loosely = self._trial(tolerance=LOOSE)
+        verdict = loosely.verdict(choices)
+        if not verdict.equal:
+            return verdict
+        again = self._trial(tolerance=TIGHT, widened=True).verdict(loosely.fitting, masked_rows=False)
+        if again.undecided is None and not again.equal:
+            return dataclasses.replace(again, detail=f"{again.detail}; equal in float16 as far as it tells, not in float32")
+        return verdict

@@ -1,0 +1,120 @@
+"""Running a piece: by ONNX Runtime on the CPU with nothing optimised; where it refuses the original, by ONNX's own reference."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx
+
+from onnx_attnfuse.verify.inputs import Array
+
+_REFERENCE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+)
+_SILENT = 4
+
+
+class RuntimeRefusal(Exception):
+    """A model could not be loaded or run; the message is the runtime's."""
+
+
+def available() -> bool:
+    """Whether onnxruntime is installed."""
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+class Session:
+    """A model in ONNX Runtime."""
+
+    def __init__(self, model: bytes | str, folder: pathlib.Path | None = None) -> None:
+        """Loads a model.
+
+        Args:
+            model: A serialized model, or the name of a file.
+            folder: Where a serialized model's data files lie.
+
+        Raises:
+            RuntimeRefusal: ONNX Runtime does not take it.
+        """
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+        options: Any = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = _SILENT
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        if folder is not None:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        self._errors = _runtime_errors()
+        try:
+            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except self._errors as error:
+            raise RuntimeRefusal(one_line(error)) from error
+
+    def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs asked for, or all.
+
+        Raises:
+            RuntimeRefusal: ONNX Runtime ended with an error.
+        """
+        try:
+            return cast("list[Array]", self._session.run(None if outputs is None else list(outputs), dict(feeds)))
+        except self._errors as error:
+            raise RuntimeRefusal(one_line(error)) from error
+
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return [output.name for output in self._session.get_outputs()]
+
+
+class Reference:
+    """A model in ONNX's reference implementation."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Loads a model.
+
+        Raises:
+            RuntimeRefusal: The reference has no implementation of an operator.
+        """
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            self._evaluator: Any = ReferenceEvaluator(model)
+        except (ValueError, *_REFERENCE_ERRORS) as error:
+            raise RuntimeRefusal(one_line(error)) from error
+
+    def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
+        """The outputs asked for, or all.
+
+        Raises:
+            RuntimeRefusal: The reference ended with an error.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                return cast("list[Array]", self._evaluator.run(None if outputs is None else list(outputs), dict(feeds)))
+        except (ValueError, *_REFERENCE_ERRORS) as error:
+            raise RuntimeRefusal(one_line(error)) from error
+
+
+def _runtime_errors() -> tuple[type[Exception], ...]:
+    """Every exception that ONNX Runtime raises; its own have no common base but `Exception`."""
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    members: list[object] = list(vars(state).values())
+    own = [member for member in members if isinstance(member, type) and issubclass(member, Exception)]
+    return (*own, RuntimeError, ValueError, MemoryError)
+
+
+def one_line(error: Exception) -> str:
+    """The error's message without line breaks, cut to a readable length."""
+    return " ".join(str(error).split())[:300]

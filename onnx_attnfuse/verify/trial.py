@@ -1,0 +1,274 @@
+"""Running one piece on many inputs until two results differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.verify.compare import LOOSE, Comparison, compare
+from onnx_attnfuse.verify.cut import Piece
+from onnx_attnfuse.verify.inputs import LARGE, Array, Case, case_groups, describe, feeds
+from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
+from onnx_attnfuse.verify.standalone import Functions, Standalone
+from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
+
+FIRST_CHOICES = 3
+"""Choices of sizes to run; more are tried only as long as none fits."""
+_LARGEST = 1 << 27
+"""Elements of the largest tensor of a piece that is still run."""
+_WORK = 1 << 22
+"""Elements of the largest tensor, summed over cases, after which no further case is run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Sizes for all inputs of a piece."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    largest: int
+    """Elements of the largest tensor that the piece then computes."""
+    values: Mapping[str, int]
+    """The numbers of the symbols."""
+    names: frozenset[str]
+    """The symbols that the inputs' shapes are made of."""
+
+    def contradicts(self, dims: Dims, actual: list[int]) -> bool:
+        """Whether a value has another shape than it must have if the inputs' shapes are possible."""
+        return any(
+            sizes.symbols(dim) <= self.names and sizes.evaluate(dim, self.values) != length
+            for dim, length in zip(dims, actual, strict=True)
+        )
+
+
+class _NewFailed(Exception):
+    """The new nodes cannot be run where the old ones can; carries what the old ones gave, if they ran."""
+
+    def __init__(self, message: str, old: Array | None = None) -> None:
+        super().__init__(message)
+        self.old = old
+
+
+class _Pair:
+    """Runs both results, in one session where that is possible."""
+
+    def __init__(self, piece: Piece, opsets: Mapping[str, int], functions: Functions, *, widened: bool) -> None:
+        self._make = functools.partial(Standalone, opsets=opsets, functions=functions, widened=widened)
+        self._piece = piece
+        self._reads_attention = any(node.op_type == "Attention" and node.domain in {"", "ai.onnx"} for node in piece.nodes)
+        self.model = self._make(piece)
+        self.by_reference = False
+        self._both: Session | None = None
+        try:
+            self._both = Session(self.model.proto.SerializeToString())
+        except RuntimeRefusal as refusal:
+            self._refusal = str(refusal)
+
+    @property
+    def old(self) -> str:
+        """The first result's name in the model."""
+        return self.model.results[0]
+
+    @property
+    def new(self) -> str:
+        """The second's."""
+        return self.model.results[1]
+
+    def run(self, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
+        """Both results.
+
+        Raises:
+            RuntimeRefusal: The original cannot be run on these inputs.
+            _NewFailed: The original can, the new nodes cannot.
+        """
+        if self._both is not None:
+            try:
+                old, new = self._both.run([self.old, self.new], inputs)
+            except RuntimeRefusal as refusal:
+                self._refusal = str(refusal)
+            else:
+                return old, new
+        old = self._old_alone(inputs)
+        try:
+            return old, self._alone(self._new_model, self._new_session, inputs)
+        except RuntimeRefusal as refusal:
+            raise _NewFailed(str(refusal), old) from refusal
+
+    def _old_alone(self, inputs: Mapping[str, Array]) -> Array:
+        try:
+            return self._alone(self._old_model, self._old_session, inputs)
+        except RuntimeRefusal:
+            if not self._reads_attention:
+                raise
+        old = self._alone(self._old_model, self._reference, inputs)
+        self.by_reference = True
+        return old
+
+    @staticmethod
+    def _alone(model: Standalone, session: Session | Reference, inputs: Mapping[str, Array]) -> Array:
+        return session.run(model.results, {slot.name: inputs[slot.name] for slot in model.slots})[0]
+
+    def unfit(self, found: Verdict, choice: Choice, facts: Facts) -> str | None:
+        """Where the original has other shapes than are known: such inputs cannot occur together, so the finding is void."""
+        assert found.evidence is not None
+        nodes = dict.fromkeys((*self._old_piece.nodes, *self._piece.apart()))
+        values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
+        model = self._make(self._piece.only(*values), shapes=True)
+        try:
+            arrays = Session(model.proto.SerializeToString()).run(
+                model.results, {slot.name: found.evidence.inputs[slot.name] for slot in model.slots}
+            )
+        except RuntimeRefusal:
+            return None
+        for value, array in zip(values, arrays, strict=True):
+            dims, actual = facts.dims(value) or (), array.tolist()
+            if choice.contradicts(dims, actual):
+                return f"sizes that fit together were not found: '{value.name}' was {actual} instead of {list(dims)}"
+        return None
+
+    @functools.cached_property
+    def _old_piece(self) -> Piece:
+        return self._piece.only(self._piece.results[0])
+
+    @functools.cached_property
+    def _old_model(self) -> Standalone:
+        return self._make(self._old_piece)
+
+    @functools.cached_property
+    def _new_model(self) -> Standalone:
+        return self._make(self._piece.only(self._piece.results[1]))
+
+    @functools.cached_property
+    def _old_session(self) -> Session:
+        return Session(self._old_model.proto.SerializeToString())
+
+    @functools.cached_property
+    def _new_session(self) -> Session:
+        return Session(self._new_model.proto.SerializeToString())
+
+    @functools.cached_property
+    def _reference(self) -> Reference:
+        return Reference(self._old_model.proto)
+
+
+class Trial:
+    """One piece, judged in one precision."""
+
+    def __init__(
+        self,
+        piece: Piece,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        *,
+        tolerance: float,
+        widened: bool = False,
+    ) -> None:
+        self._facts = facts
+        self._pair = _Pair(piece, opsets, functions, widened=widened)
+        self._tolerance = tolerance
+        self._cases = 0
+        self._max_abs_error = 0.0
+        self._relative = 0.0
+        self._telling = False
+        self._void = 0
+        self.fitting: list[Choice] = []
+        """The sizes that the original runs with."""
+        self._refusal = "no sizes fit together"
+        self._work = 0
+
+    def verdict(self, choices: Iterable[Choice], *, masked_rows: bool = True) -> Verdict:
+        """Runs the cases; the first that differs decides.
+
+        Args:
+            choices: Sizes, best first.
+            masked_rows: Also run cases in which a row is fully masked.
+        """
+        groups = case_groups(self._pair.model.slots)
+        for index, choice in enumerate(choices):
+            enough = len(self.fitting) > self._void
+            if len(self.fitting) == len(groups) or (enough and index >= FIRST_CHOICES):
+                break
+            if choice.largest > _LARGEST:
+                self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
+                continue
+            found = self._tried(choice, groups[len(self.fitting)], masked_rows=masked_rows)
+            if found is not None:
+                return found
+        return self._summary()
+
+    def _tried(self, choice: Choice, cases: Iterable[Case], *, masked_rows: bool) -> Verdict | None:
+        """Runs cases with one choice of sizes; the verdict if one differs."""
+        before = self._cases
+        for case in cases:
+            if self._cases and self._work + choice.largest > _WORK:
+                break
+            found = self._differing(choice, case) if self._runs(case, masked_rows=masked_rows) else None
+            if found is None:
+                continue
+            unfit = self._pair.unfit(found, choice, self._facts)
+            if unfit is None:
+                return found
+            self._refusal, self._cases = unfit, before
+            self._void += 1
+            return None
+        if self._cases > before:
+            self.fitting.append(choice)
+        return None
+
+    def _runs(self, case: Case, *, masked_rows: bool) -> bool:
+        if case.factor == LARGE and self._tolerance == LOOSE:
+            return False
+        return masked_rows or case.pattern not in {"empty", "left"}
+
+    def _differing(self, choice: Choice, case: Case) -> Verdict | None:
+        """Runs one case; the verdict if the results differ."""
+        inputs = feeds(self._pair.model.slots, choice.shapes, case)
+        try:
+            old, new = self._pair.run(inputs)
+        except RuntimeRefusal as refusal:
+            self._refusal = str(refusal)
+            return None
+        except _NewFailed as failed:
+            return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old, None)
+        self._work += choice.largest
+        result = compare(old, new, self._tolerance)
+        if result.equal:
+            self._note(result)
+            return None
+        return self._failed(result.detail, choice, case, inputs, old, new)
+
+    def _note(self, result: Comparison) -> None:
+        self._cases += 1
+        self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
+        self._relative = max(self._relative, result.relative)
+        self._telling |= result.telling
+
+    def _failed(
+        self, what: str, choice: Choice, case: Case, inputs: Mapping[str, Array], old: Array | None, new: Array | None
+    ) -> Verdict:
+        model = self._pair.model
+        shapes = describe(dict(zip((slot.name for slot in model.slots), choice.shapes, strict=True)))
+        evidence = Evidence(
+            model.proto,
+            dict(inputs),
+            {} if old is None else {self._pair.old: old},
+            {} if new is None else {self._pair.new: new},
+        )
+        detail = f"{what}; case: {case}; sizes: {shapes}"
+        return Verdict(False, self._max_abs_error, self._cases + 1, detail, None, evidence)
+
+    def _summary(self) -> Verdict:
+        if not self._cases:
+            return undecided(f"the original ran on no input: {self._refusal}")
+        if self._void >= len(self.fitting):
+            return undecided(self._refusal)
+        if not self._telling:
+            return undecided("every result of the original is NaN")
+        detail = f"equal in {self._cases} cases, error {self._relative:.1e} of the magnitude"
+        if self._pair.by_reference:
+            detail += "; the original by ONNX's reference, as ONNX Runtime refuses it"
+        return Verdict(True, self._max_abs_error, self._cases, detail)

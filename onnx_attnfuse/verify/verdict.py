@@ -1,0 +1,44 @@
+"""What the judge found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import onnx
+
+from onnx_attnfuse.verify.inputs import Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Evidence:
+    """A case in which two results differ, enough to run it again."""
+
+    model: onnx.ModelProto | None
+    """Computes both results; None where whole models were compared."""
+    inputs: Mapping[str, Array]
+    old: Mapping[str, Array]
+    new: Mapping[str, Array]
+    """The outputs by name; empty if the new nodes could not be run."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Verdict:
+    """Whether two results are the same, and how that was found."""
+
+    equal: bool
+    """Shown equal; false also where it could not be decided."""
+    max_abs_error: float
+    cases: int
+    """How many inputs both were run on."""
+    detail: str
+    """One line: what was compared, or which case differs and where."""
+    undecided: str | None = None
+    """Why nothing could be compared; None if something was."""
+    evidence: Evidence | None = None
+    """Present if they differ."""
+
+
+def undecided(reason: str) -> Verdict:
+    """The verdict where nothing could be compared."""
+    return Verdict(equal=False, max_abs_error=0.0, cases=0, detail=f"undecided: {reason}", undecided=reason)
