@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, OptionError, VerificationError
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.options import Options
@@ -45,7 +46,8 @@ class Court:
         if self.level != "none":
             from onnx_attnfuse.verify.judge import Judge
 
-            self._judge = Judge()
+            device = resolve(options.ep, options.arch)
+            self._judge = Judge(rounds_float16=device.rounds_float16)
 
     def site(self, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model) -> Verified | None:
         """Judges one site; None if nothing is judged.

@@ -22,6 +22,7 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.binding import Equalities
 from onnx_attnfuse.verify.compare import LOOSE, TIGHT
 from onnx_attnfuse.verify.cut import Piece, cut, is_fresh
+from onnx_attnfuse.verify.inputs import Pattern
 from onnx_attnfuse.verify.runtime import available
 from onnx_attnfuse.verify.standalone import Functions, Keys
 from onnx_attnfuse.verify.tracing import Tracer, largest
@@ -54,7 +55,13 @@ class _Graph:
 class Judge:
     """Judges pieces, equal ones once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rounds_float16: bool = False) -> None:
+        """A judge for one device.
+
+        Args:
+            rounds_float16: Whether the device rounds float16 sums to float16; ONNX Runtime's CPU provider does not.
+        """
+        self._rounds = rounds_float16
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._keys = Keys()
         self._graphs: dict[Facts, _Graph] = {}
@@ -94,7 +101,7 @@ class Judge:
         first = list(itertools.islice(choices, FIRST_CHOICES))
         key = self._keys.key(piece, [choice.shapes for choice in first], opsets)
         if key not in self._verdicts:
-            examiner = _Examiner(piece, facts, {**opsets, "com.microsoft": 1}, functions or {})
+            examiner = _Examiner(piece, facts, {**opsets, "com.microsoft": 1}, functions or {}, rounded=self._rounds)
             self._verdicts[key] = examiner.verdict(itertools.chain(first, choices))
         return self._verdicts[key]
 
@@ -102,7 +109,10 @@ class Judge:
 class _Examiner:
     """Judges one piece in every precision it takes."""
 
-    def __init__(self, piece: Piece, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> None:
+    def __init__(self, piece: Piece, facts: Facts, opsets: Mapping[str, int], functions: Functions, *, rounded: bool) -> None:
+        self._rounded = rounded
+        self._without_rows: tuple[Pattern, ...] = ("empty", "left", "holes", "index") if rounded else ("empty", "left")
+        """Patterns with rows that float32 and float16 may differ in, as they have no key."""
         self._dtypes = {facts.dtype(value) for node in piece.nodes for value in node.outputs} | {
             item.dtype for item in piece.inputs
         }
@@ -115,11 +125,11 @@ class _Examiner:
             return dataclasses.replace(verdict, detail=f"{verdict.detail}; bfloat16 judged as float32")
         if ir.DataType.FLOAT16 not in self._dtypes:
             return self._trial(tolerance=TIGHT).verdict(choices)
-        loosely = self._trial(tolerance=LOOSE)
+        loosely = self._trial(tolerance=LOOSE, rounded=self._rounded)
         verdict = loosely.verdict(choices)
         if not verdict.equal:
             return verdict
-        again = self._trial(tolerance=TIGHT, widened=True).verdict(loosely.fitting, masked_rows=False)
+        again = self._trial(tolerance=TIGHT, widened=True).verdict(loosely.fitting, without=self._without_rows)
         if again.undecided is None and not again.equal:
             return dataclasses.replace(again, detail=f"{again.detail}; equal in float16 as far as it tells, not in float32")
         return verdict

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.verify.compare import LOOSE, Comparison, compare
 from onnx_attnfuse.verify.cut import Piece
-from onnx_attnfuse.verify.inputs import LARGE, Array, Case, case_groups, describe, feeds
+from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
 from onnx_attnfuse.verify.standalone import Functions, Standalone
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
@@ -55,13 +55,17 @@ class _NewFailed(Exception):
 class _Pair:
     """Runs both results, in one session where that is possible."""
 
-    def __init__(self, piece: Piece, opsets: Mapping[str, int], functions: Functions, *, widened: bool) -> None:
+    def __init__(self, piece: Piece, opsets: Mapping[str, int], functions: Functions, *, widened: bool, rounded: bool) -> None:
+        self._rounded = rounded
         self._make = functools.partial(Standalone, opsets=opsets, functions=functions, widened=widened)
         self._piece = piece
         self._reads_attention = any(node.op_type == "Attention" and node.domain in {"", "ai.onnx"} for node in piece.nodes)
         self.model = self._make(piece)
         self.by_reference = False
         self._both: Session | None = None
+        self._refusal = ""
+        if rounded:
+            return
         try:
             self._both = Session(self.model.proto.SerializeToString())
         except RuntimeRefusal as refusal:
@@ -98,6 +102,8 @@ class _Pair:
             raise _NewFailed(str(refusal), old) from refusal
 
     def _old_alone(self, inputs: Mapping[str, Array]) -> Array:
+        if self._rounded:
+            return self._alone(self._old_model, self._reference, inputs)
         try:
             return self._alone(self._old_model, self._old_session, inputs)
         except RuntimeRefusal:
@@ -166,9 +172,21 @@ class Trial:
         *,
         tolerance: float,
         widened: bool = False,
+        rounded: bool = False,
     ) -> None:
+        """Sets the trial up.
+
+        Args:
+            piece: Both results.
+            facts: Shapes and types of its graph.
+            opsets: Opset imports of its graph.
+            functions: The model's own functions.
+            tolerance: The largest difference, relative to the magnitude of the result.
+            widened: Compute in float32 what is float16 or bfloat16.
+            rounded: Let the reference implementation compute the original, which rounds every float16 result as a GPU does.
+        """
         self._facts = facts
-        self._pair = _Pair(piece, opsets, functions, widened=widened)
+        self._pair = _Pair(piece, opsets, functions, widened=widened, rounded=rounded)
         self._tolerance = tolerance
         self._cases = 0
         self._max_abs_error = 0.0
@@ -180,12 +198,12 @@ class Trial:
         self._refusal = "no sizes fit together"
         self._work = 0
 
-    def verdict(self, choices: Iterable[Choice], *, masked_rows: bool = True) -> Verdict:
+    def verdict(self, choices: Iterable[Choice], *, without: Collection[Pattern] = ()) -> Verdict:
         """Runs the cases; the first that differs decides.
 
         Args:
             choices: Sizes, best first.
-            masked_rows: Also run cases in which a row is fully masked.
+            without: Patterns of padding to leave out.
         """
         groups = case_groups(self._pair.model.slots)
         for index, choice in enumerate(choices):
@@ -195,18 +213,18 @@ class Trial:
             if choice.largest > _LARGEST:
                 self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
                 continue
-            found = self._tried(choice, groups[len(self.fitting)], masked_rows=masked_rows)
+            found = self._tried(choice, groups[len(self.fitting)], without=without)
             if found is not None:
                 return found
         return self._summary()
 
-    def _tried(self, choice: Choice, cases: Iterable[Case], *, masked_rows: bool) -> Verdict | None:
+    def _tried(self, choice: Choice, cases: Iterable[Case], *, without: Collection[Pattern]) -> Verdict | None:
         """Runs cases with one choice of sizes; the verdict if one differs."""
         before = self._cases
         for case in cases:
             if self._cases and self._work + choice.largest > _WORK:
                 break
-            found = self._differing(choice, case) if self._runs(case, masked_rows=masked_rows) else None
+            found = self._differing(choice, case) if self._runs(case, without=without) else None
             if found is None:
                 continue
             unfit = self._pair.unfit(found, choice, self._facts)
@@ -219,10 +237,10 @@ class Trial:
             self.fitting.append(choice)
         return None
 
-    def _runs(self, case: Case, *, masked_rows: bool) -> bool:
+    def _runs(self, case: Case, *, without: Collection[Pattern]) -> bool:
         if case.factor == LARGE and self._tolerance == LOOSE:
             return False
-        return masked_rows or case.pattern not in {"empty", "left"}
+        return case.pattern not in without
 
     def _differing(self, choice: Choice, case: Case) -> Verdict | None:
         """Runs one case; the verdict if the results differ."""
