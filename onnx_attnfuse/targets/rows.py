@@ -81,9 +81,14 @@ def _refilled(rows: Rows, refill: Refill) -> Rows:
     return dataclasses.replace(rows, refills=(*rows.refills, refill))
 
 
-def _maximum(compact: Laid, builder: Builder) -> ir.Value:
+def _has_key(compact: Laid, operator: str, bound: float, builder: Builder) -> ir.Value:
+    """Rows in which some mask value compares to `bound` as `operator` says.
+
+    Compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number.
+    """
     wide = builder.cast(compact.value, ir.DataType.FLOAT)
-    return builder.reduce_max(wide, 3)
+    seen = builder.elementwise(operator, [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
+    return builder.cast(builder.reduce_max(builder.cast(seen, ir.DataType.FLOAT), 3), ir.DataType.BOOL)
 
 
 def _refill_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, number: float, builder: Builder) -> Rows:
@@ -91,8 +96,8 @@ def _refill_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, number: fl
 
     The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
     """
-    lowest = builder.scalar(_LOWEST, ir.DataType.FLOAT)
-    dead = builder.elementwise("LessOrEqual" if lowest_counts else "Less", [_maximum(compact, builder), lowest], ir.DataType.BOOL)
+    alive = _has_key(compact, "Greater" if lowest_counts else "GreaterOrEqual", _LOWEST, builder)
+    dead = builder.elementwise("Not", [alive], ir.DataType.BOOL)
     test = Laid(dead, (*compact.axes[:3], ()))
     return _refilled(dataclasses.replace(rows, bias=_finite(rows.bias or compact, dead, builder)), Refill(test, True, number))
 
@@ -105,10 +110,9 @@ def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
 
 def _level_dead_rows(rows: Rows, compact: Laid, builder: Builder) -> Rows:
     """Rows of large finite numbers only: all scores of such a row become 0."""
-    maximum = _maximum(compact, builder)
-    low = builder.elementwise("LessOrEqual", [maximum, builder.scalar(FORBIDS, ir.DataType.FLOAT)], ir.DataType.BOOL)
-    finite = builder.elementwise("GreaterOrEqual", [maximum, builder.scalar(_LOWEST, ir.DataType.FLOAT)], ir.DataType.BOOL)
-    dead = builder.elementwise("And", [low, finite], ir.DataType.BOOL)
+    alive = _has_key(compact, "Greater", FORBIDS, builder)
+    finite = _has_key(compact, "GreaterOrEqual", _LOWEST, builder)
+    dead = builder.elementwise("And", [finite, builder.elementwise("Not", [alive], ir.DataType.BOOL)], ir.DataType.BOOL)
     bias = _finite(rows.bias or compact, dead, builder)
     return dataclasses.replace(rows, bias=bias, zero_query=Laid(dead, (*compact.axes[:3], ())))
 
