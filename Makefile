@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test coverage clean
+.PHONY: demo test coverage bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -18,6 +18,9 @@ test: .venv/dev  ## Everything CI checks.
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
 	$(BIN)/python -m models.coverage build/zoo
+
+bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks/results; half an hour.
+	$(BIN)/python benchmarks/fusing.py
 
 clean:
 	rm -rf .venv build

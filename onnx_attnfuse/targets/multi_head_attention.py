@@ -8,6 +8,7 @@ from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, Axis, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
@@ -19,6 +20,8 @@ from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, read_rows
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
+_RESCALE = 10.0
+"""What multiplying a tensor by a number costs, on the scale of `axes.arrange.cost`."""
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
@@ -113,7 +116,10 @@ def _key_value_targets(spec: AttentionSpec, axes: Axes4, causal: bool) -> tuple[
     if length(axes.h) != length(axes.v) or causal:
         return flat
     prices = [
-        sum(cost(_cheapest(operand, target).laid, target) for operand, target in zip((spec.key, spec.value), pair, strict=True))
+        sum(
+            _price(operand, _cheapest(operand, target), target)
+            for operand, target in zip((spec.key, spec.value), pair, strict=True)
+        )
         for pair in (flat, split)
     ]
     return split if prices[1] < prices[0] else flat
@@ -121,7 +127,17 @@ def _key_value_targets(spec: AttentionSpec, axes: Axes4, causal: bool) -> tuple[
 
 def _cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
     """The source that costs least to bring into the target layout; of equals the one furthest up, so that views die."""
-    return min(reversed(operand), key=lambda source: cost(source.laid, target))
+    return min(reversed(operand), key=lambda source: _price(operand, source, target))
+
+
+def _price(operand: tuple[Source, ...], source: Source, target: Axes) -> float:
+    """What it takes to use `source`: rearranging it, and keeping alive what it is made by, unless that is needed anyway."""
+    price, furthest = cost(source.laid, target), operand[-1]
+    value = source.laid.value
+    if source is furthest or value.is_graph_output() or len(viewers(value)) > 1:
+        return price
+    rescaled = _RESCALE if source.factor != furthest.factor else 0.0
+    return price + rescaled + cost(furthest.laid, source.laid.axes)
 
 
 def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
