@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 from typing import Any, TypeAlias, cast
 
@@ -48,7 +49,27 @@ def constant_array(value: ir.Value | None, limit: int = _SMALL) -> Array | None:
     tensor = constant_tensor(value)
     if tensor is None or tensor.size > limit:
         return None
-    return tensor.numpy()
+    return read_tensor(tensor)
+
+
+def read_tensor(tensor: ir.TensorProtocol) -> Array | None:
+    """The tensor's content; None if its data file cannot be read.
+
+    A tensor in a data file is read by itself: onnx-ir maps the whole file for each, and refuses files behind links, which is how
+    model caches keep them.
+    """
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8:
+        return tensor.numpy()
+    try:
+        with pathlib.Path(tensor.path).open("rb") as file:
+            file.seek(tensor.offset or 0)
+            data = file.read(tensor.nbytes)
+    except OSError:
+        return None
+    if len(data) != tensor.nbytes:
+        return None
+    flat: Array = np.frombuffer(data, tensor.dtype.numpy())
+    return flat.reshape(tuple(tensor.shape.numpy()))
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:

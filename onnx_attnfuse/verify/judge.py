@@ -91,9 +91,11 @@ class Judge:
         if not available():
             return undecided("onnxruntime is not installed")
         try:
-            piece = cut((old, new), stops, facts)
+            return self._judged(cut((old, new), stops, facts), facts, opsets, functions or {})
         except Refused as refused:
             return undecided(str(refused.reason))
+
+    def _judged(self, piece: Piece, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> Verdict:
         graph = self._graphs.get(facts)
         if graph is None:
             graph = self._graphs[facts] = _Graph(facts, opsets)
@@ -101,7 +103,7 @@ class Judge:
         first = list(itertools.islice(choices, FIRST_CHOICES))
         key = self._keys.key(piece, [choice.shapes for choice in first], opsets)
         if key not in self._verdicts:
-            examiner = _Examiner(piece, facts, {**opsets, "com.microsoft": 1}, functions or {}, rounded=self._rounds)
+            examiner = _Examiner(piece, facts, {**opsets, "com.microsoft": 1}, functions, rounded=self._rounds)
             self._verdicts[key] = examiner.verdict(itertools.chain(first, choices))
         return self._verdicts[key]
 

@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import constant_tensor
+from onnx_attnfuse.graph.constants import constant_tensor, read_tensor
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.cut import Input, Piece
 from onnx_attnfuse.verify.inputs import Array, Slot
 
@@ -93,13 +94,13 @@ class Standalone:
         return None if tensor is None else self._array(tensor)
 
     def _array(self, tensor: ir.TensorProtocol) -> Array:
-        array = tensor.numpy()
+        array = _read(tensor)
         return array.astype(np.float32) if self._widened and tensor.dtype in _HALVES else array
 
     def _constant(self, value: ir.Value) -> ir.Value:
         tensor = constant_tensor(value)
         assert tensor is not None
-        if self._widened and tensor.dtype in _HALVES:
+        if isinstance(tensor, ir.ExternalTensor) or (self._widened and tensor.dtype in _HALVES):
             tensor = ir.tensor(self._array(tensor))
         copy = ir.Value(
             name=self._name(value), shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
@@ -180,9 +181,20 @@ class Keys:
     def _content(self, tensor: ir.TensorProtocol) -> object:
         dims = tuple(tensor.shape.numpy())
         if tensor.nbytes <= _IN_FULL:
-            return tensor.dtype, dims, tensor.tobytes()
+            return tensor.dtype, dims, _bytes(tensor)
         known = self._digests.get(id(tensor))
         if known is None:
-            known = tensor, hashlib.blake2b(tensor.tobytes(), digest_size=16).digest()
+            known = tensor, hashlib.blake2b(_bytes(tensor), digest_size=16).digest()
             self._digests[id(tensor)] = known
         return tensor.dtype, dims, known[1]
+
+
+def _read(tensor: ir.TensorProtocol) -> Array:
+    array = read_tensor(tensor)
+    if array is None:
+        raise Refused("unreadable-constant", f"the data of '{tensor.name}' cannot be read")
+    return array
+
+
+def _bytes(tensor: ir.TensorProtocol) -> bytes:
+    return _read(tensor).tobytes() if isinstance(tensor, ir.ExternalTensor) else tensor.tobytes()
