@@ -253,6 +253,13 @@ def data_offset(model: onnx.ModelProto) -> None:
     small.point_to(model.graph.initializer[0], "weights.bin", offset=-4)
 
 
+@kind("MatMul 'product' takes operands of one type, and has float 'x' and int64 'weight'; export the model again")
+@changed
+def mixed_types(model: onnx.ModelProto) -> None:
+    weight = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weight.astype("int64"), "weight"))
+
+
 @kind("takes weights from ../weights.bin, which is outside of its folder;")
 @changed
 def data_above(model: onnx.ModelProto) -> None:

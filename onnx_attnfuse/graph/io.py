@@ -26,6 +26,7 @@ from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import check_payloads, external_tensors
+from onnx_attnfuse.graph.types import check_types
 from onnx_attnfuse.graph.validity import check
 
 AnyModel: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any"
@@ -186,6 +187,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
         out_of_order = check(proto, where)
         model = ir.from_proto(proto)
         beside = check_payloads(model, where)
+        check_types(model, where)
     except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError) as error:
         raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
     if "ai.onnx" in model.opset_imports:

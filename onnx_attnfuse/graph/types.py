@@ -1,0 +1,46 @@
+"""Whether operands that must be of one type are, as far as the model itself declares their types."""
+
+from __future__ import annotations
+
+import functools
+
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.tensors import all_graphs
+
+
+def check_types(model: ir.Model, where: str) -> None:
+    """Check every standard operator's operands; types that the model does not declare are not guessed.
+
+    Raises:
+        ModelError: Operands that must share a type do not.
+    """
+    for graph in all_graphs(model):
+        for node in graph:
+            if node.domain not in {"", "ai.onnx"} or len(node.inputs) < 2:
+                continue
+            for places in _alike(node.op_type):
+                _check(node, [node.inputs[place] for place in places if place < len(node.inputs)], where)
+
+
+def _check(node: ir.Node, operands: list[ir.Value | None], where: str) -> None:
+    declared = {value.dtype: value for value in operands if value is not None and value.dtype is not None}
+    if len(declared) < 2:
+        return
+    kinds = " and ".join(f"{dtype.name.lower()} '{value.name}'" for dtype, value in declared.items())
+    name = f"{node.op_type} '{node.name}'" if node.name else f"the {node.op_type} of '{node.outputs[0].name}'"
+    raise ModelError(f"{where}: {name} takes operands of one type, and has {kinds}; export the model again")
+
+
+@functools.cache
+def _alike(op: str) -> tuple[tuple[int, ...], ...]:
+    """Groups of inputs that must have the same type."""
+    if not onnx.defs.has(op):
+        return ()
+    groups: dict[str, list[int]] = {}
+    for place, item in enumerate(onnx.defs.get_schema(op).inputs):
+        if item.is_homogeneous and "(" not in item.type_str:
+            groups.setdefault(item.type_str, []).append(place)
+    return tuple(tuple(places) for places in groups.values() if len(places) > 1)
