@@ -1,8 +1,8 @@
 """What a mask means: which keys a row may see, as a conjunction of known predicates, and what is added besides.
 
-The field's names: no_mask, causal, causal_bottom_right, sliding_window, padding, padding_causal, segments, arbitrary; biases:
-alibi, relative_position, table, computed. A meaning is for choosing a form and for telling; the mask itself stays in the
-`AttentionSpec`.
+The field's names: no_mask, causal, causal_bottom_right, sliding_window, two_sided_window, anticausal, padding, padding_causal,
+segments, arbitrary; biases: alibi, relative_position, table, computed. A meaning is for choosing a form and for telling; the mask
+itself stays in the `AttentionSpec`.
 """
 
 from __future__ import annotations
@@ -283,13 +283,16 @@ def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
 def _kinds(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> list[str]:
     kinds: list[str] = []
     causal = next((item for item in predicates if isinstance(item, Causal)), None)
+    window = any(isinstance(item, Window) for item in predicates)
     padding = any(isinstance(item, Padding) for item in predicates)
-    if any(isinstance(item, Window) for item in predicates):
-        kinds.append("sliding_window" if causal is not None else "two_sided_window")
-    if causal is not None:
-        bottom_right = causal.offset != 0 and causal.offset == length(spec.key_axis) - length(spec.query_axis)
-        name = "causal_bottom_right" if bottom_right else "causal" if causal.offset == 0 else "causal_shifted"
-        kinds.append(f"padding_{name}" if padding else name)
+    triangle = None if causal is None else _triangle(causal, spec)
+    if window and triangle == "causal_shifted":
+        triangle = None
+        kinds.append("two_sided_window")
+    elif window:
+        kinds.append("sliding_window" if triangle else "anticausal")
+    if triangle:
+        kinds.append(f"padding_{triangle}" if padding else triangle)
     elif padding:
         kinds.append("padding")
     if any(isinstance(item, Segments) for item in predicates):
@@ -297,6 +300,13 @@ def _kinds(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> list[str]:
     if any(isinstance(item, Other) for item in predicates):
         kinds.append("arbitrary")
     return kinds
+
+
+def _triangle(causal: Causal, spec: AttentionSpec) -> str:
+    if causal.offset == 0:
+        return "causal"
+    bottom_right = causal.offset == length(spec.key_axis) - length(spec.query_axis)
+    return "causal_bottom_right" if bottom_right else "causal_shifted"
 
 
 def _bias_kind(bias: Expression, row: Linear, column: Linear, heads: Axis) -> str:

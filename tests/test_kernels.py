@@ -1,0 +1,58 @@
+"""The forecast against the kernels that an H200 ran, and what it says of the faster ones."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from onnx_attnfuse.devices import resolve
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.kernels import MaskForm, Problem, forecast
+
+HALF, FLOAT, BRAIN = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.BFLOAT16
+
+
+def _problem(dtype: ir.DataType, mask: MaskForm, rows: int = 640, head: int = 64, v_head: int | None = None) -> Problem:
+    return Problem(dtype, rows, rows, head, head if v_head is None else v_head, mask)
+
+
+@pytest.mark.parametrize(
+    ("problem", "hopper", "ampere"),
+    [
+        (_problem(HALF, "none"), "CUDNN_FLASH_ATTENTION", "FLASH_ATTENTION"),
+        (_problem(HALF, "lengths"), "CUDNN_FLASH_ATTENTION", "MATH"),
+        (_problem(HALF, "ranges"), "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(HALF, "bias"), "CUDNN_FLASH_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(HALF, "bias", rows=1100), "CUDNN_FLASH_ATTENTION", "MATH"),
+        (_problem(HALF, "none", head=60), "MATH", "MATH"),
+        (_problem(HALF, "none", head=512), "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(HALF, "none", head=64, v_head=128), "CUDNN_FLASH_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(BRAIN, "bias"), "CUDNN_FLASH_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(FLOAT, "none"), "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(FLOAT, "none", rows=64), "MATH", "MATH"),
+        (_problem(FLOAT, "lengths"), "MATH", "MATH"),
+    ],
+)
+def test_is_what_ran(problem: Problem, hopper: str, ampere: str) -> None:
+    assert forecast(problem, resolve("cuda", "sm90")).kernel == hopper
+    assert forecast(problem, resolve("cuda", "sm80")).kernel == ampere
+
+
+def test_every_faster_kernel_has_its_reason() -> None:
+    found = forecast(_problem(HALF, "bias"), resolve("cuda", "sm80"))
+    assert [(item.kernel, item.reason.code) for item in found.refused] == [
+        ("CUDNN_FLASH_ATTENTION", "old-architecture"),
+        ("FLASH_ATTENTION", "mask-form"),
+    ]
+
+
+def test_on_the_cpu_a_mask_takes_the_flash_kernel_away() -> None:
+    device = resolve("cpu")
+    assert forecast(_problem(FLOAT, "none"), device).kernel == "FLASH_ATTENTION"
+    assert forecast(_problem(FLOAT, "bias"), device).kernel == "MATH"
+
+
+@pytest.mark.parametrize(("ep", "arch"), [("tpu", None), ("cuda", "sm42"), ("cpu", "sm80")])
+def test_devices_that_do_not_exist(ep: str, arch: str | None) -> None:
+    with pytest.raises(OptionError, match="; choose"):
+        resolve(ep, arch)

@@ -1,0 +1,125 @@
+"""What masks are recognised as: the same rule in several spellings, each with a near miss that means something else."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+import onnx_attnfuse
+
+LOWEST = "-3.4028234663852886e38"
+
+POSITIONS = """
+    shape = Shape(q) two = Constant<value_ints=[2]>() three = Constant<value_ints=[3]>()
+    zero = Constant<value_int=0>() one = Constant<value_int=1>() axis = Constant<value_ints=[0]>()
+    s1 = Slice(shape, two, three) s = Squeeze(s1, axis)
+    i1 = Range(zero, s, one) last = Constant<value_ints=[-1]>() i = Unsqueeze(i1, last) j = Unsqueeze(i1, axis)
+"""
+FILL = f"nothing = Constant<value=float {{0.0}}>() fill = Constant<value=float {{{LOWEST}}}>()"
+TRIANGLE = f"{POSITIONS} c = LessOrEqual(j, i) {FILL} m = Where(c, nothing, fill)"
+KEYS = "a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>()"
+
+CASES: dict[str, tuple[str, str, str, str]] = {
+    "range and compare": ("", TRIANGLE, "causal", "j <= i"),
+    "strictly less misses the diagonal": ("", TRIANGLE.replace("LessOrEqual", "Less"), "causal_shifted", "j < i"),
+    "trilu of a full matrix": (
+        "",
+        f"""{POSITIONS} d = Concat<axis=0>(s1, s1) full = ConstantOfShape<value=float[1] {{{LOWEST}}}>(d)
+            m = Trilu<upper=1>(full, one)""",
+        "causal",
+        "j <= i",
+    ),
+    "trilu below": (
+        "",
+        f"""{POSITIONS} d = Concat<axis=0>(s1, s1) full = ConstantOfShape<value=float[1] {{{LOWEST}}}>(d)
+            m = Trilu<upper=0>(full, zero)""",
+        "anticausal",
+        "i < j",
+    ),
+    "a window behind": (
+        "",
+        f"""{POSITIONS} w = Constant<value_int=3>() c1 = LessOrEqual(j, i) d = Sub(i, j) c2 = Less(d, w) c = And(c1, c2)
+            {FILL} m = Where(c, nothing, fill)""",
+        "sliding_window + causal",
+        "j <= i and i <= j + 2",
+    ),
+    "a window on both sides": (
+        "",
+        f"""{POSITIONS} w = Constant<value_int=2>() d = Sub(i, j) e = Sub(j, i) c1 = LessOrEqual(d, w) c2 = LessOrEqual(e, w)
+            c = And(c1, c2) {FILL} m = Where(c, nothing, fill)""",
+        "two_sided_window",
+        "i <= j + 2 and j <= i + 2",
+    ),
+    "padding, any name": (
+        ", int64[b, t] whatever",
+        f"{KEYS} x1 = Cast<to=9>(whatever) x2 = Unsqueeze(x1, a1) x = Unsqueeze(x2, a2) {FILL} m = Where(x, nothing, fill)",
+        "padding",
+        "whatever[b, j]",
+    ),
+    "one minus the mask, times the lowest": (
+        ", int64[b, t] keep",
+        f"""{KEYS} x1 = Cast<to=1>(keep) x2 = Unsqueeze(x1, a1) x = Unsqueeze(x2, a2)
+            unit = Constant<value=float {{1.0}}>() u = Sub(unit, x) f = Constant<value=float {{{LOWEST}}}>() m = Mul(u, f)""",
+        "padding",
+        "keep[b, j]",
+    ),
+    "padding of the queries": (
+        ", bool[b, s] rows",
+        f"""{KEYS} a3 = Constant<value_ints=[3]>() x1 = Unsqueeze(rows, a1) x = Unsqueeze(x1, a3)
+            {FILL} m = Where(x, nothing, fill)""",
+        "arbitrary",
+        "rows[b, i]",
+    ),
+    "segments": (
+        ", int64[b, s] document",
+        f"""{KEYS} x1 = Unsqueeze(document, a1) row0 = Unsqueeze(document, a2) x = Unsqueeze(x1, a1) y1 = Unsqueeze(row0, a1)
+            c = Equal(x, y1) {FILL} m = Where(c, nothing, fill)""",
+        "segments",
+        "document[b, j] == document[b, i]",
+    ),
+    "a bias": (", float[b, 4, s, t] bias", "m = Identity(bias)", "computed_bias", "+ bias"),
+    "zeros": ("", "z = Constant<value=float[1, 1, 1, 1] {0.0}>() m = Identity(z)", "no_mask", ""),
+}
+
+
+def _model(inputs: str, mask: str) -> onnx.ModelProto:
+    text = f"""<ir_version: 9, opset_import: ["": 17]>
+        g (float[b, 4, s, 8] q, float[b, 4, s, 8] k, float[b, 4, s, 8] v{inputs}) => (float[b, 4, s, 8] y) {{
+            {mask}
+            kt = Transpose<perm=[0, 1, 3, 2]>(k) x0 = MatMul(q, kt) scores = Add(x0, m)
+            p = Softmax<axis=-1>(scores) y = MatMul(p, v)
+        }}"""
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_recognised(name: str) -> None:
+    inputs, mask, kind, text = CASES[name]
+    (site,) = onnx_attnfuse.explain(_model(inputs, mask), verify="sites").sites
+    assert (site.status, site.reasons) == ("fused", ())
+    assert site.mask == kind
+    assert (site.mask_text or "").startswith(text)
+    assert bool(site.mask_text) == bool(text)
+
+
+def test_a_proven_triangle_is_an_attribute() -> None:
+    result = onnx_attnfuse.optimize(_model("", TRIANGLE), verify="sites")
+    (node,) = [node for node in result.model.graph.node if node.op_type == "MultiHeadAttention"]
+    assert {item.name: item.i for item in node.attribute if item.name == "unidirectional"} == {"unidirectional": 1}
+    assert list(node.input) == [*node.input[:3]]
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 5, 8), np.float32)
+    outputs = [
+        onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"q": q, "k": k, "v": v})[0]
+        for model in (_model("", TRIANGLE), result.model)
+    ]
+    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-6)
+
+
+def test_an_unproven_triangle_stays_a_bias() -> None:
+    """With keys of a length of their own nothing says that there are as many as queries."""
+    text = onnx.printer.to_text(_model("", TRIANGLE)).replace("[b,4,s,8] k", "[b,4,t,8] k").replace("[b,4,s,8] v", "[b,4,t,8] v")
+    (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="none").sites
+    assert site.mask_form == "attention_bias 1 1 s t"
