@@ -21,7 +21,7 @@ from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, re
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import make_plan
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.reasons import Refused, defect
 from onnx_attnfuse.report.model import Kernel, RefusedKernel, Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
 from onnx_attnfuse.spec import AttentionSpec
@@ -70,20 +70,23 @@ class Run:
         spec = candidate.spec
         if spec is None:
             return found
-        meaning = understand(spec, bench.reader)
-        found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-        plan = make_plan(spec)
-        if plan.target is None:
-            return dataclasses.replace(found, reasons=plan.refusals)
         builder = bench.builder
         builder.at(anchor_of(spec))
         try:
+            meaning = understand(spec, bench.reader)
+            found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
+            plan = make_plan(spec)
+            if plan.target is None:
+                return dataclasses.replace(found, reasons=plan.refusals)
             check_shape_users(spec, builder)
             emitted = plan.target.emit(spec, meaning, bench)
             verified = self.court.site(spec, emitted, scope, self.model)
         except Refused as refused:
             undo(builder)
             return dataclasses.replace(found, reasons=(refused.reason,))
+        except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
+            undo(builder)
+            return dataclasses.replace(found, reasons=(defect(error, found.name),))
         commit(spec, emitted, builder)
         self.replaced.add(emitted.replaced)
         return dataclasses.replace(

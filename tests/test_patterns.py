@@ -99,3 +99,16 @@ def test_built_in_readers_are_in_the_way_like_any_other() -> None:
 
 def test_the_built_in_pack_comes_by_entry_point() -> None:
     assert "builtin" in registry.load_packs()
+
+
+def test_a_reader_that_fails_costs_its_own_site_only(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
+        raise ZeroDivisionError("on purpose")
+
+    score_step("Halve", domain=DOMAIN)(fail)
+    weight_step("Check", domain=DOMAIN)(check)
+    _, site = optimized()
+    assert site.status == "skipped"
+    assert [reason.code for reason in site.reasons] == ["defect"]
+    assert "on purpose" in site.reasons[0].message
+    assert "attnfuse failed at" in caplog.text

@@ -11,7 +11,9 @@ back to the annotation, and then to a fresh symbol that remembers which axis of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -22,6 +24,8 @@ from onnx_attnfuse.graph.rules import CONTENTS, SHAPES, infer_dtype
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 _DOMAINS = frozenset(["", "ai.onnx", "com.microsoft"])
+_LOG = logging.getLogger(__name__)
+_Told = TypeVar("_Told")
 _MAX_CONTENT = 64
 _FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile Cast".split())
 
@@ -139,16 +143,26 @@ class Facts:
 
     def _read_node(self, node: ir.Node, *, readable: bool) -> None:
         shape_rule = SHAPES.get(node.op_type) if readable else None
-        shapes: Sequence[Dims | None] = shape_rule(node, self) if shape_rule else ()
+        shapes: Sequence[Dims | None] = self._ruled(shape_rule, node) or ()
         for index, output in enumerate(node.outputs):
             dtype = output.dtype or (infer_dtype(node, index, self) if readable else None)
             if dtype is not None:
                 self._dtypes[output] = dtype
             self._settle(output, shapes[index] if index < len(shapes) else None)
         content_rule = CONTENTS.get(node.op_type) if readable else None
-        content = content_rule(node, self) if content_rule else None
+        content = self._ruled(content_rule, node)
         if content is not None and not (isinstance(content, tuple) and len(content) > _MAX_CONTENT):
             self._content[node.outputs[0]] = content
+
+    def _ruled(self, rule: Callable[[ir.Node, Facts], _Told] | None, node: ir.Node) -> _Told | None:
+        """What a rule tells of a node; nothing of one whose operands no rule expects, as only an invalid model has."""
+        if rule is None:
+            return None
+        try:
+            return rule(node, self)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
+            _LOG.debug("nothing is known of %s '%s', which no rule expects", node.op_type, node.name, exc_info=True)
+            return None
 
     def _settle(self, value: ir.Value, inferred: Dims | None) -> None:
         """Takes the rule's answer, refined by the annotation where the rule could only name a fresh symbol."""

@@ -10,7 +10,7 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.match.attention_op import is_attention, read_attention
 from onnx_attnfuse.match.site import read_site
 from onnx_attnfuse.match.softmax import Softmax, find_softmax
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.spec import AttentionSpec
 
 
@@ -32,6 +32,8 @@ def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, keep_ou
         spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, keep_outputs)
     except Refused as refused:
         return Candidate(node, softmax, None, refused.reason)
+    except Exception as error:  # noqa: BLE001 - the site is reported, the others go on
+        return Candidate(node, softmax, None, defect(error, node.name))
     return Candidate(node, softmax, spec, None)
 
 
