@@ -2,8 +2,8 @@
 
     python benchmarks/on_gpu.py FOLDER [--arch sm90]
 
-FOLDER holds exports of `models.export`. Each is fused for CUDA; export and fused model run on the CUDA provider on every case beside
-the export (full, padded left and right, holes, a fully masked row). ONNX Runtime prints the kernel it chose for each node and run.
+FOLDER holds exports of `models.export`. Each is fused for CUDA; export and fused model run on the CUDA provider on every case
+beside the export (full, padded left and right, holes, a fully masked row). ONNX Runtime prints the kernel it chose for each run.
 """
 
 from __future__ import annotations
