@@ -26,7 +26,6 @@ from onnx_attnfuse.report.model import Kernel, RefusedKernel, Report, SiteReport
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Emitted, Workbench
-from onnx_attnfuse.targets.placing import place
 
 _CONTRIB = "com.microsoft"
 
@@ -41,7 +40,6 @@ class Run:
         self.device = resolve(options.ep, options.arch)
         self.names = all_names(model)
         self.sites: list[SiteReport] = []
-        self.notes: list[str] = []
         self.replaced: set[ir.Value] = set()
 
     def go(self) -> Report:
@@ -61,7 +59,7 @@ class Run:
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         seconds = time.perf_counter() - start
-        return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(self.notes), self.court.differing)
+        return Report(tuple(self.sites), seconds, before, count_ops(self.model), differing=self.court.differing)
 
     def _site(self, candidate: Candidate, scope: Scope, bench: Workbench) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
@@ -109,7 +107,7 @@ class Run:
 
 
 def _kernel(spec: AttentionSpec, emitted: Emitted, device: Device) -> Kernel:
-    axes = place(spec)
+    axes = spec.axes
     assert spec.dtype is not None
     sizes = [length(axis) for axis in (axes.i, axes.j, axes.h, axes.v)]
     found = forecast(Problem(spec.dtype, *sizes, mask=emitted.mask_form, causal=emitted.causal), device)
@@ -133,7 +131,7 @@ def _unfused(candidate: Candidate, scope: Scope) -> SiteReport:
         return dataclasses.replace(found, status=status, reasons=(refusal,))
     if spec is None:
         return found
-    axes = place(spec)
+    axes = spec.axes
     present = {leaf for axis in spec.key[-1].laid.axes for leaf in leaves(axis)}
     kv_axis = tuple(leaf for leaf in axes.n if leaf in present)
     sizes = [length(axis) for axis in (axes.n, kv_axis, axes.h, axes.v)]

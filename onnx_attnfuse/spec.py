@@ -15,8 +15,11 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axis
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
+
+FORBIDS = -1e3
+"""A score that is replaced by this or less, or has it added, is masked; what is larger is an ordinary value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +108,34 @@ class Layouts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Axes4:
+    """Batch, heads, rows, columns and channels of one attention, each as its factors."""
+
+    b: Axis
+    n: Axis
+    i: Axis
+    j: Axis
+    h: Axis
+    v: Axis
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads; the heads' factors have known sizes."""
+        size = length(self.n)
+        assert isinstance(size, int)
+        return size
+
+    @property
+    def scores(self) -> Axes:
+        """The layout of scores and masks."""
+        return self.b, self.n, self.i, self.j
+
+    def names(self) -> dict[Factor, str]:
+        """Names for einops expressions."""
+        return named("bnsthv", (self.b, self.n, self.i, self.j, self.h, self.v))
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionSpec:
     """The meaning of one attention site."""
 
@@ -137,6 +168,14 @@ class AttentionSpec:
     output_dtype: ir.DataType | None
     nodes: tuple[ir.Node, ...]
     """The nodes that compute it now, last one first computed last."""
+
+    @property
+    def axes(self) -> Axes4:
+        """The axes in terms of factors that are not split (yet), heads apart from the rest of the batch."""
+        heads = leaves(self.heads)
+        batch = tuple(leaf for leaf in leaves(self.batch_axis) if leaf not in heads)
+        roles = (self.query_axis, self.key_axis, self.head_axis, self.v_head_axis)
+        return Axes4(batch, heads, *(leaves(axis) for axis in roles))
 
     def operands(self) -> tuple[tuple[Source, ...], tuple[Source, ...], tuple[Source, ...]]:
         """Query, key and value."""

@@ -143,3 +143,13 @@ def _split_off(trial: list[Factor], leaf: Factor, size: Dim, outermost_first: bo
         remainder, part = leaf.split(other, size)
         trial.append(remainder)
     return part
+
+
+def named(letters: str, axes: Iterable[Axis]) -> dict[Factor, str]:
+    """A letter for each axis, numbered where the axis is several factors."""
+    names: dict[Factor, str] = {}
+    for letter, axis in zip(letters, axes, strict=True):
+        parts = leaves(axis)
+        for count, part in enumerate(parts, 1):
+            names[part] = letter if len(parts) == 1 else f"{letter}{count}"
+    return names

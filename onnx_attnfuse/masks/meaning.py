@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from onnx_attnfuse.axes.factors import Axis, Factor, leaves, length
+from onnx_attnfuse.axes.factors import Axis, Factor, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import is_constant
@@ -44,10 +44,7 @@ from onnx_attnfuse.masks.expression import (
 )
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.masks.wording import Wording
-from onnx_attnfuse.spec import AttentionSpec, Floor, Mask, RowRule, Select, Term, Times, Total
-
-FORBIDS = -1e3
-"""A mask value this low forbids the key."""
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, RowRule, Select, Term, Times, Total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +125,9 @@ class Meaning:
 
 def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     """Reads the mask of `spec`."""
-    heads = leaves(spec.heads)
-    batch = tuple(factor for factor in leaves(spec.batch_axis) if factor not in heads)
-    names: dict[Factor, str] = {}
-    for letter, axis in zip("bnij", (batch, heads, spec.query_axis, spec.key_axis), strict=True):
-        names.update(_named(letter, axis))
-    wording = Wording(names)
+    axes = spec.axes
+    heads = axes.n
+    wording = Wording(named("bnij", axes.scores))
     parts = Parts() if spec.mask is None else _parts(spec.mask, reader)
     row, column = position(spec.query_axis), position(spec.key_axis)
     causal = [Causal(0)] if spec.causal else []
@@ -168,11 +162,6 @@ def position(axis: Axis) -> Linear:
     for factor in leaves(axis):
         form = combine(scaled(form, factor.size), index(factor))
     return form
-
-
-def _named(letter: str, axis: Axis) -> list[tuple[Factor, str]]:
-    parts = leaves(axis)
-    return [(part, letter if len(parts) == 1 else f"{letter}{count}") for count, part in enumerate(parts)]
 
 
 def _parts(mask: Mask, reader: Reader, gain: float = 1.0) -> Parts:

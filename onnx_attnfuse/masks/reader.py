@@ -1,7 +1,7 @@
 """Pulling one element of a mask: *what stands at index (b, n, i, j)*, one rule per operator.
 
-Views rewrite the index, element-wise operators build the expression, and what no rule knows becomes a read element of that value,
-remembered as the operator that stopped the reading. A pulled element is exact, not a guess: it holds for every index and size.
+Views rewrite the index, element-wise operators build the expression, and what no rule knows becomes a read element of that value.
+A pulled element is exact, not a guess: it holds for every index and size.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ class Reader:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self._known: dict[tuple[ir.Value, At], Expression] = {}
-        self.stopped_at: dict[ir.Value, ir.Node] = {}
-        """Values that could not be looked behind, with the operator that makes them."""
 
     def element(self, value: ir.Value, at: At, depth: int = 0) -> Expression:
         """The element of `value` at an index given as one integer expression per axis."""
@@ -67,10 +65,7 @@ class Reader:
             return Element(value, at)
         rule = _RULES.get(node.op_type) if node.domain in {"", "ai.onnx"} and not has_unknown_attribute(node) else None
         found = None if rule is None else rule(self, node, at, depth + 1)
-        if found is None:
-            self.stopped_at[value] = node
-            return Element(value, at)
-        return found
+        return Element(value, at) if found is None else found
 
     def _constant(self, value: ir.Value, at: At) -> Expression | None:
         content = self.facts.content(value) if not at else None

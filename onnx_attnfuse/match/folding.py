@@ -13,10 +13,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.scores import ScorePath
 from onnx_attnfuse.match.steps import Added, Floored, Negated, Replaced, Scaled, ScoreStep, Squashed, Taken
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import Floor, Mask, ScaleValue, Select, Term, Times, Total
-
-_WEAKEST_FILL = -1e3
-"""A score replaced by this or less counts as masked; what is larger is an ordinary value."""
+from onnx_attnfuse.spec import FORBIDS, Floor, Mask, ScaleValue, Select, Term, Times, Total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +111,13 @@ class _Folder:
             self._mask = Total(self._mask, term, step.negative)
 
     def _replaced(self, step: Replaced, taken: Taken[ScoreStep]) -> None:
-        if step.fill > _WEAKEST_FILL:
+        if step.fill > FORBIDS:
             message = f"scores are replaced by {step.fill:g}, which is an ordinary score and no mask"
             raise Refused("soft-fill", message, taken.node.name)
         self._mask = Select(self._operand(step.condition, taken), step.keep_where, step.fill, self._mask)
 
     def _floored(self, step: Floored, taken: Taken[ScoreStep]) -> None:
-        if step.low > _WEAKEST_FILL:
+        if step.low > FORBIDS:
             raise Refused("high-floor", f"scores are held above {step.low:g}, which ordinary scores may reach", taken.node.name)
         self._mask = None if self._mask is None else Floor(self._mask, step.low)
 

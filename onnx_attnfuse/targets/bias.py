@@ -11,8 +11,7 @@ from onnx_attnfuse.axes.factors import Axes, leaves, length, refined
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
-from onnx_attnfuse.targets.placing import Axes4
+from onnx_attnfuse.spec import Axes4, Floor, Mask, Select, Term, Times, Total
 
 _UNKNOWN_GAIN = 1e9
 """A factor that is computed at run time is taken to be smaller than this."""

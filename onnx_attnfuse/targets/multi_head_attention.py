@@ -5,18 +5,17 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes, Axis, length
+from onnx_attnfuse.axes.factors import Axes, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import AttentionSpec, Layouts, ScaleValue, Source
+from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Workbench
-from onnx_attnfuse.targets.placing import Axes4, place
-from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, read_rows
+from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, read_rows, scale_rows
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
@@ -32,7 +31,7 @@ def refuse(spec: AttentionSpec) -> Reason | None:
     if spec.dtype not in _DTYPES:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
-    axes = place(spec)
+    axes = spec.axes
     if spec.causal and (spec.mask is not None or length(axes.i) != length(axes.j)):
         message = "causal by attribute, with a mask besides or without a proof that there are as many queries as keys"
         return Reason("unproven-square", message)
@@ -47,10 +46,10 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     """
     assert spec.dtype is not None
     builder = bench.builder
-    axes = place(spec)
+    axes = spec.axes
     causal = is_causal_attribute(meaning, axes)
     bias = BiasEmitter(builder, axes, spec.dtype)
-    compact = None if spec.mask is None or meaning.is_trivial or (meaning.only_causal and causal) else bias.compact(spec.mask)
+    compact = None if spec.mask is None or meaning.is_trivial or causal else bias.compact(spec.mask)
     rows = read_rows(spec, meaning, compact, bench)
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, causal))
     chosen = [_cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
@@ -92,7 +91,8 @@ def is_causal_attribute(meaning: Meaning, axes: Axes4) -> bool:
 
 
 def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
-    query = _scaled(builder, query, axes.h, spec.scale_values, axes)
+    for value in spec.scale_values:
+        query = scale_rows(builder, query, axes.h, value, axes)
     if scale == 0.0:
         query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
     if rows.zero_query is not None:
@@ -101,7 +101,8 @@ def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows
 
 
 def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
-    result = _scaled(builder, result, axes.v, spec.result_scales, axes)
+    for value in spec.result_scales:
+        result = scale_rows(builder, result, axes.v, value, axes)
     for refill in rows.refills:
         result = apply_rows(builder, result, axes.v, refill, axes)
     if factor != 1.0:
@@ -147,26 +148,6 @@ def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     if known not in _DTYPES:
         raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
     return builder.cast(value, dtype)
-
-
-def _scaled(builder: Builder, value: ir.Value, channels: Axis, scales: tuple[ScaleValue, ...], axes: Axes4) -> ir.Value:
-    """`value` of shape (b, s, n·channels) times scales that are no plain numbers."""
-    dims, dtype = [length(axes.b), length(axes.i)], builder.facts.dtype(value)
-    for scale in scales:
-        laid = scale.laid.refined()
-        present = {leaf for axis in laid.axes for leaf in axis}
-        batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
-        if present & set(axes.n):
-            value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
-            factor = arrange(builder, laid, (batch, rows, axes.n, ()))
-        else:
-            factor = laid.value if not present and not laid.axes else arrange(builder, laid, (batch, rows, ()))
-        before = builder.facts.dims(value)
-        factor = factor if dtype is None else builder.cast(factor, dtype)
-        value = builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
-        builder.facts.record(value, before, dtype)
-        value = builder.reshape(value, [*dims, length((*axes.n, *channels))])
-    return value
 
 
 def _shown(causal: bool, bias: Laid | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -17,12 +18,11 @@ from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.masks.meaning import FORBIDS, Meaning, kept_where
+from onnx_attnfuse.masks.meaning import Meaning, kept_where
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4, Mask, RowRule, ScaleValue, Select
 from onnx_attnfuse.targets.bias import ABSORBING
 from onnx_attnfuse.targets.emitted import Workbench
-from onnx_attnfuse.targets.placing import Axes4
 
 _LOWEST = -3.4028234663852886e38
 _KEEPS, _SWALLOWS = -2e4, -1e9
@@ -161,18 +161,43 @@ def _check_rounding(meaning: Meaning) -> None:
 
 def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
     """`value` of shape (b, s, n·channels) with the number of `refill` in its rows."""
-    test = refill.test.refined()
-    present = {leaf for axis in test.axes for leaf in axis}
+    number = builder.scalar(refill.number, builder.facts.dtype(value))
+
+    def fill(value: ir.Value, test: ir.Value) -> ir.Value:
+        chosen = [number, value] if refill.where else [value, number]
+        return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
+
+    return by_rows(builder, value, channels, refill.test, axes, fill)
+
+
+def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) times a scale that is no plain number."""
+
+    def multiply(value: ir.Value, factor: ir.Value) -> ir.Value:
+        dtype = builder.facts.dtype(value)
+        factor = factor if dtype is None else builder.cast(factor, dtype)
+        return builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
+
+    return by_rows(builder, value, channels, scale.laid, axes, multiply)
+
+
+def by_rows(
+    builder: Builder,
+    value: ir.Value,
+    channels: Axis,
+    operand: Laid,
+    axes: Axes4,
+    combine: Callable[[ir.Value, ir.Value], ir.Value],
+) -> ir.Value:
+    """Combines `value` of shape (b, s, n·channels) with an operand that has no channels, head by head if it differs by head."""
+    operand = operand.refined()
+    present = {leaf for axis in operand.axes for leaf in axis}
     batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
     dims = [length(axes.b), length(axes.i)]
     target: Axes = (batch, rows, ())
     if present & set(axes.n):
         value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
         target = (batch, rows, axes.n, ())
-    condition = arrange(builder, test, target)
-    dtype = builder.facts.dtype(value)
-    number = builder.scalar(refill.number, dtype)
-    chosen = [number, value] if refill.where else [value, number]
-    result = builder.elementwise("Where", [condition, *chosen], dtype)
-    builder.facts.record(result, builder.facts.dims(value), dtype)
+    result = combine(value, operand.value if not operand.axes else arrange(builder, operand, target))
+    builder.facts.copy(value, result)
     return builder.reshape(result, [*dims, length((*axes.n, *channels))])
