@@ -49,8 +49,10 @@ class Court:
             device = resolve(options.ep, options.arch)
             self._judge = Judge(rounds_float16=device.rounds_float16)
 
-    def site(self, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model) -> Verified | None:
-        """Judges one site; None if nothing is judged.
+    def site(
+        self, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model, given: ir.Value | None = None
+    ) -> Verified | None:
+        """Judges one form of a site, for the batches where `given` holds; None if nothing is judged.
 
         Raises:
             Refused: It differs, or could not be shown equal.
@@ -59,7 +61,7 @@ class Court:
             return None
         stops = [operand[-1].laid.value for operand in spec.operands()]
         opsets = scope.graph.opset_imports or model.opset_imports
-        verdict = self._judge.judge(emitted.replaced, emitted.value, stops, scope.facts, opsets, model.functions)
+        verdict = self._judge.judge(emitted.replaced, emitted.value, stops, scope.facts, opsets, model.functions, given)
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
         if not verdict.equal:

@@ -1,23 +1,30 @@
-"""Which kernel ONNX Runtime will run for a fused attention, and why not the faster ones before it.
+"""Which kernel ONNX Runtime will run for a fused attention, why not the faster ones before it, and how long it takes.
 
-Every condition is one small function that gives a `Reason` or None; a kernel is a name and its conditions; a device is an ordered
-list of kernels. The conditions are those of ONNX Runtime 1.31 (docs/targets.md says how each was measured).
+Every condition is one small function that gives a `Reason`, what it needs of sizes that are not known, or None; a kernel is a
+name and its conditions; a device is an ordered list of kernels. The conditions are those of ONNX Runtime 1.31 (docs/targets.md
+says how each was measured).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import onnx_ir as ir
 
 from onnx_attnfuse.devices import Device
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
 MaskForm = Literal["none", "lengths", "ranges", "bias"]
 """How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias."""
+LONG = 256
+"""Queries or keys from which on the memory-efficient kernel takes what is not float16."""
+MOST_SCORES = 1 << 31
+"""From this many scores on, b·n·s·t, the math kernel on CUDA reads outside of its memory and ends the process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +32,8 @@ class Problem:
     """What a kernel is asked to do."""
 
     dtype: ir.DataType
+    batch: Dim
+    heads: int
     rows: Dim
     columns: Dim
     head_size: Dim
@@ -32,6 +41,20 @@ class Problem:
     mask: MaskForm
     causal: bool = False
     arch: int = 0
+
+    @property
+    def scores(self) -> Dim:
+        """How many scores there are, b·n·s·t."""
+        return sizes.product([self.batch, self.heads, self.rows, self.columns])
+
+    def settled(self, lengths: Mapping[str, int]) -> Problem:
+        """The same with numbers for symbols, as far as all symbols of a size have one."""
+
+        def settle(dim: Dim) -> Dim:
+            return sizes.evaluate(dim, lengths) if sizes.symbols(dim) <= lengths.keys() else dim
+
+        names = ("batch", "rows", "columns", "head_size", "v_head_size")
+        return dataclasses.replace(self, **{name: settle(getattr(self, name)) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,27 +66,63 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True)
+class Open:
+    """What a kernel needs of a size that is not known, for a reader to put after `if`."""
+
+    needs: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Forecast:
     """The kernel that will run."""
 
     kernel: str
     refused: tuple[Refusal, ...]
     """The kernels that would have come before it."""
+    needs: str | None = None
+    """What it takes for that, where sizes that decide are not known."""
+    otherwise: Forecast | None = None
+    """What runs where they are others."""
+    fails: Reason | None = None
+    """Why it will end with an error, or worse."""
+
+    @property
+    def never_fails(self) -> bool:
+        """Whether nothing that may run fails, whatever the sizes are."""
+        return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
 
-Condition = Callable[[Problem], "Reason | None"]
+Condition = Callable[[Problem], "Reason | Open | None"]
 
 
 def forecast(problem: Problem, device: Device) -> Forecast:
     """The first kernel of the device that takes the problem."""
-    problem = dataclasses.replace(problem, arch=device.arch)
-    refused: list[Refusal] = []
-    for kernel, conditions in _CPU if device.ep == "cpu" else _CUDA:
-        reason = next((reason for condition in conditions if (reason := condition(problem)) is not None), None)
-        if reason is None:
-            return Forecast(kernel, tuple(refused))
-        refused.append(Refusal(kernel, reason))
-    raise AssertionError("the last kernel takes everything")
+    kernels = _CPU if device.ep == "cpu" else _CUDA
+    return _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
+
+
+def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) -> Forecast:
+    (kernel, conditions), *rest = kernels
+    answers = [answer for condition in conditions if (answer := condition(problem)) is not None]
+    reason = next((answer for answer in answers if isinstance(answer, Reason)), None)
+    if reason is not None:
+        return _first(problem, tuple(rest), (*refused, Refusal(kernel, reason)))
+    needs = " and ".join(answer.needs for answer in answers if isinstance(answer, Open)) or None
+    otherwise = None if needs is None else _first(problem, tuple(rest), ())
+    return Forecast(kernel, refused, needs, otherwise, _failing(problem) if kernel == "MATH" else None)
+
+
+def _failing(problem: Problem) -> Reason | None:
+    """What the math kernel on CUDA cannot do; it is the last one, so what it cannot do fails."""
+    if problem.arch == 0:
+        return None
+    if isinstance(problem.scores, int) and problem.scores >= MOST_SCORES:
+        return Reason("too-many-scores", f"the math kernel ends the process at {problem.scores} scores, 2^31 or more")
+    if problem.mask == "ranges":
+        return Reason("ranges-ignored", "the math kernel does not look at lengths with offsets")
+    if problem.mask == "lengths" and problem.causal and not (isinstance(problem.columns, int) and problem.columns <= 1024):
+        return Reason("causal-lengths", "the math kernel takes no lengths with the causal attribute beyond 1024 keys")
+    return None
 
 
 def _half(problem: Problem) -> Reason | None:
@@ -123,27 +182,70 @@ def _not_causal(problem: Problem) -> Reason | None:
     return Reason("causal", "takes no causal attribute") if problem.causal else None
 
 
-def _aligned_bias(problem: Problem) -> Reason | None:
+def _not_causal_with_ranges(problem: Problem) -> Reason | None:
+    if problem.causal and problem.mask == "ranges":
+        return Reason("causal-ranges", "with offsets it aligns the triangle to the end of each length")
+    return None
+
+
+def _aligned_bias(problem: Problem) -> Reason | Open | None:
     multiple = 16 if problem.dtype == ir.DataType.FLOAT else 8
-    if problem.mask != "bias" or not isinstance(problem.rows, int) or problem.rows % multiple == 0:
+    if problem.mask != "bias":
+        return None
+    if not isinstance(problem.rows, int):
+        return Open(f"the number of queries is a multiple of {multiple}")
+    if problem.rows % multiple == 0:
         return None
     return Reason("bias-alignment", f"with a bias the number of queries must be a multiple of {multiple}, it is {problem.rows}")
 
 
-def _long_float32(problem: Problem) -> Reason | None:
-    short = isinstance(problem.rows, int) and isinstance(problem.columns, int) and max(problem.rows, problem.columns) < 256
-    if problem.dtype == ir.DataType.FLOAT and short:
-        return Reason("short-float32", "in float32 it is chosen from 256 queries or keys on")
-    return None
+def _long_unless_float16(problem: Problem) -> Reason | Open | None:
+    if problem.dtype == ir.DataType.FLOAT16:
+        return None
+    known = [size for size in (problem.rows, problem.columns) if isinstance(size, int)]
+    if max(known, default=0) >= LONG:
+        return None
+    if len(known) < 2:
+        return Open(f"there are {LONG} queries or keys")
+    return Reason("short", f"in {problem.dtype.name.lower()} it is chosen from {LONG} queries or keys on")
 
 
-_CUDA: tuple[tuple[str, tuple[Condition, ...]], ...] = (
+_Kernels = tuple[tuple[str, tuple[Condition, ...]], ...]
+_CUDA: _Kernels = (
     ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _half, _head_sizes(8, 256), _masks("none", "lengths", "bias"))),
     ("FLASH_ATTENTION", (_from_arch(80), _only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
-    ("EFFICIENT_ATTENTION", (_masks("none", "ranges", "bias"), _head_sizes(8, 1024), _aligned_bias, _long_float32)),
+    (
+        "EFFICIENT_ATTENTION",
+        (_masks("none", "ranges", "bias"), _head_sizes(8, 1024), _not_causal_with_ranges, _aligned_bias, _long_unless_float16),
+    ),
     ("MATH", ()),
 )
-_CPU: tuple[tuple[str, tuple[Condition, ...]], ...] = (
+_CPU: _Kernels = (
     ("FLASH_ATTENTION", (_only(ir.DataType.FLOAT), _masks("none"), _not_causal)),
     ("MATH", ()),
 )
+
+_TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
+    (True, "CUDNN_FLASH_ATTENTION"): {"none": 1.0, "lengths": 0.9, "bias": 1.85},
+    (True, "FLASH_ATTENTION"): {"none": 1.55},
+    (True, "EFFICIENT_ATTENTION"): {"none": 3.5, "ranges": 2.75, "bias": 4.9},
+    (True, "MATH"): dict.fromkeys(("none", "lengths", "bias"), 9.0),
+    (False, "EFFICIENT_ATTENTION"): {"none": 12.3, "ranges": 9.7, "bias": 14.4},
+    (False, "MATH"): dict.fromkeys(("none", "lengths", "bias"), 17.6),
+}
+"""Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
+are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
+_CAUSAL = 0.7
+"""What is left of it with the causal attribute."""
+_CPU_TIMES = {"FLASH_ATTENTION": 1.0, "MATH": 1.1}
+
+
+def time(problem: Problem, device: Device) -> float:
+    """How long the kernel that is forecast takes, to compare ways to hand a mask over; infinite where it fails."""
+    found = forecast(problem, device)
+    if found.fails is not None:
+        return math.inf
+    if device.ep == "cpu":
+        return _CPU_TIMES[found.kernel]
+    spared = _CAUSAL if problem.causal and found.kernel != "MATH" else 1.0
+    return spared * _TIMES[problem.dtype != ir.DataType.FLOAT, found.kernel][problem.mask]

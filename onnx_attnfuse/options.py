@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 Progress = Callable[[str, int, int], None]
@@ -25,6 +25,11 @@ class Options:
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
     """Judging rewrites: each site cut out, the whole model too, or not at all. By default `sites` if onnxruntime is there."""
+    padding: Literal["auto", "exact", "guarded", "assume-right"] = "auto"
+    """Handing padding over as lengths: behind a test at run time where that pays, never, behind a test wherever it is faster, or
+    taking it as given that padding is on the right."""
+    dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
     keep_outputs: bool = False
     """Fuse sites whose attention weights are used elsewhere too, computing the weights beside the fused operator."""
     evidence: pathlib.Path | None = None

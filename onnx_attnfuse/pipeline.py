@@ -8,24 +8,25 @@ import time
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import leaves, length
+from onnx_attnfuse.building import Building
 from onnx_attnfuse.court import Court
-from onnx_attnfuse.devices import Device, resolve
+from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
-from onnx_attnfuse.kernels import Problem, forecast
+from onnx_attnfuse.guard import Guarded, spare
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, read_candidate
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import make_plan
+from onnx_attnfuse.plan import Policy, make_plan
 from onnx_attnfuse.reasons import Refused, defect
-from onnx_attnfuse.report.model import Kernel, RefusedKernel, Report, SiteReport, Status
+from onnx_attnfuse.report.kernel import kernel_of
+from onnx_attnfuse.report.model import Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
-from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets.emitted import Emitted, Workbench
+from onnx_attnfuse.targets.emitted import Workbench
 
 _CONTRIB = "com.microsoft"
 
@@ -37,7 +38,7 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
-        self.device = resolve(options.ep, options.arch)
+        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim)
         self.names = all_names(model)
         self.sites: list[SiteReport] = []
         self.replaced: set[ir.Value] = set()
@@ -51,17 +52,19 @@ class Run:
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, scope.opset, self.names)
-            bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.device)
+            bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device)
+            guarded: list[Guarded] = []
             for candidate in candidates:
                 self.options.progress("fusing", done, total)
-                self.sites.append(self._site(candidate, scope, bench))
+                self.sites.append(self._site(candidate, scope, bench, guarded))
                 done += 1
+            spare(builder, guarded)
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         seconds = time.perf_counter() - start
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), differing=self.court.differing)
 
-    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench) -> SiteReport:
+    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guarded: list[Guarded]) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
         found = _unfused(candidate, scope)
@@ -73,30 +76,31 @@ class Run:
         try:
             meaning = understand(spec, bench.reader)
             found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-            plan = make_plan(spec)
+            plan = make_plan(spec, meaning, self.policy)
             if plan.target is None:
                 return dataclasses.replace(found, reasons=plan.refusals)
             check_shape_users(spec, builder)
-            emitted = plan.target.emit(spec, meaning, bench)
-            verified = self.court.site(spec, emitted, scope, self.model)
+            built = Building(spec, meaning, plan, scope, self.model, bench, self.court).build()
         except Refused as refused:
             undo(builder)
             return dataclasses.replace(found, reasons=(refused.reason,))
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
             undo(builder)
             return dataclasses.replace(found, reasons=(defect(error, found.name),))
-        commit(spec, emitted, builder)
-        self.replaced.add(emitted.replaced)
+        commit(spec, built.emitted, builder)
+        guarded += [] if built.guarded is None else [built.guarded]
+        self.replaced.add(built.emitted.replaced)
         return dataclasses.replace(
             found,
             status="fused",
             op=plan.target.OP,
             domain=plan.target.DOMAIN,
-            scale=None if spec.scale_values else emitted.scale,
-            mask_form=emitted.mask,
-            kernel=_kernel(spec, emitted, bench.device),
-            layout=emitted.layouts,
-            verified=verified,
+            scale=None if spec.scale_values else built.emitted.scale,
+            mask_form=built.emitted.mask,
+            kernel=kernel_of(built.plan, self.policy.device),
+            layout=built.emitted.layouts,
+            verified=built.verified,
+            reasons=built.reasons,
         )
 
     def _import_contrib(self) -> None:
@@ -104,15 +108,6 @@ class Run:
         for function in self.model.functions.values():
             if any(node.domain == _CONTRIB for node in function.all_nodes()):
                 function.opset_imports.setdefault(_CONTRIB, 1)
-
-
-def _kernel(spec: AttentionSpec, emitted: Emitted, device: Device) -> Kernel:
-    axes = spec.axes
-    assert spec.dtype is not None
-    sizes = [length(axis) for axis in (axes.i, axes.j, axes.h, axes.v)]
-    found = forecast(Problem(spec.dtype, *sizes, mask=emitted.mask_form, causal=emitted.causal), device)
-    refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in found.refused)
-    return Kernel(device.name, found.kernel, refused)
 
 
 def _unfused(candidate: Candidate, scope: Scope) -> SiteReport:

@@ -1,12 +1,50 @@
-"""Choosing the operator for one attention; every refusal is kept."""
+"""Choosing the operator for one attention, and the ways to hand its mask over; every refusal is kept."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.devices import Device
+from onnx_attnfuse.kernels import Forecast, MaskForm, Problem, forecast, time
+from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import TARGETS, Target
+from onnx_attnfuse.targets.emitted import Way
+
+PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
+
+_WORTHWHILE = 0.85
+"""Another way is taken if it needs at most this part of the time."""
+FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
+"""From this many scores on, b·n·s·t, a way is faster than a bias."""
+GUARDED_FROM = 1 << 25
+"""From this many scores on, b·n·s·t, a faster way outweighs the test that selects it (decision 0006)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A way to hand the mask over, and what will run."""
+
+    way: Way
+    forecast: Forecast
+    time: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """What a change that is not ours to make would bring."""
+
+    change: str
+    kernel: str
+    times: float
+    """How many times as fast as what is planned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,14 +53,98 @@ class Plan:
 
     target: Target | None
     refusals: tuple[Reason, ...]
+    main: Planned | None = None
+    """Exact for every batch, or for those that the caller vouches for."""
+    faster: tuple[Planned, ...] = ()
+    """Exact for some batches, which a test at run time tells; the fastest first."""
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def best(self) -> Planned:
+        """The fastest way of all."""
+        assert self.main is not None
+        return self.faster[0] if self.faster else self.main
 
 
-def make_plan(spec: AttentionSpec) -> Plan:
-    """Picks the first target that takes `spec`."""
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What a plan is made for."""
+
+    device: Device
+    padding: PaddingPolicy = "auto"
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    """Numbers that symbolic sizes will have; they decide what is fast, never what is exact."""
+
+
+def make_plan(spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
+    """Picks the first target that takes `spec`, and its fastest ways."""
     refusals: list[Reason] = []
     for target in TARGETS:
         refusal = target.refuse(spec)
         if refusal is None:
-            return Plan(target, tuple(refusals))
+            plan = _with_ways(target, tuple(refusals), spec, meaning, policy)
+            return dataclasses.replace(plan, gains=tuple(_gains(plan, spec, meaning, policy)))
         refusals.append(refusal)
     return Plan(None, tuple(refusals))
+
+
+def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
+    """Changes that would make it much faster, each by itself."""
+    if plan.target is None or plan.main is None:
+        return
+    half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
+    changed = [("in float16", half, policy)] if spec.dtype == ir.DataType.FLOAT and policy.device.ep == "cuda" else []
+    changed.append(("with --padding assume-right", spec, dataclasses.replace(policy, padding="assume-right")))
+    for change, other, under in changed:
+        best = _with_ways(plan.target, (), other, meaning, under).best
+        if best.time < plan.best.time * _WORTHWHILE:
+            yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
+
+
+def problem_of(spec: AttentionSpec, way: Way) -> Problem:
+    """What a kernel is asked to do if the mask is handed over this way."""
+    axes = spec.axes
+    assert spec.dtype is not None
+    batch, rows, columns, head, v_head = (length(axis) for axis in (axes.b, axes.i, axes.j, axes.h, axes.v))
+    return Problem(spec.dtype, batch, axes.num_heads, rows, columns, head, v_head, way.mask, way.causal)
+
+
+def _with_ways(target: Target, refusals: tuple[Reason, ...], spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
+    found = [_planned(spec, way, policy) for way in target.ways(spec, meaning)]
+    always = [item for item in found if item.way.when == "always"]
+    main = min(always, key=lambda item: item.time)
+    some = sorted((item for item in found if item.way.when != "always" and not math.isinf(item.time)), key=lambda item: item.time)
+    if policy.padding == "assume-right":
+        right = (item for item in some if item.way.when == "right_padded" and _is_safe(spec, item.way, policy.device))
+        assumed = next((item for item in right if item.time < main.time), None)
+        if assumed is not None:
+            return Plan(target, refusals, assumed)
+    if main.forecast.fails is not None and not some:
+        return Plan(None, (*refusals, main.forecast.fails))
+    faster = () if policy.padding == "exact" or not _is_large(spec, main, policy) else _selection(some, main)
+    return Plan(target, refusals, main, faster)
+
+
+def _planned(spec: AttentionSpec, way: Way, policy: Policy) -> Planned:
+    problem = problem_of(spec, way).settled(policy.lengths)
+    return Planned(way, forecast(problem, policy.device), time(problem, policy.device))
+
+
+def _is_safe(spec: AttentionSpec, way: Way, device: Device) -> bool:
+    """Whether no size makes it fail, those that the caller does not expect included."""
+    return forecast(problem_of(spec, way), device).never_fails
+
+
+def _selection(some: list[Planned], main: Planned) -> tuple[Planned, ...]:
+    """Ever slower ways for ever more batches, each much faster than the last."""
+    chosen: list[Planned] = []
+    bound = main.time * _WORTHWHILE
+    for item in some:
+        if item.time <= bound and all(other.way.when not in {item.way.when, "right_padded"} for other in chosen):
+            chosen.append(item)
+    return tuple(chosen)
+
+
+def _is_large(spec: AttentionSpec, main: Planned, policy: Policy) -> bool:
+    scores = problem_of(spec, main.way).settled(policy.lengths).scores
+    return policy.padding == "guarded" or not isinstance(scores, int) or scores >= GUARDED_FROM

@@ -84,7 +84,10 @@ def values(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def judged(model: ir.Model, stops: tuple[str, ...] = ("q", "k", "v"), judge: Judge | None = None, **results: str) -> Verdict:
-    """The verdict on `new`, or on two values named by `old` and `new`."""
+    """The verdict on `new`, or on two values named by `old` and `new`, where the value named by `given` holds."""
     named = values(model)
     old, new = named[results.get("old", "old")], named[results.get("new", "new")]
-    return (judge or Judge()).judge(old, new, [named[stop] for stop in stops], Facts(model.graph), model.opset_imports)
+    given = named.get(results.get("given", ""))
+    return (judge or Judge()).judge(
+        old, new, [named[stop] for stop in stops], Facts(model.graph), model.opset_imports, given=given
+    )

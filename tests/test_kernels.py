@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 import pytest
 
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.kernels import MaskForm, Problem, forecast
+from onnx_attnfuse.graph.sizes import symbol
+from onnx_attnfuse.kernels import MaskForm, Problem, forecast, time
 
 HALF, FLOAT, BRAIN = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.BFLOAT16
 
 
 def _problem(dtype: ir.DataType, mask: MaskForm, rows: int = 640, head: int = 64, v_head: int | None = None) -> Problem:
-    return Problem(dtype, rows, rows, head, head if v_head is None else v_head, mask)
+    return Problem(dtype, 2, 4, rows, rows, head, head if v_head is None else v_head, mask)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,37 @@ def test_every_faster_kernel_has_its_reason() -> None:
         ("CUDNN_FLASH_ATTENTION", "old-architecture"),
         ("FLASH_ATTENTION", "mask-form"),
     ]
+
+
+def test_sizes_that_are_not_known_are_said() -> None:
+    rows = symbol("s")
+    found = forecast(Problem(FLOAT, 2, 4, rows, rows, 64, 64, "bias"), resolve("cuda", "sm90"))
+    assert (found.kernel, found.needs) == (
+        "EFFICIENT_ATTENTION",
+        "the number of queries is a multiple of 16 and there are 256 queries or keys",
+    )
+    assert found.otherwise is not None
+    assert found.otherwise.kernel == "MATH"
+    settled = Problem(FLOAT, 2, 4, rows, rows, 64, 64, "bias").settled({"s": 250})
+    assert forecast(settled, resolve("cuda", "sm90")).kernel == "MATH"
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (Problem(HALF, 4, 64, 4096, 4096, 60, 60, "bias"), "too-many-scores"),
+        (_problem(FLOAT, "ranges", rows=64), "ranges-ignored"),
+        (_problem(BRAIN, "ranges", rows=64), "ranges-ignored"),
+        (Problem(HALF, 2, 4, 640, 640, 64, 64, "ranges", causal=True), "ranges-ignored"),
+        (Problem(HALF, 2, 4, 1100, 1100, 64, 64, "lengths", causal=True), "causal-lengths"),
+    ],
+)
+def test_what_fails_is_never_worth_it(problem: Problem, code: str) -> None:
+    device = resolve("cuda", "sm80")
+    found = forecast(problem, device)
+    assert found.fails is not None
+    assert found.fails.code == code
+    assert time(problem, device) == math.inf
 
 
 def test_on_the_cpu_a_mask_takes_the_flash_kernel_away() -> None:

@@ -161,3 +161,44 @@ def test_what_does_not_run_is_undecided_with_the_reason() -> None:
     assert not verdict.equal
     assert verdict.undecided is not None
     assert "Reshape" in verdict.undecided
+
+
+LENGTHS = """
+    number = Cast<to = 6>(kept)
+    counts = ReduceSum<keepdims = 0>(number, one)
+    new = com.microsoft.MultiHeadAttention<num_heads = 4, scale = 0.25>(q, k, v, , counts)
+    widths = Shape<start = 1, end = 2>(k)
+    width = Squeeze(widths)
+    step = Constant<value_int = 1>()
+    places = Range(none, width, step)
+    wide = Cast<to = 7>(counts)
+    column = Unsqueeze(wide, one)
+    inside = Less(places, column)
+    same = Equal(inside, kept)
+    same32 = Cast<to = 6>(same)
+    least = ReduceMin<keepdims = 0>(same32)
+    right = Cast<to = 9>(least)
+    always = Equal(none, none)
+    never = Not(always)
+"""
+
+
+def test_a_claim_about_some_batches_is_judged_on_those() -> None:
+    model = graph(PADDED + LENGTHS, inputs=MASKED, closed="-10000")
+    everywhere = judged(model, given="always")
+    assert not everywhere.equal
+    assert "padding" in everywhere.detail or "holes" in everywhere.detail
+    claimed = judged(model, given="right")
+    assert claimed.equal, claimed.detail
+    assert 0 < claimed.cases < 12
+
+
+def test_what_is_wrong_where_it_is_claimed_is_caught() -> None:
+    wrong = LENGTHS.replace("scale = 0.25", "scale = 0.3")
+    assert not judged(graph(PADDED + wrong, inputs=MASKED, closed="-10000"), given="right").equal
+
+
+def test_a_claim_about_no_batch_shows_nothing() -> None:
+    verdict = judged(graph(PADDED + LENGTHS, inputs=MASKED, closed="-10000"), given="never")
+    assert not verdict.equal
+    assert verdict.undecided is not None

@@ -14,7 +14,7 @@ import pathlib
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -55,7 +55,20 @@ def _settings(field: dataclasses.Field[Any]) -> dict[str, Any] | None:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
     if kind in (int, float, str):
         return {**common, "type": kind}
+    if kind == Mapping[str, int]:
+        return {"multiple": True, "metavar": "NAME=N", "callback": _lengths, "help": common["help"]}
     return None
+
+
+def _lengths(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> dict[str, int]:
+    """`batch=4 seq=2048` as a mapping."""
+    found: dict[str, int] = {}
+    for item in given:
+        name, _, number = item.rpartition("=")
+        if not name or not number.isdecimal() or int(number) < 1:
+            raise click.BadParameter(f"{item!r} is not NAME=N with N from 1 on", ctx, parameter)
+        found[name] = int(number)
+    return found
 
 
 def _plain_type(kind: Any) -> Any:

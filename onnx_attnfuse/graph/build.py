@@ -21,6 +21,9 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import broadcast
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size
 
+_AXES_ARE_INPUT = {"ReduceSum": 13}
+"""The opset from which on a reduction is given its axes as an input, where it is not 18."""
+_FURTHEST = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
 """The operators that compute atoms; what is not here is a quotient."""
 
@@ -177,27 +180,29 @@ class Builder:
         shape = self.shape([dim if marked else 1 for dim, marked in zip(dims, where, strict=True)])
         return self.node("Expand", [value, shape], dims=dims, dtype=self.facts.dtype(value))
 
-    def slice(self, value: ir.Value, axis: int, start: int, end: int) -> ir.Value:
-        """`value[start:end]` along one axis."""
+    def slice(self, value: ir.Value, axis: int, start: int, end: Dim | None) -> ir.Value:
+        """`value[start:end]` along one axis; a negative start counts from the end, which None stands for."""
         dims = self.facts.dims(value)
         assert dims is not None
-        inputs = [value, *(self.constant([item]) for item in (start, end, axis))]
-        new = [end - start if index == axis else dim for index, dim in enumerate(dims)]
+        stop = self.constant([_FURTHEST]) if end is None else self.shape([end])
+        inputs = [value, self.constant([start]), stop, self.constant([axis])]
+        kept = (dims[axis] if end is None and start >= 0 else 0 if end is None else end) - start
+        new = [kept if index == axis else dim for index, dim in enumerate(dims)]
         return self.node("Slice", inputs, dims=new, dtype=self.facts.dtype(value))
 
     def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Value:
         """An operator that broadcasts its inputs."""
         return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
 
-    def reduce_max(self, value: ir.Value, axis: int) -> ir.Value:
-        """The maximum along one axis, which stays with length 1."""
+    def reduce(self, op: str, value: ir.Value, axes: Sequence[int], *, keep: bool = True) -> ir.Value:
+        """`value` reduced along `axes` by an operator, `ReduceMax` for one; they stay with length 1, or go."""
         dims = self.facts.dims(value)
         assert dims is not None
-        new = [1 if index == axis else dim for index, dim in enumerate(dims)]
+        new = [1 if index in axes else dim for index, dim in enumerate(dims) if keep or index not in axes]
         dtype = self.facts.dtype(value)
-        if self.opset >= 18:
-            return self.node("ReduceMax", [value, self.constant([axis])], {"keepdims": 1}, dims=new, dtype=dtype)
-        return self.node("ReduceMax", [value], {"axes": [axis], "keepdims": 1}, dims=new, dtype=dtype)
+        if self.opset >= _AXES_ARE_INPUT.get(op, 18):
+            return self.node(op, [value, self.constant(axes)], {"keepdims": int(keep)}, dims=new, dtype=dtype)
+        return self.node(op, [value], {"axes": list(axes), "keepdims": int(keep)}, dims=new, dtype=dtype)
 
     def shape(self, dims: Sequence[Dim]) -> ir.Value:
         """A vector of sizes, computed at run time where they are symbols."""

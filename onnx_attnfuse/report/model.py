@@ -32,13 +32,37 @@ class RefusedKernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class LaterKernel:
+    """A kernel that runs where the conditions of those before it do not hold."""
+
+    kernel: str
+    when: str | None
+    """What has to hold for it, in words; None: it takes the rest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """What a change that is the caller's to make would bring."""
+
+    change: str
+    kernel: str
+    times: float
+    """How many times as fast the attention would be, by what was measured on an H200."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Kernel:
     """What ONNX Runtime will run for a fused operator."""
 
     device: str
     """`cpu`, or `cuda:sm90`."""
     forecast: str
+    when: str | None = None
+    """What has to hold for it, in words; None: it always runs."""
+    otherwise: tuple[LaterKernel, ...] = ()
+    """What runs where that does not hold, in the order in which they are tried."""
     refused: tuple[RefusedKernel, ...] = ()
+    gains: tuple[Gain, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import Report, SiteReport
+from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
 
 _TABLE_WIDTH = 110
 _NUMBER = re.compile(r"\d+")
@@ -92,13 +92,30 @@ class _Row:
             _common([_say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)
         ]
 
+    @property
+    def form(self) -> list[str]:
+        """How the mask is handed over, where there is one."""
+        return [f"mask: {self.site.mask_form}"] if self.site.mask_form not in {None, "none"} else []
+
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels that are forecast, and what a change would gain."""
+        kernel = self.site.kernel
+        if kernel is None:
+            return []
+        first = LaterKernel(kernel.forecast, kernel.when)
+        lines = [f"{item.kernel} if {item.when}" if item.when else item.kernel for item in (first, *kernel.otherwise)]
+        lines[1:] = [f"else {line}" for line in lines[1:]]
+        return lines + [f"{gain.change}: {gain.kernel}, about {gain.times:g} times as fast" for gain in kernel.gains]
+
     def paragraphs(self) -> Iterator[Text]:
         yield Text(self.name, style=_STYLES[self.site.status])
         status = self.site.status.replace("-", " ")
         done = f"{status} {self.operator}" if self.site.op else status
         facts = (done, _meaning(self.site), f"error {self.error}" if self.error else "")
         yield Text("    " + ", ".join(filter(None, facts)))
-        yield from (Text(f"    {line}") for line in (*self.layout, *self.reasons))
+        kernels = [f"kernel: {self.kernels[0]}", *self.kernels[1:]] if self.kernels else []
+        yield from (Text(f"    {line}") for line in (*self.form, *kernels, *self.layout, *self.reasons))
 
 
 def _say(reason: Reason) -> str:
@@ -110,7 +127,8 @@ def _table(rows: Sequence[_Row]) -> Table:
         "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
         "attention": [Text(_meaning(row.site)) for row in rows],
         "layout": [Text("\n".join(row.layout)) for row in rows],
-        "operator": [Text(row.operator) for row in rows],
+        "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
+        "kernel": [Text("\n".join(row.kernels)) for row in rows],
         "error": [Text(row.error) for row in rows],
         "why": [Text("\n".join(row.reasons)) for row in rows],
     }

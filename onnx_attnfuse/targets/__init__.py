@@ -8,7 +8,7 @@ from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import multi_head_attention
-from onnx_attnfuse.targets.emitted import Emitted, Workbench
+from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 
 
 class Target(Protocol):
@@ -21,7 +21,11 @@ class Target(Protocol):
         """Why this operator cannot compute `spec`, or None if it can."""
         ...
 
-    def emit(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
+    def ways(self, spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
+        """How the mask can be handed over, and for which batches each way is exact; the last one always is."""
+        ...
+
+    def emit(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
         """Builds the operator beside the nodes it replaces."""
         ...
 

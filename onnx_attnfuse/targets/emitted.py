@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -12,6 +13,19 @@ from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.spec import Layouts
+
+When = Literal["always", "right_padded", "unpadded"]
+"""For which batches something is exact: all; those padded on the right with a key left in every entry; those without padding."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to hand a mask to an operator."""
+
+    mask: MaskForm
+    causal: bool = False
+    """By the operator's causal attribute."""
+    when: When = "always"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +50,4 @@ class Emitted:
     layouts: Layouts
     mask: str
     """The form in which the mask is handed over, for a reader."""
-    mask_form: MaskForm
-    """The same, for the forecast."""
-    causal: bool
-    """Whether the operator's causal attribute is set."""
     scale: float

@@ -1,4 +1,4 @@
-"""com.microsoft.MultiHeadAttention: any attention without soft cap; masks as an additive bias."""
+"""com.microsoft.MultiHeadAttention: any attention without soft cap; masks as a bias, as lengths, or by the causal attribute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from onnx_attnfuse.axes.factors import Axes, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
-from onnx_attnfuse.kernels import MaskForm
-from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.masks.meaning import Causal, Meaning
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.emitted import Emitted, Workbench
+from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.padding import is_padding, read_padding
 from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, read_rows, scale_rows
 
 OP: str = "MultiHeadAttention"
@@ -38,20 +38,44 @@ def refuse(spec: AttentionSpec) -> Reason | None:
     return None
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
+def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
+    """Every way to hand the mask over, and for which batches each is exact.
+
+    The kernels align the causal triangle differently where there are more keys than queries: both must be proven equal in number.
+    """
+    axes = spec.axes
+    triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
+    causal = len(triangles) == 1 and triangles[0].offset == 0 and length(axes.i) == length(axes.j)
+    rest = [item for item in meaning.predicates if item not in triangles]
+    if meaning.is_trivial:
+        return (Way("none"),)
+    if causal and meaning.only_causal:
+        return (Way("none", causal=True),)
+    if meaning.biases or (triangles and not causal) or not is_padding(rest, spec):
+        return (Way("bias"),)
+    padded = Way("lengths", causal, "right_padded"), Way("ranges", causal, "right_padded"), Way("none", causal, "unpadded")
+    return (*padded, Way("bias"))
+
+
+def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
+
+    Args:
+        spec: The attention.
+        meaning: Its mask, understood.
+        bench: What to build with.
+        way: How to hand the mask over, one of `ways`.
+        flat: Do not take keys and values as (b, n, t, h).
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
     assert spec.dtype is not None
-    builder = bench.builder
-    axes = spec.axes
-    causal = is_causal_attribute(meaning, axes)
+    builder, axes = bench.builder, spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    compact = None if spec.mask is None or meaning.is_trivial or causal else bias.compact(spec.mask)
-    rows = read_rows(spec, meaning, compact, bench)
-    targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, causal))
+    compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
+    rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
+    targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat or way.causal))
     chosen = [_cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     query, key, value = (
         _typed(builder, arrange(builder, source.laid, target), spec.dtype) for source, target in zip(chosen, targets, strict=True)
@@ -60,10 +84,13 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     inputs: list[ir.Value | None] = [_prepared_query(builder, query, spec, rows, scale, axes), key, value]
     if rows.bias is not None:
         inputs += [None, None, bias.full(rows.bias)]
+    elif way.mask in {"lengths", "ranges"}:
+        padding = read_padding(spec, meaning, bench)
+        inputs += [None, padding.lengths() if way.mask == "lengths" else padding.ranges()]
     fused = builder.node(
         OP,
         inputs,
-        {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if causal else {})},
+        {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if way.causal else {})},
         domain=DOMAIN,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
         dtype=spec.dtype,
@@ -77,17 +104,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Emitted:
     layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
     node = fused.producer()
     assert node is not None
-    form: MaskForm = "none" if rows.bias is None else "bias"
-    return Emitted(end.value, final, node, layouts, _shown(causal, rows.bias), form, causal, scale)
-
-
-def is_causal_attribute(meaning: Meaning, axes: Axes4) -> bool:
-    """Whether the operator's causal attribute says what the mask says.
-
-    Its kernels align the triangle differently where there are more keys than queries, so both must be proven equal in number.
-    """
-    causal = meaning.only_causal
-    return causal is not None and causal.offset == 0 and length(axes.i) == length(axes.j)
+    return Emitted(end.value, final, node, layouts, _shown(way, rows.bias), scale)
 
 
 def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
@@ -110,20 +127,20 @@ def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Row
     return result
 
 
-def _key_value_targets(spec: AttentionSpec, axes: Axes4, causal: bool) -> tuple[Axes, Axes]:
+def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple[Axes, Axes]:
     """Keys and values as (b, t, n·h), or as (b, n, t, h) where that is how they lie and both have the same head size."""
-    flat: tuple[Axes, Axes] = (axes.b, axes.j, (*axes.n, *axes.h)), (axes.b, axes.j, (*axes.n, *axes.v))
+    joined: tuple[Axes, Axes] = (axes.b, axes.j, (*axes.n, *axes.h)), (axes.b, axes.j, (*axes.n, *axes.v))
     split: tuple[Axes, Axes] = (axes.b, axes.n, axes.j, axes.h), (axes.b, axes.n, axes.j, axes.v)
-    if length(axes.h) != length(axes.v) or causal:
-        return flat
+    if length(axes.h) != length(axes.v) or flat:
+        return joined
     prices = [
         sum(
             _price(operand, _cheapest(operand, target), target)
             for operand, target in zip((spec.key, spec.value), pair, strict=True)
         )
-        for pair in (flat, split)
+        for pair in (joined, split)
     ]
-    return split if prices[1] < prices[0] else flat
+    return split if prices[1] < prices[0] else joined
 
 
 def _cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
@@ -150,8 +167,13 @@ def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return builder.cast(value, dtype)
 
 
-def _shown(causal: bool, bias: Laid | None) -> str:
+def _shown(way: Way, bias: Laid | None) -> str:
     """The form in which the mask is handed over."""
-    if bias is None:
-        return "unidirectional" if causal else "none"
-    return f"attention_bias {' '.join(letter if axis else '1' for letter, axis in zip('bnst', bias.axes, strict=True))}"
+    words = ["unidirectional"] if way.causal else []
+    if bias is not None:
+        words.append(
+            f"attention_bias {' '.join(letter if axis else '1' for letter, axis in zip('bnst', bias.axes, strict=True))}"
+        )
+    elif way.mask != "none":
+        words.append({"lengths": "key_padding_mask b", "ranges": "key_padding_mask 3b+2"}[way.mask])
+    return " + ".join(words) or "none"

@@ -88,7 +88,7 @@ def _has_key(compact: Laid, operator: str, bound: float, builder: Builder) -> ir
     """
     wide = builder.cast(compact.value, ir.DataType.FLOAT)
     seen = builder.elementwise(operator, [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
-    return builder.cast(builder.reduce_max(builder.cast(seen, ir.DataType.FLOAT), 3), ir.DataType.BOOL)
+    return builder.cast(builder.reduce("ReduceMax", builder.cast(seen, ir.DataType.FLOAT), [3]), ir.DataType.BOOL)
 
 
 def _refill_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, number: float, builder: Builder) -> Rows:
@@ -132,7 +132,7 @@ def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Mea
         value = builder.elementwise("Not", [value], ir.DataType.BOOL)
     number = builder.cast(value, ir.DataType.FLOAT)
     place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
-    kept = builder.cast(builder.reduce_max(number, place), ir.DataType.BOOL)
+    kept = builder.cast(builder.reduce("ReduceMax", number, [place]), ir.DataType.BOOL)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
     return Refill(Laid(kept, axes), False)
 

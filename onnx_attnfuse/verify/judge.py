@@ -74,6 +74,7 @@ class Judge:
         facts: Facts,
         opsets: Mapping[str, int],
         functions: Functions | None = None,
+        given: ir.Value | None = None,
     ) -> Verdict:
         """Whether `new` is what `old` is, whatever the stops and all other inputs of their piece are.
 
@@ -84,6 +85,7 @@ class Judge:
             facts: Shapes and types of the graph.
             opsets: Opset imports of the graph.
             functions: The model's own functions.
+            given: One truth value of the graph; where it does not hold, nothing is claimed.
 
         Returns:
             The verdict, with evidence if they differ.
@@ -91,7 +93,8 @@ class Judge:
         if not available():
             return undecided("onnxruntime is not installed")
         try:
-            return self._judged(cut((old, new), stops, facts), facts, opsets, functions or {})
+            results = (old, new) if given is None else (old, new, given)
+            return self._judged(cut(results, stops, facts), facts, opsets, functions or {})
         except Refused as refused:
             return undecided(str(refused.reason))
 

@@ -44,6 +44,10 @@ class Choice:
         )
 
 
+class _NotGiven(Exception):
+    """The inputs are not of the kind that something is claimed of."""
+
+
 class _NewFailed(Exception):
     """The new nodes cannot be run where the old ones can; carries what the old ones gave, if they ran."""
 
@@ -87,35 +91,43 @@ class _Pair:
         Raises:
             RuntimeRefusal: The original cannot be run on these inputs.
             _NewFailed: The original can, the new nodes cannot.
+            _NotGiven: Nothing is claimed of these inputs.
         """
         if self._both is not None:
             try:
-                old, new = self._both.run([self.old, self.new], inputs)
+                old, *new = self._both.run(self.model.results, inputs)
             except RuntimeRefusal as refusal:
                 self._refusal = str(refusal)
             else:
-                return old, new
+                return old, self._claimed(new)
         old = self._old_alone(inputs)
         try:
-            return old, self._alone(self._new_model, self._new_session, inputs)
+            return old, self._claimed(self._alone(self._new_model, self._new_session, inputs))
         except RuntimeRefusal as refusal:
             raise _NewFailed(str(refusal), old) from refusal
 
+    @staticmethod
+    def _claimed(results: list[Array]) -> Array:
+        """The new result, if what is given holds."""
+        if not all(bool(given) for given in results[1:]):
+            raise _NotGiven
+        return results[0]
+
     def _old_alone(self, inputs: Mapping[str, Array]) -> Array:
         if self._rounded:
-            return self._alone(self._old_model, self._reference, inputs)
+            return self._alone(self._old_model, self._reference, inputs)[0]
         try:
-            return self._alone(self._old_model, self._old_session, inputs)
+            return self._alone(self._old_model, self._old_session, inputs)[0]
         except RuntimeRefusal:
             if not self._reads_attention:
                 raise
-        old = self._alone(self._old_model, self._reference, inputs)
+        old = self._alone(self._old_model, self._reference, inputs)[0]
         self.by_reference = True
         return old
 
     @staticmethod
-    def _alone(model: Standalone, session: Session | Reference, inputs: Mapping[str, Array]) -> Array:
-        return session.run(model.results, {slot.name: inputs[slot.name] for slot in model.slots})[0]
+    def _alone(model: Standalone, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+        return session.run(model.results, {slot.name: inputs[slot.name] for slot in model.slots})
 
     def unfit(self, found: Verdict, choice: Choice, facts: Facts) -> str | None:
         """Where the original has other shapes than are known: such inputs cannot occur together, so the finding is void."""
@@ -145,7 +157,7 @@ class _Pair:
 
     @functools.cached_property
     def _new_model(self) -> Standalone:
-        return self._make(self._piece.only(self._piece.results[1]))
+        return self._make(self._piece.only(*self._piece.results[1:]))
 
     @functools.cached_property
     def _old_session(self) -> Session:
@@ -249,6 +261,9 @@ class Trial:
             old, new = self._pair.run(inputs)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)
+            return None
+        except _NotGiven:
+            self._refusal = "what is assumed of them holds for none"
             return None
         except _NewFailed as failed:
             return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old, None)

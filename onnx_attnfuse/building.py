@@ -1,0 +1,123 @@
+"""Building what a plan asks for at one site: every form beside the old nodes, each judged, the faster ones behind their tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.court import Court
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.guard import Choice, Guarded, guard
+from onnx_attnfuse.kernels import LONG
+from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned, problem_of
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.report.model import Verified
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.padding import at_least, both, read_padding
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A site's new nodes, judged and not connected yet."""
+
+    emitted: Emitted
+    plan: Plan
+    """The plan as far as it could be carried out."""
+    guarded: Guarded | None
+    verified: Verified | None
+    reasons: tuple[Reason, ...]
+    """Why it is not faster."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Building:
+    """One site, and what is needed to build for it."""
+
+    spec: AttentionSpec
+    meaning: Meaning
+    plan: Plan
+    scope: Scope
+    model: ir.Model
+    bench: Workbench
+    court: Court
+
+    def build(self) -> Built:
+        """Builds all forms and has them judged.
+
+        Raises:
+            Refused: The main form cannot be built, or is not equal.
+        """
+        main, reasons = self.plan.main, list[Reason]()
+        assert main is not None
+        otherwise = self._emit(main.way)
+        verdicts = [self._judged(otherwise, main.way)]
+        choices: list[Choice] = []
+        faster: list[Planned] = []
+        for item in self.plan.faster:
+            try:
+                choice, verdict = self._choice(item.way)
+            except Refused as refused:
+                reasons.append(refused.reason)
+                continue
+            choices.append(choice)
+            faster.append(item)
+            verdicts.append(verdict)
+        plan = dataclasses.replace(self.plan, faster=tuple(faster))
+        if not choices:
+            return Built(otherwise, plan, None, verdicts[0], tuple(reasons))
+        emitted, guarded = guard(self.bench.builder, choices, otherwise)
+        forms = ", else ".join([*(choice.emitted.mask for choice in choices), otherwise.mask])
+        emitted = dataclasses.replace(emitted, mask=forms)
+        return Built(emitted, plan, guarded, _together(verdicts), tuple(reasons))
+
+    def _emit(self, way: Way) -> Emitted:
+        target = self.plan.target
+        assert target is not None
+        flat = way.when != "always" or bool(self.plan.faster)
+        return target.emit(self.spec, self.meaning, self.bench, way, flat=flat)
+
+    def _judged(self, emitted: Emitted, way: Way) -> Verified | None:
+        given = None if way.when == "always" else read_padding(self.spec, self.meaning, self.bench).exact(way.when)
+        verdict = self.court.site(self.spec, emitted, self.scope, self.model, given)
+        sweep([given])
+        return verdict
+
+    def _choice(self, way: Way) -> tuple[Choice, Verified | None]:
+        """A faster form and its test.
+
+        Raises:
+            Refused: It cannot be built, or is not equal where its test holds.
+        """
+        builder = self.bench.builder
+        before = len(builder.added)
+        try:
+            emitted = self._emit(way)
+            exact = read_padding(self.spec, self.meaning, self.bench).exact(way.when)
+            verdict = self.court.site(self.spec, emitted, self.scope, self.model, exact)
+        except Refused:
+            sweep(output for node in reversed(builder.added[before:]) for output in node.outputs)
+            raise
+        test = both(builder, [exact, *self._size_tests(way)])
+        assert test is not None
+        return Choice(test, emitted), verdict
+
+    def _size_tests(self, way: Way) -> list[ir.Value | None]:
+        """Whether the sizes are such that this way is faster, and that its kernel takes it."""
+        builder, axes = self.bench.builder, self.spec.axes
+        tests = [at_least(builder, problem_of(self.spec, way).scores, FASTER_FROM.get(way.mask, 0))]
+        if way.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:
+            tests.append(at_least(builder, sizes.maximum(length(axes.i), length(axes.j)), LONG))
+        return tests
+
+
+def _together(verdicts: list[Verified | None]) -> Verified | None:
+    found = [verdict for verdict in verdicts if verdict is not None]
+    if not found:
+        return None
+    return Verified(max(item.max_abs_error for item in found), sum(item.cases for item in found))

@@ -1,0 +1,37 @@
+"""The forecast of a plan, as the report tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx_attnfuse.devices import Device
+from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned
+from onnx_attnfuse.report.model import Gain, Kernel, LaterKernel, RefusedKernel
+
+_WHEN = {"right_padded": "padding is on the right", "unpadded": "there is no padding"}
+
+
+def kernel_of(plan: Plan, device: Device) -> Kernel:
+    """What will run, and where that depends on the batch or on sizes, what else."""
+    first, *others = (*(_likely(item, tested=True) for item in plan.faster), *([] if plan.main is None else [_likely(plan.main)]))
+    chain = [*first, *(item for other in others for item in other)]
+    best = plan.best.forecast
+    refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in best.refused)
+    gains = tuple(Gain(item.change, item.kernel, item.times) for item in plan.gains)
+    return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused, gains)
+
+
+def _likely(item: Planned, *, tested: bool = False) -> list[LaterKernel]:
+    return list(_chain(item, tested=tested))
+
+
+def _chain(item: Planned, *, tested: bool) -> Iterator[LaterKernel]:
+    """The kernels of one way; what a test at run time makes sure of ends it."""
+    when = _WHEN.get(item.way.when)
+    least = FASTER_FROM.get(item.way.mask, 0) if tested else 0
+    size = f"there are 2^{least.bit_length() - 1} scores or more" if least else None
+    found = item.forecast
+    while found is not None:
+        words = [word for word in (when, size, found.needs) if word]
+        yield LaterKernel(found.kernel, " and ".join(words) or None)
+        found = None if tested else found.otherwise

@@ -1,0 +1,214 @@
+"""Padding handed over as lengths: which keys are kept, how many, and whether they are what lengths can say.
+
+Nothing is assumed of a mask that is data. What is emitted here says at run time whether the padding of a batch lies on the right,
+with a key left in every entry (`right_padded`), or whether there is none (`unpadded`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.masks.expression import And, Compare, Element, Expression, Index, Linear, NonZero, Not, Or, conjunction
+from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate, position
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4
+from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.emitted import When, Workbench
+
+_TRUTH, _INTEGER, _SMALL = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32
+
+
+def is_padding(predicates: Sequence[Predicate], spec: AttentionSpec) -> bool:
+    """Whether keys are forbidden by padding only, in every row the same."""
+    unconditional = all(rule.condition is None for rule in spec.row_rules)
+    return bool(predicates) and unconditional and all(isinstance(item, Padding) for item in predicates)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyPadding:
+    """The padding of a batch, as values of the graph."""
+
+    builder: Builder
+    batch: Dim
+    rows: Dim
+    columns: Dim
+    keep: ir.Value
+    """Truth values (b, t): the key is seen."""
+    clean: ir.Value | None
+    """One truth value: the mask is what `keep` says; None where that is certain."""
+
+    def lengths(self) -> ir.Value:
+        """How many keys are kept, (b) int32."""
+        return self.builder.reduce("ReduceSum", self.builder.cast(self.keep, _SMALL), [1], keep=False)
+
+    def ranges(self) -> ir.Value:
+        """Lengths, where the queries of each entry begin when entries follow each other, and its keys; (3b + 2) int32."""
+        build, entries = self.builder, _counting(self.builder, self.batch + 1)
+        begins = [build.elementwise("Mul", [entries, build.shape([size])], _INTEGER) for size in (self.rows, self.columns)]
+        offsets = [build.cast(value, _SMALL) for value in begins]
+        total = self.batch * 3 + 2
+        return build.node("Concat", [self.lengths(), *offsets], {"axis": 0}, dims=[total], dtype=_SMALL)
+
+    def exact(self, when: When) -> ir.Value:
+        """One truth value: the batch is as `when` says."""
+        build = self.builder
+        if when == "unpadded":
+            held = self.keep
+        else:
+            places = build.reshape(_counting(build, self.columns), [1, self.columns])
+            counts = build.reshape(build.cast(self.lengths(), _INTEGER), [self.batch, 1])
+            inside = build.elementwise("Less", [places, counts], _TRUTH)
+            alive = build.elementwise("Greater", [counts, build.constant([0])], _TRUTH)
+            same = build.elementwise("Equal", [inside, self.keep], _TRUTH)
+            held = build.elementwise("And", [same, alive], _TRUTH)
+        if self.clean is not None:
+            held = build.elementwise("And", [held, self.clean], _TRUTH)
+        return _all(build, held)
+
+
+def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> KeyPadding:
+    """Emits which keys are kept.
+
+    Raises:
+        Refused: The mask gives no such thing.
+    """
+    builder, axes = bench.builder, spec.axes
+    padded = conjunction(item.predicate for item in meaning.predicates if isinstance(item, Padding))
+    keep, clean = _Emitter(builder, axes).truth(padded), None
+    if keep is None:
+        keep, clean = _last_row(spec, bench)
+    batch, columns = length(axes.b), length(axes.j)
+    if builder.facts.dims(keep) != (batch, columns):
+        keep = builder.expand(keep, [batch, columns], [True, True])
+    return KeyPadding(builder, batch, length(axes.i), columns, keep, clean)
+
+
+def _last_row(spec: AttentionSpec, bench: Workbench) -> tuple[ir.Value, ir.Value]:
+    """From the mask itself: its last row sees every key that is not padding."""
+    builder = bench.builder
+    assert spec.dtype is not None
+    assert spec.mask is not None
+    value = BiasEmitter(builder, spec.axes, spec.dtype).compact(spec.mask).value
+    dims = builder.facts.dims(value)
+    assert dims is not None
+    for axis in (1, 2):
+        if dims[axis] != 1:
+            value = builder.slice(value, axis, -1, None)
+    row = builder.cast(builder.reshape(value, [dims[0], dims[3]]), ir.DataType.FLOAT)
+    zero, low = (builder.scalar(number, ir.DataType.FLOAT) for number in (0.0, FORBIDS))
+    keep = builder.elementwise("Equal", [row, zero], _TRUTH)
+    forbidden = builder.elementwise("LessOrEqual", [row, low], _TRUTH)
+    return keep, builder.elementwise("Or", [keep, forbidden], _TRUTH)
+
+
+def at_least(builder: Builder, dim: Dim, least: int) -> ir.Value | None:
+    """One truth value: a size is `least` or more; None where that is certain."""
+    if sizes.least(dim) >= least:
+        return None
+    seen = builder.elementwise("GreaterOrEqual", [builder.shape([dim]), builder.constant([least])], _TRUTH)
+    return builder.reshape(seen, [])
+
+
+def both(builder: Builder, values: Sequence[ir.Value | None]) -> ir.Value | None:
+    """The conjunction of truth values; None if there is none."""
+    present = [value for value in values if value is not None]
+    result = present[0] if present else None
+    for value in present[1:]:
+        assert result is not None
+        result = builder.elementwise("And", [result, value], _TRUTH)
+    return result
+
+
+def _all(builder: Builder, value: ir.Value) -> ir.Value:
+    """Whether all truth values of (b, t) hold, as one."""
+    return builder.cast(builder.reduce("ReduceMin", builder.cast(value, _SMALL), [0, 1], keep=False), _TRUTH)
+
+
+def _counting(builder: Builder, size: Dim) -> ir.Value:
+    """0, 1, ... up to a size."""
+    end = builder.reshape(builder.shape([size]), [])
+    inputs = [builder.constant(np.asarray(0)), end, builder.constant(np.asarray(1))]
+    return builder.node("Range", inputs, dims=[size], dtype=_INTEGER)
+
+
+class _Emitter:
+    """Truth values over (b, t) from an expression that reads elements at (b, j); None for what it cannot emit."""
+
+    def __init__(self, builder: Builder, axes: Axes4) -> None:
+        self._builder = builder
+        self._batch, self._column = position(axes.b), position(axes.j)
+        self._dims = length(axes.b), length(axes.j)
+
+    def truth(self, part: Expression) -> ir.Value | None:
+        if isinstance(part, NonZero):
+            value = self._element(part.element)
+            return None if value is None else self._builder.cast(value, _TRUTH)
+        if isinstance(part, Not):
+            inner = self.truth(part.inner)
+            return None if inner is None else self._builder.elementwise("Not", [inner], _TRUTH)
+        if isinstance(part, (And, Or)):
+            inner = [self.truth(item) for item in part.parts]
+            return self._joined("And" if isinstance(part, And) else "Or", inner)
+        if isinstance(part, Compare):
+            form = self._form(part.form)
+            operator = "Equal" if part.equal else "LessOrEqual"
+            return None if form is None else self._builder.elementwise(operator, [form, self._builder.constant([0])], _TRUTH)
+        return None
+
+    def _joined(self, operator: str, parts: Sequence[ir.Value | None]) -> ir.Value | None:
+        result = parts[0]
+        for part in parts[1:]:
+            if result is None or part is None:
+                return None
+            result = self._builder.elementwise(operator, [result, part], _TRUTH)
+        return result
+
+    def _form(self, form: Linear) -> ir.Value | None:
+        total = self._builder.reshape(self._builder.shape([form.offset]), [1, 1])
+        for atom, coefficient in form.terms:
+            value = self._index(atom) if isinstance(atom, Index) else self._element(atom)
+            if value is None or (isinstance(atom, Element) and not self._is_integer(atom)):
+                return None
+            product = [self._builder.cast(value, _INTEGER), self._builder.shape([coefficient])]
+            term = product[0] if coefficient == 1 else self._builder.elementwise("Mul", product, _INTEGER)
+            total = self._builder.elementwise("Add", [total, term], _INTEGER)
+        return total
+
+    def _is_integer(self, element: Element) -> bool:
+        dtype = self._builder.facts.dtype(element.value)
+        return dtype is not None and (dtype.is_integer() or dtype == _TRUTH)
+
+    def _index(self, atom: Index) -> ir.Value | None:
+        for axis, form in enumerate((self._batch, self._column)):
+            if form == Linear(((atom, 1),)):
+                shape = [self._dims[0], 1] if axis == 0 else [1, self._dims[1]]
+                return self._builder.reshape(_counting(self._builder, self._dims[axis]), shape)
+        return None
+
+    def _element(self, element: Element) -> ir.Value | None:
+        """A value that is read at (b, j), at (b) or at (j), with axes of length 1 anywhere between."""
+        value, dims = element.value, self._builder.facts.dims(element.value)
+        if dims is None:
+            return None
+        shape: list[Dim] = [1, 1]
+        order: list[int] = []
+        for place, dim in enumerate(dims):
+            if dim == 1:
+                continue
+            axis = next((axis for axis, form in enumerate((self._batch, self._column)) if element.at[place] == form), None)
+            if axis is None:
+                return None
+            if dim != self._dims[axis]:
+                value = self._builder.slice(value, place, 0, self._dims[axis])
+            order.append(axis)
+            shape[axis] = self._dims[axis]
+        if order != sorted(set(order)):
+            return None
+        return self._builder.reshape(value, shape)
