@@ -74,19 +74,60 @@ def _branch(builder: Builder, emitted: Emitted, name: str) -> ir.Graph:
     return ir.Graph([], [emitted.value], nodes=moved, name=name)
 
 
-def spare(builder: Builder, guarded: Iterable[Guarded]) -> None:
-    """Moves what only the exact forms of guarded sites need under their test, once for all sites of the same tests."""
+def spare(builder: Builder, guarded: Sequence[Guarded]) -> None:
+    """Moves what only the exact forms of guarded sites need under their tests.
+
+    What one site needs goes into its own branch; what several with the same tests need is computed once, under those tests.
+    """
+    if not guarded:
+        return
+    owners = _owners(builder.graph, guarded)
+    for item in guarded:
+        own = [node for node, homes in owners.items() if homes == {item.fallback}]
+        builder.graph.remove(own)
+        item.fallback.insert_before(item.fallback[0], own)
+    for tests, items in _by_tests(guarded).items():
+        homes = {item.fallback for item in items}
+        _compute_if_needed(builder, tests, items, [node for node, found in owners.items() if len(found) > 1 and found <= homes])
+
+
+def _by_tests(guarded: Iterable[Guarded]) -> dict[tuple[ir.Value, ...], list[Guarded]]:
     groups: dict[tuple[ir.Value, ...], list[Guarded]] = {}
     for item in guarded:
         groups.setdefault(item.tests, []).append(item)
-    for tests, items in groups.items():
-        _spare(builder, tests, items)
+    return groups
 
 
-def _spare(builder: Builder, tests: Sequence[ir.Value], items: Sequence[Guarded]) -> None:
+def _owners(graph: ir.Graph | ir.Function, guarded: Sequence[Guarded]) -> dict[ir.Node, set[ir.Graph]]:
+    """The branches that need a node, for every node that nothing else needs and that can be moved there; in order."""
+    group = {item.fallback: tests for tests, items in _by_tests(guarded).items() for item in items}
+    nodes = list(graph)
+    place = {node: index for index, node in enumerate(nodes)}
+    first = {tests: place[items[0].node] for tests, items in _by_tests(guarded).items()}
+    owners: dict[ir.Node, set[ir.Graph]] = {}
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        users = [user for value in node.outputs for user, _ in value.uses()]
+        if not users or any(value.is_graph_output() for value in node.outputs):
+            continue
+        if not all(user in owners or user.graph in group for user in users):
+            continue
+        homes = {home for user in users for home in owners.get(user) or [_branch_of(user)]}
+        tests = {group[home] for home in homes}
+        if len(homes) == 1 or (len(tests) == 1 and index < first[tests.pop()]):
+            owners[node] = homes
+    return dict(reversed(owners.items()))
+
+
+def _branch_of(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph)
+    return node.graph
+
+
+def _compute_if_needed(builder: Builder, tests: Sequence[ir.Value], items: Sequence[Guarded], moved: Sequence[ir.Node]) -> None:
+    """Moves nodes ahead of the first site into an `If` under all tests."""
     first = items[0].node
     homes = {item.fallback for item in items}
-    moved = _needed_only_in(homes, builder.graph, first)
     wanted = [value for node in moved for value in node.outputs if any(user.graph in homes for user, _ in value.uses())]
     dtypes = [dtype for value in wanted if (dtype := builder.facts.dtype(value)) is not None]
     if not wanted or len(dtypes) < len(wanted):
@@ -96,15 +137,10 @@ def _spare(builder: Builder, tests: Sequence[ir.Value], items: Sequence[Guarded]
     for other in tests[1:]:
         test = builder.elementwise("Or", [test, other], ir.DataType.BOOL)
     builder.graph.remove(moved)
-    spared = _nothing(builder, wanted, dtypes)
     name = builder.name("attnfuse/bias")
-    node = ir.node(
-        "If",
-        [test],
-        {"then_branch": spared, "else_branch": ir.Graph([], wanted, nodes=moved, name=f"{name}/computed")},
-        num_outputs=len(wanted),
-        name=name,
-    )
+    computed = ir.Graph([], wanted, nodes=moved, name=f"{name}/computed")
+    branches = {"then_branch": _nothing(builder, wanted, dtypes), "else_branch": computed}
+    node = ir.node("If", [test], branches, num_outputs=len(wanted), name=name)
     for inner, outer, dtype in zip(wanted, node.outputs, dtypes, strict=True):
         outer.name = builder.name(f"{inner.name}_if_needed")
         outer.dtype = dtype
@@ -113,22 +149,6 @@ def _spare(builder: Builder, tests: Sequence[ir.Value], items: Sequence[Guarded]
             if user.graph in homes:
                 user.replace_input_with(place, outer)
     builder.graph.insert_before(first, node)
-
-
-def _needed_only_in(homes: set[ir.Graph], graph: ir.Graph | ir.Function, before: ir.Node) -> list[ir.Node]:
-    """The nodes ahead of one that nothing but nodes of `homes` uses, directly or through each other; in order."""
-    moved: dict[ir.Node, None] = {}
-    ahead: list[ir.Node] = []
-    for node in graph:
-        if node is before:
-            break
-        ahead.append(node)
-    for node in reversed(ahead):
-        users = [user for value in node.outputs for user, _ in value.uses()]
-        exported = any(value.is_graph_output() for value in node.outputs)
-        if users and not exported and all(user in moved or user.graph in homes for user in users):
-            moved[node] = None
-    return list(reversed(moved))
 
 
 def _nothing(builder: Builder, values: Sequence[ir.Value], dtypes: Sequence[ir.DataType]) -> ir.Graph:

@@ -229,12 +229,15 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
     (True, "CUDNN_FLASH_ATTENTION"): {"none": 1.0, "lengths": 0.9, "bias": 1.85},
     (True, "FLASH_ATTENTION"): {"none": 1.55},
     (True, "EFFICIENT_ATTENTION"): {"none": 3.5, "ranges": 2.75, "bias": 4.9},
-    (True, "MATH"): dict.fromkeys(("none", "lengths", "bias"), 9.0),
+    (True, "MATH"): {"none": 16.6, "lengths": 15.5, "bias": 18.9},
     (False, "EFFICIENT_ATTENTION"): {"none": 12.3, "ranges": 9.7, "bias": 14.4},
     (False, "MATH"): dict.fromkeys(("none", "lengths", "bias"), 17.6),
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
+_UNFUSED: dict[bool, dict[bool, float]] = {True: {False: 5.1, True: 5.6}, False: {False: 8.5, True: 9.2}}
+"""The same for what is spelled out, by half precision and whether there is a mask; float32 is computed as TensorFloat32."""
+_TENSOR_FLOAT_32 = 80
 _CAUSAL = 0.7
 """What is left of it with the causal attribute."""
 _CPU_TIMES = {"FLASH_ATTENTION": 1.0, "MATH": 1.1}
@@ -249,3 +252,11 @@ def time(problem: Problem, device: Device) -> float:
         return _CPU_TIMES[found.kernel]
     spared = _CAUSAL if problem.causal and found.kernel != "MATH" else 1.0
     return spared * _TIMES[problem.dtype != ir.DataType.FLOAT, found.kernel][problem.mask]
+
+
+def unfused_time(problem: Problem, device: Device) -> float:
+    """How long the attention takes that is spelled out; infinite where it was not measured or comes out no faster anyway."""
+    half = problem.dtype != ir.DataType.FLOAT
+    if device.ep == "cpu" or (not half and device.arch < _TENSOR_FLOAT_32):
+        return math.inf
+    return _UNFUSED[half][problem.causal or problem.mask != "none"]

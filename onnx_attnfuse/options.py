@@ -30,6 +30,8 @@ class Options:
     taking it as given that padding is on the right."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
+    always: bool = False
+    """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False
     """Fuse sites whose attention weights are used elsewhere too, computing the weights beside the fused operator."""
     evidence: pathlib.Path | None = None

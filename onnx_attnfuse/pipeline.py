@@ -38,7 +38,7 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
-        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim)
+        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always)
         self.names = all_names(model)
         self.sites: list[SiteReport] = []
         self.replaced: set[ir.Value] = set()

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.devices import Device
-from onnx_attnfuse.kernels import Forecast, MaskForm, Problem, forecast, time
+from onnx_attnfuse.kernels import MOST_SCORES, Forecast, MaskForm, Problem, forecast, time, unfused_time
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
@@ -20,6 +20,9 @@ from onnx_attnfuse.targets.emitted import Way
 
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
 
+_NOISE = 1.1
+_UNFUSED_FROM, _UNFUSED_TO = 1 << 24, MOST_SCORES
+"""Between these numbers of scores, b·n·s·t, what is spelled out may be faster; beyond, its memory is what counts."""
 _WORTHWHILE = 0.85
 """Another way is taken if it needs at most this part of the time."""
 FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
@@ -74,6 +77,8 @@ class Policy:
     padding: PaddingPolicy = "auto"
     lengths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Numbers that symbolic sizes will have; they decide what is fast, never what is exact."""
+    always: bool = False
+    """Fuse also where what is spelled out is faster."""
 
 
 def make_plan(spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
@@ -96,7 +101,10 @@ def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) ->
     changed = [("in float16", half, policy)] if spec.dtype == ir.DataType.FLOAT and policy.device.ep == "cuda" else []
     changed.append(("with --padding assume-right", spec, dataclasses.replace(policy, padding="assume-right")))
     for change, other, under in changed:
-        best = _with_ways(plan.target, (), other, meaning, under).best
+        changed_plan = _with_ways(plan.target, (), other, meaning, under)
+        if changed_plan.main is None:
+            continue
+        best = changed_plan.best
         if best.time < plan.best.time * _WORTHWHILE:
             yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
 
@@ -121,6 +129,8 @@ def _with_ways(target: Target, refusals: tuple[Reason, ...], spec: AttentionSpec
             return Plan(target, refusals, assumed)
     if main.forecast.fails is not None and not some:
         return Plan(None, (*refusals, main.forecast.fails))
+    if not policy.always and (slower := _slower(spec, min([main, *some], key=lambda item: item.time), policy)) is not None:
+        return Plan(None, (*refusals, slower))
     faster = () if policy.padding == "exact" or not _is_large(spec, main, policy) else _selection(some, main)
     return Plan(target, refusals, main, faster)
 
@@ -128,6 +138,17 @@ def _with_ways(target: Target, refusals: tuple[Reason, ...], spec: AttentionSpec
 def _planned(spec: AttentionSpec, way: Way, policy: Policy) -> Planned:
     problem = problem_of(spec, way).settled(policy.lengths)
     return Planned(way, forecast(problem, policy.device), time(problem, policy.device))
+
+
+def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None:
+    """Why it is better left spelled out, at sizes that are known."""
+    problem = problem_of(spec, best.way).settled(policy.lengths)
+    known = isinstance(problem.scores, int) and _UNFUSED_FROM <= problem.scores < _UNFUSED_TO
+    unfused = unfused_time(problem, policy.device)
+    if not known or len(spec.nodes) == 1 or best.time <= unfused * _NOISE:
+        return None
+    times = f"{best.time / unfused:.1f} times as fast as {best.forecast.kernel} at {problem.scores} scores"
+    return Reason("unfused-faster", f"spelled out it was measured to be {times}; --always fuses it")
 
 
 def _is_safe(spec: AttentionSpec, way: Way, device: Device) -> bool:

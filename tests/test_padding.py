@@ -181,3 +181,26 @@ def test_a_window_besides_padding_is_no_padding() -> None:
     text = onnx.printer.to_text(model).replace("c = LessOrEqual (i1, i)", "c = Less (i1, i)")
     report = guarded(onnx.parser.parse_model(text)).report
     assert {site.mask_form for site in report.sites} == {"attention_bias b 1 s t"}
+
+
+_LARGE = {"b": 8, "s": 2048}
+
+
+@pytest.mark.parametrize(
+    ("choices", "status"),
+    [
+        ({}, "fused"),
+        ({"dim": {"b": 1, "s": 64}}, "fused"),
+        ({"dim": _LARGE}, "skipped"),
+        ({"dim": _LARGE, "always": True}, "fused"),
+        ({"dim": _LARGE, "ep": "cpu", "arch": None}, "fused"),
+        ({"dim": _LARGE, "arch": "sm75"}, "fused"),
+    ],
+)
+def test_in_float32_on_a_gpu_large_attentions_without_a_mask_stay_as_they_are(choices: dict[str, object], status: str) -> None:
+    """TensorFloat32 makes what is spelled out faster than the kernel in float32."""
+    model = _model("padding", "-10000", "plain")
+    text = onnx.printer.to_text(model).replace("masked0 = Add (scaled0, m)", "masked0 = Identity (scaled0)")
+    site = guarded(onnx.parser.parse_model(text), **choices).report.sites[0]
+    assert site.status == status
+    assert [reason.code for reason in site.reasons] == (["unfused-faster"] if status == "skipped" else [])
