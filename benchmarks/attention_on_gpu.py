@@ -3,8 +3,8 @@
     python benchmarks/attention_on_gpu.py FOLDER OUT.json [--sizes 4x2048x32x128,8x512x12x64] [--arch sm90] [--seconds 400]
 
 FOLDER holds what `attention_models.py` wrote. With ORT_ENABLE_CUDNN_FLASH_ATTENTION=0 in the environment, and `--arch sm80`,
-kernels are chosen as on cards before Hopper. Times are milliseconds per attention, the median of runs that take turns; errors are against
-float64 of torch on the first attention.
+kernels are chosen as on cards before Hopper. Times are milliseconds per attention, the median of runs that take turns; errors are
+the largest of the first attention in two entries, against float64.
 """
 
 from __future__ import annotations

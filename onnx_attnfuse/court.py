@@ -11,10 +11,11 @@ import onnx_ir as ir
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, OptionError, VerificationError
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.masks.meaning import Meaning, distrusted
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import Verified
-from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.spec import AttentionSpec, mask_values
 from onnx_attnfuse.targets.emitted import Emitted
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Court:
         self.differing = 0
         """Sites that were found different."""
         self._judge: Judge | None = None
+        self._refuted: dict[tuple[object, ...], str | None] = {}
         self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
         if self.level != "none":
             from onnx_attnfuse.verify.judge import Judge
@@ -69,6 +71,19 @@ class Court:
             self._keep(verdict, spec.name)
             raise Refused("differs", verdict.detail)
         return Verified(verdict.max_abs_error, verdict.cases)
+
+    def trusted(self, spec: AttentionSpec, meaning: Meaning, scope: Scope, model: ir.Model) -> Meaning:
+        """The meaning of a mask, or `arbitrary` where the mask turns out to be something else; each mask is looked at once."""
+        if self._judge is None or spec.mask is None:
+            return meaning
+        from onnx_attnfuse.verify.lifted import refute
+
+        key = (meaning.text, *mask_values(spec.mask))
+        if key not in self._refuted:
+            opsets = scope.graph.opset_imports or model.opset_imports
+            self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
+        refutation = self._refuted[key]
+        return meaning if refutation is None else distrusted(meaning, refutation)
 
     def model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
         """Judges whole models, if asked for; returns a line for the report.

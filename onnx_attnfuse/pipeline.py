@@ -74,7 +74,7 @@ class Run:
         builder = bench.builder
         builder.at(anchor_of(spec))
         try:
-            meaning = understand(spec, bench.reader)
+            meaning = self.court.trusted(spec, understand(spec, bench.reader), scope, self.model)
             found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
             plan = make_plan(spec, meaning, self.policy)
             if plan.target is None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse import pipeline
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scopes import scopes
+from onnx_attnfuse.masks.expression import TRUE, Compare, combine, constant, negation
+from onnx_attnfuse.masks.meaning import Meaning, understand
+from onnx_attnfuse.masks.reader import Reader
+from onnx_attnfuse.match.finder import find_candidates
+from onnx_attnfuse.match.registry import load_packs
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.verify.lifted import refute
 
 LOWEST = "-3.4028234663852886e38"
 
@@ -70,8 +83,15 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         ", bool[b, s] rows",
         f"""{KEYS} a3 = Constant<value_ints=[3]>() x1 = Unsqueeze(rows, a1) x = Unsqueeze(x1, a3)
             {FILL} m = Where(x, nothing, fill)""",
-        "arbitrary",
+        "query_padding",
         "rows[b, i]",
+    ),
+    "a prefix that all rows see": (
+        ", int64[b, 1] count",
+        f"""{POSITIONS} c1 = LessOrEqual(j, i) p0 = Less(j, count) {KEYS} p1 = Unsqueeze(p0, a1) c = Or(c1, p1) {FILL}
+            m0 = Where(c, nothing, fill) m = Unsqueeze(m0, a1)""",
+        "prefix",
+        "j <= i or j < count[b, 0]",
     ),
     "segments": (
         ", int64[b, s] document",
@@ -123,3 +143,46 @@ def test_an_unproven_triangle_stays_a_bias() -> None:
     text = onnx.printer.to_text(_model("", TRIANGLE)).replace("[b,4,s,8] k", "[b,4,t,8] k").replace("[b,4,s,8] v", "[b,4,t,8] v")
     (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="none").sites
     assert site.mask_form == "attention_bias 1 1 s t"
+
+
+def _read(name: str) -> tuple[AttentionSpec, Meaning, Facts, ir.Model]:
+    inputs, mask, *_ = CASES[name]
+    model = ir.from_proto(_model(inputs, mask))
+    (scope,) = scopes(model)
+    load_packs()
+    (candidate,) = find_candidates(scope, keep_outputs=False)
+    assert candidate.spec is not None
+    return candidate.spec, understand(candidate.spec, Reader(scope.facts)), scope.facts, model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read_is_what_the_mask_is(name: str) -> None:
+    spec, meaning, facts, model = _read(name)
+    assert refute(spec, meaning, facts, model.opset_imports, {}) is None
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"a bias", "zeros"}))
+def test_what_is_misread_is_noticed(name: str) -> None:
+    spec, meaning, facts, model = _read(name)
+    wrong = dataclasses.replace(meaning, allowed=negation(meaning.allowed))
+    assert refute(spec, wrong, facts, model.opset_imports, {}) is not None
+    assert refute(spec, dataclasses.replace(meaning, allowed=TRUE), facts, model.opset_imports, {}) is not None
+
+
+def test_a_triangle_that_is_one_off_is_noticed() -> None:
+    spec, meaning, facts, model = _read("range and compare")
+    assert isinstance(meaning.allowed, Compare)
+    shifted = Compare(combine(meaning.allowed.form, constant(1)))
+    refutation = refute(spec, dataclasses.replace(meaning, allowed=shifted), facts, model.opset_imports, {})
+    assert refutation is not None
+    assert "was read as not seen" in refutation
+
+
+def test_a_misread_mask_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misread(spec: AttentionSpec, reader: Reader) -> Meaning:
+        return dataclasses.replace(understand(spec, reader), allowed=TRUE, predicates=(), kind="no_mask")
+
+    monkeypatch.setattr(pipeline, "understand", misread)
+    (site,) = onnx_attnfuse.optimize(_model("", TRIANGLE), verify="sites").report.sites
+    assert (site.status, site.mask, site.mask_form) == ("fused", "arbitrary", "attention_bias 1 1 s t")
+    assert "the mask is" in (site.mask_text or "")

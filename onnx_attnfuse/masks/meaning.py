@@ -1,8 +1,8 @@
 """What a mask means: which keys a row may see, as a conjunction of known predicates, and what is added besides.
 
 The field's names: no_mask, causal, causal_bottom_right, sliding_window, two_sided_window, anticausal, padding, padding_causal,
-segments, arbitrary; biases: alibi, relative_position, table, computed. A meaning is for choosing a form and for telling; the mask
-itself stays in the `AttentionSpec`.
+query_padding, prefix, segments, arbitrary; biases: alibi, relative_position, table, computed. A meaning is for choosing a form
+and for telling; the mask itself stays in the `AttentionSpec`.
 """
 
 from __future__ import annotations
@@ -84,13 +84,27 @@ class Segments:
 
 
 @dataclasses.dataclass(frozen=True)
+class QueryPadding:
+    """A row sees its keys or none, as data says."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """Keys up to a number are seen by all rows, later ones by later rows only."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
 class Other:
     """A predicate of no known kind."""
 
     predicate: Expression
 
 
-Predicate = Causal | Window | Padding | Segments | Other
+Predicate = Causal | Window | Padding | QueryPadding | Segments | Prefix | Other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +161,12 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
         fills=parts.fills,
         rows_alive=_alive(predicates, spec),
     )
+
+
+def distrusted(meaning: Meaning, why: str) -> Meaning:
+    """An arbitrary mask in place of what was read and is not so."""
+    text, other = f"not {meaning.text}: {why}", Other(meaning.allowed)
+    return dataclasses.replace(meaning, predicates=(other,), kind="arbitrary", text=text, rows_alive=False)
 
 
 def kept_where(rule: RowRule, reader: Reader) -> Expression:
@@ -246,8 +266,12 @@ def _total(biases: tuple[Expression, ...]) -> Expression:
 
 def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
     used = _indices(part)
-    if used & _indices(column) and not used & (_indices(row) | set(heads)) and _elements(part):
+    if used & _indices(column) and not used & (_indices(row) | set(heads)) and elements_of(part):
         return Padding(part)
+    if used & _indices(row) and not used & (_indices(column) | set(heads)) and elements_of(part):
+        return QueryPadding(part)
+    if isinstance(part, Or) and _is_prefix(part, row, column):
+        return Prefix(part)
     if not isinstance(part, Compare):
         return Other(part)
     if part.equal:
@@ -258,6 +282,15 @@ def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Pr
     if not ahead.terms:
         return Window(ahead.offset * -1)
     return Other(part)
+
+
+def _is_prefix(part: Or, row: Linear, column: Linear) -> bool:
+    """`j <= i or j < number`, the number one for each batch entry at most."""
+    forms = [item.form for item in part.parts if isinstance(item, Compare) and not item.equal]
+    triangles = [form for form in forms if not combine(form, combine(column, row, -1), -1).terms]
+    rest = [combine(form, column, -1) for form in forms if form not in triangles]
+    counted = [form for form in rest if not _indices(form) & (_indices(row) | _indices(column))]
+    return len(part.parts) == len(forms) == 2 and len(triangles) == len(counted) == 1
 
 
 def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
@@ -286,8 +319,8 @@ def _kinds(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> list[str]:
         kinds.append("padding")
     if any(isinstance(item, Segments) for item in predicates):
         kinds.append("segments")
-    if any(isinstance(item, Other) for item in predicates):
-        kinds.append("arbitrary")
+    names = {QueryPadding: "query_padding", Prefix: "prefix", Other: "arbitrary"}
+    kinds += [name for kind, name in names.items() if any(isinstance(item, kind) for item in predicates)]
     return kinds
 
 
@@ -300,7 +333,7 @@ def _triangle(causal: Causal, spec: AttentionSpec) -> str:
 
 def _bias_kind(bias: Expression, row: Linear, column: Linear, heads: Axis) -> str:
     """alibi: linear in positions; relative_position: a table over heads, rows and columns; table: a constant; else computed."""
-    elements = _elements(bias)
+    elements = elements_of(bias)
     if not elements:
         return "alibi" if _indices(bias) else "constant_bias"
     if _indices(bias) <= {*_indices(row), *_indices(column), *heads}:
@@ -319,11 +352,12 @@ def _walk(part: Expression) -> Iterator[Index | Element]:
         yield part
         yield from (inner for item in part.at for inner in _walk(item))
     else:
-        for inner in _inner(part):
+        for inner in parts_of(part):
             yield from _walk(inner)
 
 
-def _inner(part: Expression) -> tuple[Expression, ...]:
+def parts_of(part: Expression) -> tuple[Expression, ...]:
+    """What an expression is made of, index and element apart."""
     if isinstance(part, NonZero):
         return (part.element,)
     if isinstance(part, Compare):
@@ -341,7 +375,8 @@ def _indices(part: Expression) -> set[Factor]:
     return {atom.factor for atom in _walk(part) if isinstance(atom, Index)}
 
 
-def _elements(part: Expression) -> list[Element]:
+def elements_of(part: Expression) -> list[Element]:
+    """Every element that is read, also those that say where others are."""
     return [atom for atom in _walk(part) if isinstance(atom, Element)]
 
 

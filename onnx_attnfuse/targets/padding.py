@@ -42,7 +42,7 @@ class KeyPadding:
     keep: ir.Value
     """Truth values (b, t): the key is seen."""
     clean: ir.Value | None
-    """One truth value: the mask is what `keep` says; None where that is certain."""
+    """Truth values that broadcast to (b, t): the mask is what `keep` says; None where that is certain."""
 
     def lengths(self) -> ir.Value:
         """How many keys are kept, (b) int32."""
@@ -81,9 +81,12 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Key
     """
     builder, axes = bench.builder, spec.axes
     padded = conjunction(item.predicate for item in meaning.predicates if isinstance(item, Padding))
-    keep, clean = _Emitter(builder, axes).truth(padded), None
+    emitter = _Emitter(builder, axes)
+    keep, clean = emitter.truth(padded), None
     if keep is None:
         keep, clean = _last_row(spec, bench)
+    else:
+        clean = both(builder, emitter.clean)
     batch, columns = length(axes.b), length(axes.j)
     if builder.facts.dims(keep) != (batch, columns):
         keep = builder.expand(keep, [batch, columns], [True, True])
@@ -145,11 +148,13 @@ class _Emitter:
         self._builder = builder
         self._batch, self._column = position(axes.b), position(axes.j)
         self._dims = length(axes.b), length(axes.j)
+        self.clean: list[ir.Value] = []
+        """Truth values: what is read as a truth value is 0 or 1, as a source that computes with it takes it to be."""
 
     def truth(self, part: Expression) -> ir.Value | None:
         if isinstance(part, NonZero):
             value = self._element(part.element)
-            return None if value is None else self._builder.cast(value, _TRUTH)
+            return None if value is None else self._as_truth(value)
         if isinstance(part, Not):
             inner = self.truth(part.inner)
             return None if inner is None else self._builder.elementwise("Not", [inner], _TRUTH)
@@ -161,6 +166,12 @@ class _Emitter:
             operator = "Equal" if part.equal else "LessOrEqual"
             return None if form is None else self._builder.elementwise(operator, [form, self._builder.constant([0])], _TRUTH)
         return None
+
+    def _as_truth(self, value: ir.Value) -> ir.Value:
+        truth, dtype = self._builder.cast(value, _TRUTH), self._builder.facts.dtype(value)
+        if dtype is not None and dtype != _TRUTH:
+            self.clean.append(self._builder.elementwise("Equal", [self._builder.cast(truth, dtype), value], _TRUTH))
+        return truth
 
     def _joined(self, operator: str, parts: Sequence[ir.Value | None]) -> ir.Value | None:
         result = parts[0]

@@ -1,0 +1,158 @@
+"""Holding what a mask was read as against the mask: both are computed on hostile inputs, element by element.
+
+    refutation = refute(spec, meaning, facts, opsets, functions)
+
+What is compared is where keys are allowed, and where nothing is said to be added, that nothing is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Factor, leaves, refined
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.masks.evaluate import Array, Evaluator, NotEvaluated
+from onnx_attnfuse.masks.expression import Apply, Expression
+from onnx_attnfuse.masks.meaning import Meaning, elements_of, parts_of, position
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Term, Times, Total, mask_values
+from onnx_attnfuse.verify.binding import Equalities, Values
+from onnx_attnfuse.verify.cut import cut, is_fresh
+from onnx_attnfuse.verify.inputs import Case, Encoding, Pattern, feeds
+from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session
+from onnx_attnfuse.verify.standalone import Functions, Standalone
+
+_PATTERNS: tuple[Pattern, ...] = ("full", "right", "left", "holes", "index")
+_ENCODINGS: tuple[Encoding, ...] = ("plain", "lowest")
+"""How a float input may say which keys count; a mask that is read right for one of these is read right."""
+_CHOICES = 3
+_LARGEST = 1 << 22
+"""Scores that are still compared."""
+
+
+def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> str | None:
+    """Where the mask is not what it was read as, in words; None if no such place was found."""
+    if spec.mask is None or spec.causal:
+        return None
+    read = dict.fromkeys([*mask_values(spec.mask), *(element.value for element in elements_of(meaning.allowed))])
+    try:
+        piece = cut(tuple(read), (), facts)
+        session = Session((model := Standalone(piece, opsets, functions, widened=False)).proto.SerializeToString())
+    except (Refused, RuntimeRefusal):
+        return None
+    check = _Check(spec, meaning, list(read), session, model)
+    dims = [item.dims for item in piece.inputs]
+    every = [*dims, tuple(leaf.size for leaf in _factors(spec))]
+    for lengths in itertools.islice(_lengths(facts, every), _CHOICES):
+        shapes = [tuple(sizes.evaluate(dim, lengths) for dim in shape) for shape in dims]
+        found = [check.difference(lengths, shapes, encoding) for encoding in _ENCODINGS]
+        if None not in found:
+            return found[0]
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Check:
+    """One mask and what it was read as."""
+
+    spec: AttentionSpec
+    meaning: Meaning
+    read: Sequence[ir.Value]
+    session: Session
+    model: Standalone
+
+    def difference(self, lengths: Values, shapes: Sequence[Sequence[int]], encoding: Encoding) -> str | None:
+        """The first difference on any pattern of padding; what cannot be run or evaluated shows none."""
+        for pattern in _PATTERNS:
+            case = Case(pattern, encoding, 1.0)
+            try:
+                arrays = self.session.run(self.model.results, feeds(self.model.slots, shapes, case))
+                values = dict(zip(self.read, arrays, strict=True))
+                found = _difference(self.spec, self.meaning, lengths, values, truths=pattern != "index")
+            except (RuntimeRefusal, NotEvaluated, IndexError):
+                continue
+            if found is not None:
+                return f"{found}; case: {case}"
+        return None
+
+
+def _factors(spec: AttentionSpec) -> list[Factor]:
+    return [leaf for axis in spec.axes.scores for leaf in leaves(axis)]
+
+
+def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]]) -> Iterator[Values]:
+    equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
+    for values in equalities.assignments([tuple(shape) for shape in shapes]):
+        numbers = [sizes.evaluate(dim, values) for shape in shapes for dim in shape]
+        scores = int(np.prod([sizes.evaluate(dim, values) for dim in shapes[-1]], dtype=np.int64))
+        if all(number > 0 for number in numbers) and scores <= _LARGEST:
+            yield values
+
+
+def _difference(
+    spec: AttentionSpec, meaning: Meaning, lengths: Values, values: Mapping[ir.Value, Array], *, truths: bool
+) -> str | None:
+    """Where the two differ; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
+    factors = _factors(spec)
+    counts = [sizes.evaluate(factor.size, lengths) for factor in factors]
+    indices = {
+        factor: np.arange(count).reshape([count if other == place else 1 for other in range(len(factors))])
+        for place, (factor, count) in enumerate(zip(factors, counts, strict=True))
+    }
+    evaluator = Evaluator(lengths, indices, values)
+    assert spec.mask is not None
+    actual = np.broadcast_to(_Actual(evaluator).of(spec.mask), counts)
+    allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)
+    wrong = ~allowed & (actual > FORBIDS)
+    if not meaning.biases:
+        wrong |= allowed & ~(actual > FORBIDS)
+    if truths and not meaning.biases and not _by_amount(meaning.allowed):
+        wrong |= allowed & (actual != 0)
+    if not wrong.any():
+        return None
+    place = tuple(int(item) for item in np.argwhere(wrong)[0])
+    return (
+        f"at {place} of {tuple(counts)} the mask is {actual[place]:g}, and was read as {'seen' if allowed[place] else 'not seen'}"
+    )
+
+
+def _by_amount(part: Expression) -> bool:
+    """Whether keys are allowed by how much something unread adds, which then may be anything."""
+    return isinstance(part, Apply) or any(_by_amount(inner) for inner in parts_of(part))
+
+
+class _Actual:
+    """What a mask adds, from the values of the graph."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+
+    def of(self, mask: Mask) -> Array:
+        """The mask at all indices; scores are taken as zero."""
+        with np.errstate(all="ignore"):
+            if isinstance(mask, Term):
+                return self._laid(mask.laid).astype(np.float64)
+            if isinstance(mask, Total):
+                left, right = self.of(mask.left), self.of(mask.right)
+                return left - right if mask.negative else left + right
+            if isinstance(mask, Times):
+                factor = self._laid(mask.factor) if isinstance(mask.factor, Laid) else np.asarray(mask.factor)
+                return self.of(mask.mask) / factor if mask.divide else self.of(mask.mask) * factor
+            if isinstance(mask, Select):
+                inner = np.asarray(0.0) if mask.mask is None else self.of(mask.mask)
+                kept = self._laid(mask.condition).astype(bool) == mask.keep_where
+                return np.where(kept, inner, mask.fill)
+            assert isinstance(mask, Floor)
+            return np.maximum(self.of(mask.mask), mask.low)
+
+    def _laid(self, laid: Laid) -> Array:
+        value = self._evaluator.values[laid.value]
+        places = tuple(self._evaluator.evaluate(position(axis)) for axis in refined(laid.axes))
+        return np.asarray(value[places])
