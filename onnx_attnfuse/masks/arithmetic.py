@@ -122,6 +122,9 @@ def _relation(op: str, left: Expression, right: Expression) -> Expression | None
             if chosen is None or other is None:
                 return None
             return disjunction([conjunction([first.condition, chosen]), conjunction([negation(first.condition), other])])
+    for first, second, flipped in ((left, right, False), (right, left, True)):
+        if isinstance(first, Apply) and first.op == "Abs" and op != "Equal":
+            return _of_distance(op, first.arguments[0], second, flipped)
     if op == "Equal" and isinstance(left, _BOOLEAN) and isinstance(right, _BOOLEAN):
         return negation(_exclusive([left, right]))
     if isinstance(left, Number) and isinstance(right, Number):
@@ -134,6 +137,19 @@ def _relation(op: str, left: Expression, right: Expression) -> Expression | None
     low, high = (first, second) if op.startswith("Less") else (second, first)
     form = combine(low, high, -1)
     return at_most_zero(form if op.endswith("Equal") else combine(form, constant(1)))
+
+
+def _of_distance(op: str, distance: Expression, bound: Expression, flipped: bool) -> Expression | None:
+    """A relation between `|distance|` and a bound: both signs must hold where it is to be small, one where it is to be large."""
+    form = _form(distance)
+    if form is None:
+        return None
+    signs = [form, scaled(form, -1)]
+    found = [_relation(op, *((bound, sign) if flipped else (sign, bound))) for sign in signs]
+    parts = [part for part in found if part is not None]
+    if len(parts) < len(found):
+        return None
+    return conjunction(parts) if op.startswith("Less") != flipped else disjunction(parts)
 
 
 _NUMBERS: dict[str, Callable[[float, float], bool]] = {

@@ -94,15 +94,18 @@ class Reader:
         return None if array is None else _literal(float(array[tuple(places)]), self.facts.dtype(value))
 
     def _rule(self, value: ir.Value, at: Sequence[Linear]) -> Expression | None:
-        """A matrix in a constant table of truth values, if it writes out a rule."""
-        if self.facts.dtype(value) not in {ir.DataType.BOOL, ir.DataType.UINT8} or not is_constant(value):
-            return None
-        array = constant_array(value, limit=_MATRIX)
+        """A matrix in a constant table of two different values, if it writes out a rule where each is."""
+        array = constant_array(value, limit=_MATRIX) if is_constant(value) else None
         moving = [axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int)]
         if array is None or len(moving) != 2:
             return None
         fixed = tuple(slice(None) if axis in moving else _known(item) for axis, item in enumerate(at))
-        return as_rule(np.asarray(array[fixed], np.bool_), at[moving[0]], at[moving[1]])
+        matrix = np.asarray(array[fixed])
+        dtype, high, low = self.facts.dtype(value), matrix.max(), matrix.min()
+        if not np.isin(matrix, [high, low]).all():
+            return None
+        rule = as_rule(matrix == high, at[moving[0]], at[moving[1]])
+        return None if rule is None else choice(rule, _literal(float(high), dtype), _literal(float(low), dtype))
 
     def input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression:
         """The element of an input at an index of its own."""
@@ -244,6 +247,19 @@ def _expand(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | N
     return reader.broadcast_input(node, 0, at, depth)
 
 
+def _tile(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    old, new = reader.input_dims(node, 0), reader.facts.dims(node.outputs[0])
+    if old is None or new is None:
+        return None
+    inner: list[Expression] = []
+    for place, dim, tiled in zip(at, old, new, strict=True):
+        parts = divided(place, dim) if dim not in {1, tiled} and isinstance(place, Linear) else None
+        if parts is None and dim not in {1, tiled}:
+            return None
+        inner.append(constant(0) if dim == 1 else place if parts is None else parts[1])
+    return reader.input(node, 0, tuple(inner), depth)
+
+
 def _slice(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
     dims = reader.input_dims(node, 0)
     found = None if dims is None else slice_bounds(node, len(dims), reader.facts)
@@ -380,6 +396,7 @@ _RULES: dict[str, _Rule] = {
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,

@@ -47,7 +47,7 @@ def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[
         session = Session((model := Standalone(piece, opsets, functions, widened=False)).proto.SerializeToString())
     except (Refused, RuntimeRefusal):
         return None
-    check = _Check(spec, meaning, list(read), session, model)
+    check = _Check(spec, meaning, list(read), session, model, facts)
     dims = [item.dims for item in piece.inputs]
     every = [*dims, tuple(leaf.size for leaf in _factors(spec))]
     for lengths in itertools.islice(_lengths(facts, every), _CHOICES):
@@ -67,6 +67,7 @@ class _Check:
     read: Sequence[ir.Value]
     session: Session
     model: Standalone
+    facts: Facts
 
     def difference(self, lengths: Values, shapes: Sequence[Sequence[int]], encoding: Encoding) -> str | None:
         """The first difference on any pattern of padding; what cannot be run or evaluated shows none."""
@@ -75,12 +76,19 @@ class _Check:
             try:
                 arrays = self.session.run(self.model.results, feeds(self.model.slots, shapes, case))
                 values = dict(zip(self.read, arrays, strict=True))
+                if not all(self._fits(value, array, lengths) for value, array in values.items()):
+                    return None
                 found = _difference(self.spec, self.meaning, lengths, values, truths=pattern != "index")
             except (RuntimeRefusal, NotEvaluated, IndexError):
                 continue
             if found is not None:
                 return f"{found}; case: {case}"
         return None
+
+    def _fits(self, value: ir.Value, array: Array, lengths: Values) -> bool:
+        """Whether a value came out as long as it is known to be; if not, the sizes do not occur together."""
+        dims = self.facts.dims(value)
+        return dims is None or array.shape == tuple(sizes.evaluate(dim, lengths) for dim in dims)
 
 
 def _factors(spec: AttentionSpec) -> list[Factor]:
