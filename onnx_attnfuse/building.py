@@ -11,7 +11,7 @@ from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.guard import Choice, Guarded, guard
+from onnx_attnfuse.guard import Choice, Guards
 from onnx_attnfuse.kernels import LONG
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned, problem_of
@@ -19,7 +19,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import Verified
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.padding import at_least, both, read_padding
+from onnx_attnfuse.targets.padding import at_least, read_padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,6 @@ class Built:
     emitted: Emitted
     plan: Plan
     """The plan as far as it could be carried out."""
-    guarded: Guarded | None
     verified: Verified | None
     reasons: tuple[Reason, ...]
     """Why it is not faster."""
@@ -46,6 +45,7 @@ class Building:
     model: ir.Model
     bench: Workbench
     court: Court
+    guards: Guards
 
     def build(self) -> Built:
         """Builds all forms and has them judged.
@@ -70,11 +70,11 @@ class Building:
             verdicts.append(verdict)
         plan = dataclasses.replace(self.plan, faster=tuple(faster))
         if not choices:
-            return Built(otherwise, plan, None, verdicts[0], tuple(reasons))
-        emitted, guarded = guard(self.bench.builder, choices, otherwise)
+            return Built(otherwise, plan, verdicts[0], tuple(reasons))
+        emitted = self.guards.join(choices, otherwise)
         forms = ", else ".join([*(choice.emitted.mask for choice in choices), otherwise.mask])
         emitted = dataclasses.replace(emitted, mask=forms)
-        return Built(emitted, plan, guarded, _together(verdicts), tuple(reasons))
+        return Built(emitted, plan, _together(verdicts), tuple(reasons))
 
     def _emit(self, way: Way) -> Emitted:
         target = self.plan.target
@@ -103,17 +103,15 @@ class Building:
         except Refused:
             sweep(output for node in reversed(builder.added[before:]) for output in node.outputs)
             raise
-        test = both(builder, [exact, *self._size_tests(way)])
-        assert test is not None
-        return Choice(test, emitted), verdict
+        return Choice(self.guards.test(exact, self._size_tests(way)), emitted), verdict
 
-    def _size_tests(self, way: Way) -> list[ir.Value | None]:
+    def _size_tests(self, way: Way) -> list[ir.Value]:
         """Whether the sizes are such that this way is faster, and that its kernel takes it."""
         builder, axes = self.bench.builder, self.spec.axes
         tests = [at_least(builder, problem_of(self.spec, way).scores, FASTER_FROM.get(way.mask, 0))]
         if way.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:
             tests.append(at_least(builder, sizes.maximum(length(axes.i), length(axes.j)), LONG))
-        return tests
+        return [test for test in tests if test is not None]
 
 
 def _together(verdicts: list[Verified | None]) -> Verified | None:

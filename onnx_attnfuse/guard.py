@@ -1,13 +1,14 @@
-"""A guard: one test at run time that selects between a fast form and the one that is always exact.
+"""A guard: one test at run time that selects between fast forms and the one that is always exact.
 
-Each guarded site becomes an `If` whose branches hold nothing but the operator and what follows it. The test is computed once for
-all sites that share it; what only the exact form needs, its bias above all, is computed only when that form runs.
+Each guarded site becomes an `If` whose branches hold nothing but the operator and what follows it. A test is computed once for
+all sites that share it, and not at all where sizes decide; what only the exact form needs, its bias above all, is computed only
+when that form runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -26,40 +27,97 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Guarded:
-    """A site with a guard."""
+class _Home:
+    """A branch that takes in what only it needs."""
 
     node: ir.Node
-    """The outermost `If`."""
+    """The `If` in the graph that the branch belongs to."""
     tests: tuple[ir.Value, ...]
-    fallback: ir.Graph
-    """What runs where no test holds."""
+    """Homes under the same tests share what they need."""
+    branch: ir.Graph
 
 
-def guard(builder: Builder, choices: Sequence[Choice], otherwise: Emitted) -> tuple[Emitted, Guarded]:
-    """Puts judged forms of one site under their tests, the first that holds deciding."""
-    name = otherwise.node.name or "attention"
-    fallback = branch = _branch(builder, otherwise, f"{name}/otherwise")
-    value = otherwise.value
-    for choice in reversed(choices):
-        then = _branch(builder, choice.emitted, f"{name}/{choice.emitted.mask}")
-        value = builder.node(
-            "If",
-            [choice.test],
-            {"then_branch": then, "else_branch": branch},
-            dims=builder.facts.dims(otherwise.value),
-            dtype=builder.facts.dtype(otherwise.value),
-            hint=f"{name}/If",
-        )
-        outermost = value.producer()
-        assert outermost is not None
-        if choice is not choices[0]:
-            builder.graph.remove(outermost)
-            branch = ir.Graph([], [value], nodes=[outermost], name=f"{name}/else")
-    outermost = value.producer()
-    assert outermost is not None
-    emitted = dataclasses.replace(otherwise, value=value)
-    return emitted, Guarded(outermost, tuple(choice.test for choice in choices), fallback)
+class Guards:
+    """The guards of one graph."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._homes: list[_Home] = []
+        self._gates: dict[tuple[ir.Value, ...], ir.Value] = {}
+
+    def test(self, exact: ir.Value, sizes: Sequence[ir.Value]) -> ir.Value:
+        """`exact` where all truth values of `sizes` hold, else false without computing it."""
+        build = self._builder
+        if not sizes:
+            return exact
+        key = exact, *sizes
+        known = self._gates.get(key)
+        if known is not None and known.graph is build.graph:
+            return known
+        large = sizes[0]
+        for other in sizes[1:]:
+            large = build.elementwise("And", [large, other], ir.DataType.BOOL)
+        asked = _leaf("Identity", [exact], {}, build)
+        refused = _leaf("Constant", [], {"value": ir.tensor(np.asarray(False))}, build)
+        branches = {"then_branch": asked, "else_branch": refused}
+        gate = build.node("If", [large], branches, dims=(), dtype=ir.DataType.BOOL, hint="attnfuse/test")
+        self._gates[key] = gate
+        self._homes.append(_Home(_producer(gate), (gate,), asked))
+        return gate
+
+    def join(self, choices: Sequence[Choice], otherwise: Emitted) -> Emitted:
+        """Puts judged forms of one site under their tests, the first that holds deciding."""
+        build, name = self._builder, otherwise.node.name or "attention"
+        fallback = branch = _branch(build, otherwise, f"{name}/otherwise")
+        value = otherwise.value
+        for choice in reversed(choices):
+            if value is not otherwise.value:
+                build.graph.remove(_producer(value))
+                branch = ir.Graph([], [value], nodes=[_producer(value)], name=f"{name}/else")
+            then = _branch(build, choice.emitted, f"{name}/{choice.emitted.mask}")
+            value = build.node(
+                "If",
+                [choice.test],
+                {"then_branch": then, "else_branch": branch},
+                dims=build.facts.dims(otherwise.value),
+                dtype=build.facts.dtype(otherwise.value),
+                hint=f"{name}/If",
+            )
+        self._homes.append(_Home(_producer(value), tuple(choice.test for choice in choices), fallback))
+        return dataclasses.replace(otherwise, value=value)
+
+    def spare(self) -> None:
+        """Moves what only some branches need there.
+
+        What one branch needs goes into it; what several with the same tests need is computed once, under those tests.
+        """
+        if not self._homes:
+            return
+        groups: dict[tuple[ir.Value, ...], list[_Home]] = {}
+        for item in self._homes:
+            groups.setdefault(item.tests, []).append(item)
+        owners = _owners(self._builder.graph, groups)
+        for item in self._homes:
+            own = [node for node, homes in owners.items() if homes == {item.branch}]
+            self._builder.graph.remove(own)
+            item.branch.insert_before(item.branch[0], own)
+        for tests, items in groups.items():
+            homes = {item.branch for item in items}
+            shared = [node for node, found in owners.items() if len(found) > 1 and found <= homes]
+            _compute_if_needed(self._builder, tests, items, shared)
+
+
+def _producer(value: ir.Value) -> ir.Node:
+    node = value.producer()
+    assert node is not None
+    return node
+
+
+def _leaf(op: str, inputs: Sequence[ir.Value], attributes: dict[str, ir.TensorProtocol], builder: Builder) -> ir.Graph:
+    """A branch of one node."""
+    node = ir.node(op, inputs, attributes, name=builder.name(f"attnfuse/{op}"))
+    node.outputs[0].name = builder.name(f"{node.name}_output")
+    return ir.Graph([], node.outputs, nodes=[node], name=node.name)
 
 
 def _branch(builder: Builder, emitted: Emitted, name: str) -> ir.Graph:
@@ -74,36 +132,12 @@ def _branch(builder: Builder, emitted: Emitted, name: str) -> ir.Graph:
     return ir.Graph([], [emitted.value], nodes=moved, name=name)
 
 
-def spare(builder: Builder, guarded: Sequence[Guarded]) -> None:
-    """Moves what only the exact forms of guarded sites need under their tests.
-
-    What one site needs goes into its own branch; what several with the same tests need is computed once, under those tests.
-    """
-    if not guarded:
-        return
-    owners = _owners(builder.graph, guarded)
-    for item in guarded:
-        own = [node for node, homes in owners.items() if homes == {item.fallback}]
-        builder.graph.remove(own)
-        item.fallback.insert_before(item.fallback[0], own)
-    for tests, items in _by_tests(guarded).items():
-        homes = {item.fallback for item in items}
-        _compute_if_needed(builder, tests, items, [node for node, found in owners.items() if len(found) > 1 and found <= homes])
-
-
-def _by_tests(guarded: Iterable[Guarded]) -> dict[tuple[ir.Value, ...], list[Guarded]]:
-    groups: dict[tuple[ir.Value, ...], list[Guarded]] = {}
-    for item in guarded:
-        groups.setdefault(item.tests, []).append(item)
-    return groups
-
-
-def _owners(graph: ir.Graph | ir.Function, guarded: Sequence[Guarded]) -> dict[ir.Node, set[ir.Graph]]:
+def _owners(graph: ir.Graph | ir.Function, groups: dict[tuple[ir.Value, ...], list[_Home]]) -> dict[ir.Node, set[ir.Graph]]:
     """The branches that need a node, for every node that nothing else needs and that can be moved there; in order."""
-    group = {item.fallback: tests for tests, items in _by_tests(guarded).items() for item in items}
+    group = {item.branch: tests for tests, items in groups.items() for item in items}
     nodes = list(graph)
     place = {node: index for index, node in enumerate(nodes)}
-    first = {tests: place[items[0].node] for tests, items in _by_tests(guarded).items()}
+    first = {tests: place[items[0].node] for tests, items in groups.items()}
     owners: dict[ir.Node, set[ir.Graph]] = {}
     for index in range(len(nodes) - 1, -1, -1):
         node = nodes[index]
@@ -124,10 +158,10 @@ def _branch_of(node: ir.Node) -> ir.Graph:
     return node.graph
 
 
-def _compute_if_needed(builder: Builder, tests: Sequence[ir.Value], items: Sequence[Guarded], moved: Sequence[ir.Node]) -> None:
+def _compute_if_needed(builder: Builder, tests: Sequence[ir.Value], items: Sequence[_Home], moved: Sequence[ir.Node]) -> None:
     """Moves nodes ahead of the first site into an `If` under all tests."""
     first = items[0].node
-    homes = {item.fallback for item in items}
+    homes = {item.branch for item in items}
     wanted = [value for node in moved for value in node.outputs if any(user.graph in homes for user, _ in value.uses())]
     dtypes = [dtype for value in wanted if (dtype := builder.facts.dtype(value)) is not None]
     if not wanted or len(dtypes) < len(wanted):

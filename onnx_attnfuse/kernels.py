@@ -235,8 +235,12 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
-_UNFUSED: dict[bool, dict[bool, float]] = {True: {False: 5.1, True: 5.6}, False: {False: 8.5, True: 9.2}}
-"""The same for what is spelled out, by half precision and whether there is a mask; float32 is computed as TensorFloat32."""
+_WIDER: tuple[tuple[int, float, float], ...] = ((64, 1.0, 1.0), (128, 1.6, 1.1), (1 << 30, 3.2, 1.7))
+"""Up to a head size, how much longer the memory-efficient kernel takes in float32, and what is spelled out."""
+_UNFUSED = {True: 5.1, False: 8.5}
+"""The same for what is spelled out, by half precision; float32 is computed as TensorFloat32."""
+_MASKED, _GUARDED = 1.65, 2.4
+"""How much longer that takes with a mask, and with a guard against NaN besides."""
 _TENSOR_FLOAT_32 = 80
 _CAUSAL = 0.7
 """What is left of it with the causal attribute."""
@@ -250,13 +254,27 @@ def time(problem: Problem, device: Device) -> float:
         return math.inf
     if device.ep == "cpu":
         return _CPU_TIMES[found.kernel]
+    half = problem.dtype != ir.DataType.FLOAT
     spared = _CAUSAL if problem.causal and found.kernel != "MATH" else 1.0
-    return spared * _TIMES[problem.dtype != ir.DataType.FLOAT, found.kernel][problem.mask]
+    wider = 1.0 if half or found.kernel == "MATH" else _wider(problem)[0]
+    return spared * wider * _TIMES[half, found.kernel][problem.mask]
 
 
-def unfused_time(problem: Problem, device: Device) -> float:
-    """How long the attention takes that is spelled out; infinite where it was not measured or comes out no faster anyway."""
+def _wider(problem: Problem) -> tuple[float, float]:
+    size = problem.head_size if isinstance(problem.head_size, int) else 0
+    return next((fused, unfused) for most, fused, unfused in _WIDER if size <= most)
+
+
+def unfused_time(problem: Problem, device: Device, *, guarded: bool = False) -> float:
+    """How long the attention takes that is spelled out; infinite where it was not measured, or is no faster anywhere.
+
+    Args:
+        problem: The attention.
+        device: What it runs on.
+        guarded: Its weights are guarded against NaN.
+    """
     half = problem.dtype != ir.DataType.FLOAT
     if device.ep == "cpu" or (not half and device.arch < _TENSOR_FLOAT_32):
         return math.inf
-    return _UNFUSED[half][problem.causal or problem.mask != "none"]
+    masked = problem.causal or problem.mask != "none"
+    return _UNFUSED[half] * _wider(problem)[1] * (_GUARDED if masked and guarded else _MASKED if masked else 1.0)

@@ -14,7 +14,7 @@ from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
-from onnx_attnfuse.guard import Guarded, spare
+from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.masks.reader import Reader
@@ -53,18 +53,18 @@ class Run:
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, scope.opset, self.names)
             bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device)
-            guarded: list[Guarded] = []
+            guards = Guards(builder)
             for candidate in candidates:
                 self.options.progress("fusing", done, total)
-                self.sites.append(self._site(candidate, scope, bench, guarded))
+                self.sites.append(self._site(candidate, scope, bench, guards))
                 done += 1
-            spare(builder, guarded)
+            guards.spare()
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         seconds = time.perf_counter() - start
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), differing=self.court.differing)
 
-    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guarded: list[Guarded]) -> SiteReport:
+    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
         found = _unfused(candidate, scope)
@@ -80,7 +80,7 @@ class Run:
             if plan.target is None:
                 return dataclasses.replace(found, reasons=plan.refusals)
             check_shape_users(spec, builder)
-            built = Building(spec, meaning, plan, scope, self.model, bench, self.court).build()
+            built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
         except Refused as refused:
             undo(builder)
             return dataclasses.replace(found, reasons=(refused.reason,))
@@ -88,7 +88,6 @@ class Run:
             undo(builder)
             return dataclasses.replace(found, reasons=(defect(error, found.name),))
         commit(spec, built.emitted, builder)
-        guarded += [] if built.guarded is None else [built.guarded]
         self.replaced.add(built.emitted.replaced)
         return dataclasses.replace(
             found,

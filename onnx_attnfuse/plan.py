@@ -21,7 +21,7 @@ from onnx_attnfuse.targets.emitted import Way
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
 
 _NOISE = 1.1
-_UNFUSED_FROM, _UNFUSED_TO = 1 << 24, MOST_SCORES
+_UNFUSED_FROM, _UNFUSED_TO = 1 << 26, MOST_SCORES
 """Between these numbers of scores, b·n·s·t, what is spelled out may be faster; beyond, its memory is what counts."""
 _WORTHWHILE = 0.85
 """Another way is taken if it needs at most this part of the time."""
@@ -144,7 +144,7 @@ def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None
     """Why it is better left spelled out, at sizes that are known."""
     problem = problem_of(spec, best.way).settled(policy.lengths)
     known = isinstance(problem.scores, int) and _UNFUSED_FROM <= problem.scores < _UNFUSED_TO
-    unfused = unfused_time(problem, policy.device)
+    unfused = unfused_time(problem, policy.device, guarded=bool(spec.row_rules))
     if not known or len(spec.nodes) == 1 or best.time <= unfused * _NOISE:
         return None
     times = f"{best.time / unfused:.1f} times as fast as {best.forecast.kernel} at {problem.scores} scores"
@@ -159,9 +159,9 @@ def _is_safe(spec: AttentionSpec, way: Way, device: Device) -> bool:
 def _selection(some: list[Planned], main: Planned) -> tuple[Planned, ...]:
     """Ever slower ways for ever more batches, each much faster than the last."""
     chosen: list[Planned] = []
-    bound = main.time * _WORTHWHILE
     for item in some:
-        if item.time <= bound and all(other.way.when not in {item.way.when, "right_padded"} for other in chosen):
+        covered = any(other.way.when in {item.way.when, "right_padded"} for other in chosen)
+        if item.time <= main.time * _WORTHWHILE and not covered:
             chosen.append(item)
     return tuple(chosen)
 
