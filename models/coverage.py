@@ -35,6 +35,7 @@ class Row:
         name: Name of the export, without suffix.
         fused: Sites that are fused now or were before; None without a report.
         sites: All attention sites; None without a report.
+        masks: What the masks were recognised as.
         reasons: Why sites stayed, as ``code: message``, with their number.
         comparison: The numeric checks; None if the command crashed.
         crash: Why there is no result; empty if there is one.
@@ -44,6 +45,7 @@ class Row:
     name: str
     fused: int | None = None
     sites: int | None = None
+    masks: list[str] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
     comparison: Comparison | None = None
     crash: str = ""
@@ -127,6 +129,7 @@ def count(report: dict[str, Any], row: Row) -> None:
     """
     sites = [site for site in report["sites"] if site["status"] != "not-attention"]
     row.sites = len(sites)
+    row.masks = sorted({site["mask"] or "not read" for site in sites})
     row.fused = sum(site["status"] in ("fused", "already-fused") for site in sites)
     reasons = (
         f"{reason['code']}: {reason['message']}"
@@ -166,21 +169,23 @@ def header() -> str:
 
 
 def matrix(rows: Iterable[Row]) -> str:
-    """Returns sites fused over sites, one line per family and one column per export.
+    """Returns what masks were recognised as, and sites fused over sites, one line per family and one column per export.
 
-    >>> fine = Row("bert__dyn18__sdpa", 2, 2, comparison=Comparison())
+    >>> fine = Row("bert__dyn18__sdpa", 2, 2, ["padding"], comparison=Comparison())
     >>> print(matrix([fine, Row("bert__ts17__eager", 1, 2, crash="out of memory")]))
-    | family | dyn18 sdpa | ts17 eager |
-    |---|---|---|
-    | bert | 2/2 | 1/2 ! |
+    | family | masks | dyn18 sdpa | ts17 eager |
+    |---|---|---|---|
+    | bert | padding | 2/2 | 1/2 ! |
     """
     rows = list(rows)
     columns = sorted({row.column for row in rows}, key=lambda column: (column.count(" "), column))
     cells: dict[str, dict[str, str]] = {}
+    masks: dict[str, set[str]] = {}
     for row in rows:
         cells.setdefault(row.family, {})[row.column] = row.count + ("" if row.good else " !")
-    table = [["family", *columns], ["---"] * (len(columns) + 1)]
-    table += [[family, *(made.get(at, "") for at in columns)] for family, made in cells.items()]
+        masks.setdefault(row.family, set()).update(row.masks)
+    table = [["family", "masks", *columns], ["---"] * (len(columns) + 2)]
+    table += [[family, ", ".join(sorted(masks[family])), *(made.get(at, "") for at in columns)] for family, made in cells.items()]
     text = [f"| {' | '.join(line)} |" for line in table]
     text[1] = text[1].replace(" ", "")
     return "\n".join(text)
