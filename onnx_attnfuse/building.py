@@ -108,7 +108,9 @@ class Building:
     def _size_tests(self, way: Way) -> list[ir.Value]:
         """Whether the sizes are such that this way is faster, and that its kernel takes it."""
         builder, axes = self.bench.builder, self.spec.axes
-        tests = [at_least(builder, problem_of(self.spec, way).scores, FASTER_FROM.get(way.mask, 0))]
+        assert self.plan.target is not None
+        scores = problem_of(self.spec, way, self.plan.target).scores
+        tests = [at_least(builder, scores, FASTER_FROM.get(way.mask, 0))]
         if way.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:
             tests.append(at_least(builder, sizes.maximum(length(axes.i), length(axes.j)), LONG))
         return [test for test in tests if test is not None]

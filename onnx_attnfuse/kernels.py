@@ -40,6 +40,7 @@ class Problem:
     v_head_size: Dim
     mask: MaskForm
     causal: bool = False
+    op: str = "MultiHeadAttention"
     arch: int = 0
 
     @property
@@ -97,7 +98,7 @@ Condition = Callable[[Problem], "Reason | Open | None"]
 
 def forecast(problem: Problem, device: Device) -> Forecast:
     """The first kernel of the device that takes the problem."""
-    kernels = _CPU if device.ep == "cpu" else _CUDA
+    kernels = _KERNELS[device.ep, problem.op]
     return _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
 
 
@@ -114,7 +115,7 @@ def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) ->
 
 def _failing(problem: Problem) -> Reason | None:
     """What the math kernel on CUDA cannot do; it is the last one, so what it cannot do fails."""
-    if problem.arch == 0:
+    if problem.arch == 0 or problem.op != "MultiHeadAttention":
         return None
     if isinstance(problem.scores, int) and problem.scores >= MOST_SCORES:
         return Reason("too-many-scores", f"the math kernel ends the process at {problem.scores} scores, 2^31 or more")
@@ -199,6 +200,16 @@ def _aligned_bias(problem: Problem) -> Reason | Open | None:
     return Reason("bias-alignment", f"with a bias the number of queries must be a multiple of {multiple}, it is {problem.rows}")
 
 
+def _aligned_mask(problem: Problem) -> Reason | Open | None:
+    if problem.mask != "bias":
+        return None
+    if not isinstance(problem.columns, int):
+        return Open("the number of keys is a multiple of 4")
+    if problem.columns % 4 == 0:
+        return None
+    return Reason("mask-alignment", f"with a mask the number of keys must be a multiple of 4, it is {problem.columns}")
+
+
 def _long_unless_float16(problem: Problem) -> Reason | Open | None:
     if problem.dtype == ir.DataType.FLOAT16:
         return None
@@ -224,6 +235,19 @@ _CPU: _Kernels = (
     ("FLASH_ATTENTION", (_only(ir.DataType.FLOAT), _masks("none"), _not_causal)),
     ("MATH", ()),
 )
+_CUDA_ATTENTION: _Kernels = (
+    ("FLASH_ATTENTION", (_from_arch(80), _half, _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
+    ("EFFICIENT_ATTENTION", (_head_sizes(8, 1024), _aligned_mask)),
+    ("MATH", ()),
+)
+_CPU_ATTENTION: _Kernels = (("MATH", ()),)
+_KERNELS = {
+    ("cpu", "MultiHeadAttention"): _CPU,
+    ("cuda", "MultiHeadAttention"): _CUDA,
+    ("cpu", "Attention"): _CPU_ATTENTION,
+    ("cuda", "Attention"): _CUDA_ATTENTION,
+}
+"""The kernels of an execution provider for an operator, in the order in which they are tried."""
 
 _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
     (True, "CUDNN_FLASH_ATTENTION"): {"none": 1.0, "lengths": 0.9, "bias": 1.85},
@@ -244,7 +268,13 @@ _MASKED, _GUARDED = 1.65, 2.4
 _TENSOR_FLOAT_32 = 80
 _CAUSAL = 0.7
 """What is left of it with the causal attribute."""
-_CPU_TIMES = {"FLASH_ATTENTION": 1.0, "MATH": 1.1}
+_CPU_TIMES = {
+    ("MultiHeadAttention", "FLASH_ATTENTION"): 1.0,
+    ("MultiHeadAttention", "MATH"): 1.1,
+    ("Attention", "MATH"): 1.1,
+}
+_FEW, _FEW_TIMES = 256 * 256, 0.8
+"""Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""
 
 
 def time(problem: Problem, device: Device) -> float:
@@ -253,7 +283,8 @@ def time(problem: Problem, device: Device) -> float:
     if found.fails is not None:
         return math.inf
     if device.ep == "cpu":
-        return _CPU_TIMES[found.kernel]
+        few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW
+        return _CPU_TIMES[problem.op, found.kernel] * (_FEW_TIMES if few and problem.op == "Attention" else 1.0)
     half = problem.dtype != ir.DataType.FLOAT
     spared = _CAUSAL if problem.causal and found.kernel != "MATH" else 1.0
     wider = 1.0 if half or found.kernel == "MATH" else _wider(problem)[0]

@@ -22,7 +22,7 @@ from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, re
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import Policy, make_plan
-from onnx_attnfuse.reasons import Refused, defect
+from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
@@ -76,9 +76,12 @@ class Run:
         try:
             meaning = self.court.trusted(spec, understand(spec, bench.reader), scope, self.model)
             found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-            plan = make_plan(spec, meaning, self.policy)
+            plan = make_plan(spec, meaning, self.policy, bench)
             if plan.target is None:
                 return dataclasses.replace(found, reasons=plan.refusals)
+            if (found.op, found.domain) == (plan.target.OP, plan.target.DOMAIN):
+                kept = Reason("fastest", f"{found.op} is the faster operator here, and stays")
+                return dataclasses.replace(found, kernel=kernel_of(plan, self.policy.device), reasons=plan.refusals or (kept,))
             check_shape_users(spec, builder)
             built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
         except Refused as refused:
@@ -103,7 +106,8 @@ class Run:
         )
 
     def _import_contrib(self) -> None:
-        self.model.opset_imports.setdefault(_CONTRIB, 1)
+        if any(node.domain == _CONTRIB for node in self.model.graph.all_nodes()):
+            self.model.opset_imports.setdefault(_CONTRIB, 1)
         for function in self.model.functions.values():
             if any(node.domain == _CONTRIB for node in function.all_nodes()):
                 function.opset_imports.setdefault(_CONTRIB, 1)

@@ -16,7 +16,7 @@ from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import TARGETS, Target
-from onnx_attnfuse.targets.emitted import Way
+from onnx_attnfuse.targets.emitted import Way, Workbench
 
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
 
@@ -81,16 +81,21 @@ class Policy:
     """Fuse also where what is spelled out is faster."""
 
 
-def make_plan(spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
-    """Picks the first target that takes `spec`, and its fastest ways."""
+def make_plan(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> Plan:
+    """The fastest way of the targets that take `spec`."""
+    plans: list[Plan] = []
     refusals: list[Reason] = []
     for target in TARGETS:
-        refusal = target.refuse(spec)
-        if refusal is None:
-            plan = _with_ways(target, tuple(refusals), spec, meaning, policy)
-            return dataclasses.replace(plan, gains=tuple(_gains(plan, spec, meaning, policy)))
-        refusals.append(refusal)
-    return Plan(None, tuple(refusals))
+        refusal = target.refuse(spec, meaning, bench)
+        plan = Plan(None, (refusal,)) if refusal is not None else _with_ways(target, spec, meaning, policy)
+        if plan.target is None:
+            refusals += plan.refusals
+        else:
+            plans.append(plan)
+    if not plans:
+        return Plan(None, tuple(refusals))
+    plan = min(plans, key=lambda plan: plan.best.time)
+    return dataclasses.replace(plan, refusals=tuple(refusals), gains=tuple(_gains(plan, spec, meaning, policy)))
 
 
 def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
@@ -101,7 +106,7 @@ def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) ->
     changed = [("in float16", half, policy)] if spec.dtype == ir.DataType.FLOAT and policy.device.ep == "cuda" else []
     changed.append(("with --padding assume-right", spec, dataclasses.replace(policy, padding="assume-right")))
     for change, other, under in changed:
-        changed_plan = _with_ways(plan.target, (), other, meaning, under)
+        changed_plan = _with_ways(plan.target, other, meaning, under)
         if changed_plan.main is None:
             continue
         best = changed_plan.best
@@ -109,40 +114,41 @@ def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) ->
             yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
 
 
-def problem_of(spec: AttentionSpec, way: Way) -> Problem:
+def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
     """What a kernel is asked to do if the mask is handed over this way."""
     axes = spec.axes
     assert spec.dtype is not None
     batch, rows, columns, head, v_head = (length(axis) for axis in (axes.b, axes.i, axes.j, axes.h, axes.v))
-    return Problem(spec.dtype, batch, axes.num_heads, rows, columns, head, v_head, way.mask, way.causal)
+    return Problem(spec.dtype, batch, axes.num_heads, rows, columns, head, v_head, way.mask, way.causal, target.OP)
 
 
-def _with_ways(target: Target, refusals: tuple[Reason, ...], spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
-    found = [_planned(spec, way, policy) for way in target.ways(spec, meaning)]
-    always = [item for item in found if item.way.when == "always"]
-    main = min(always, key=lambda item: item.time)
-    some = sorted((item for item in found if item.way.when != "always" and not math.isinf(item.time)), key=lambda item: item.time)
+def _with_ways(target: Target, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
+    found = [_planned(spec, way, target, policy) for way in target.ways(spec, meaning)]
+    main = min((item for item in found if item.way.when == "always"), key=lambda item: item.time)
+    some = [item for item in found if item.way.when != "always" and not math.isinf(item.time)]
+    some.sort(key=lambda item: item.time)
     if policy.padding == "assume-right":
-        right = (item for item in some if item.way.when == "right_padded" and _is_safe(spec, item.way, policy.device))
-        assumed = next((item for item in right if item.time < main.time), None)
+        right = (item for item in some if item.way.when == "right_padded" and item.time < main.time)
+        assumed = next((item for item in right if _is_safe(problem_of(spec, item.way, target), policy.device)), None)
         if assumed is not None:
-            return Plan(target, refusals, assumed)
+            return Plan(target, (), assumed)
     if main.forecast.fails is not None and not some:
-        return Plan(None, (*refusals, main.forecast.fails))
-    if not policy.always and (slower := _slower(spec, min([main, *some], key=lambda item: item.time), policy)) is not None:
-        return Plan(None, (*refusals, slower))
-    faster = () if policy.padding == "exact" or not _is_large(spec, main, policy) else _selection(some, main)
-    return Plan(target, refusals, main, faster)
+        return Plan(None, (main.forecast.fails,))
+    slower = None if policy.always else _slower(spec, target, min([main, *some], key=lambda item: item.time), policy)
+    if slower is not None:
+        return Plan(None, (slower,))
+    guarded = policy.padding != "exact" and _is_large(problem_of(spec, main.way, target), policy)
+    return Plan(target, (), main, _selection(some, main) if guarded else ())
 
 
-def _planned(spec: AttentionSpec, way: Way, policy: Policy) -> Planned:
-    problem = problem_of(spec, way).settled(policy.lengths)
+def _planned(spec: AttentionSpec, way: Way, target: Target, policy: Policy) -> Planned:
+    problem = problem_of(spec, way, target).settled(policy.lengths)
     return Planned(way, forecast(problem, policy.device), time(problem, policy.device))
 
 
-def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None:
+def _slower(spec: AttentionSpec, target: Target, best: Planned, policy: Policy) -> Reason | None:
     """Why it is better left spelled out, at sizes that are known."""
-    problem = problem_of(spec, best.way).settled(policy.lengths)
+    problem = problem_of(spec, best.way, target).settled(policy.lengths)
     known = isinstance(problem.scores, int) and _UNFUSED_FROM <= problem.scores < _UNFUSED_TO
     unfused = unfused_time(problem, policy.device, guarded=bool(spec.row_rules))
     if not known or len(spec.nodes) == 1 or best.time <= unfused * _NOISE:
@@ -151,9 +157,9 @@ def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None
     return Reason("unfused-faster", f"spelled out it was measured to be {times}; --always fuses it")
 
 
-def _is_safe(spec: AttentionSpec, way: Way, device: Device) -> bool:
+def _is_safe(problem: Problem, device: Device) -> bool:
     """Whether no size makes it fail, those that the caller does not expect included."""
-    return forecast(problem_of(spec, way), device).never_fails
+    return forecast(problem, device).never_fails
 
 
 def _selection(some: list[Planned], main: Planned) -> tuple[Planned, ...]:
@@ -166,6 +172,6 @@ def _selection(some: list[Planned], main: Planned) -> tuple[Planned, ...]:
     return tuple(chosen)
 
 
-def _is_large(spec: AttentionSpec, main: Planned, policy: Policy) -> bool:
-    scores = problem_of(spec, main.way).settled(policy.lengths).scores
+def _is_large(problem: Problem, policy: Policy) -> bool:
+    scores = problem.settled(policy.lengths).scores
     return policy.padding == "guarded" or not isinstance(scores, int) or scores >= GUARDED_FROM

@@ -30,7 +30,7 @@ class Expectation:
 
     status: str
     what: str | None
-    """The operator it is fused into, or the code of the reason."""
+    """The operator it is fused into, or the codes of the reasons."""
     attributes: dict[str, float]
     bias: bool | None
 
@@ -83,4 +83,4 @@ def _expectation(words: list[str]) -> Expectation:
     plain = [word for word in rest if "=" not in word and word not in {"bias", "no-bias"}]
     attributes = {name: float(value) for name, _, value in (word.partition("=") for word in rest if "=" in word)}
     bias = True if "bias" in rest else False if "no-bias" in rest else None
-    return Expectation(status, plain[0] if plain else None, attributes, bias)
+    return Expectation(status, " ".join(plain) or None, attributes, bias)

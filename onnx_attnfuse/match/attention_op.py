@@ -47,8 +47,6 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         raise Refused("malformed", "an operand is missing", node.name)
     if any(inputs[4:]) or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         raise Refused("cache-inside", "it appends to a cache, takes lengths or gives out more than its result", node.name)
-    if attribute(node, "softcap", 0.0):
-        raise Refused("no-softcap", "MultiHeadAttention cannot cap scores by tanh", node.name)
     query_axes, key_axes, value_axes = _operand_axes(node, [query, key, value], facts)
     batch, heads, rows, channels = query_axes
     columns, v_channels = key_axes[2], value_axes[3]
@@ -74,7 +72,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         heads=heads,
         scale=_scale(node, channels),
         scale_values=(),
-        softcap=None,
+        softcap=attribute(node, "softcap", 0.0) or None,
         mask=read_mask,
         causal=bool(attribute(node, "is_causal", 0)),
         row_rules=rules,

@@ -7,7 +7,7 @@ from typing import Protocol
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import multi_head_attention
+from onnx_attnfuse.targets import multi_head_attention, onnx_attention
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 
 
@@ -17,7 +17,7 @@ class Target(Protocol):
     OP: str
     DOMAIN: str
 
-    def refuse(self, spec: AttentionSpec) -> Reason | None:
+    def refuse(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
         """Why this operator cannot compute `spec`, or None if it can."""
         ...
 
@@ -30,4 +30,4 @@ class Target(Protocol):
         ...
 
 
-TARGETS: tuple[Target, ...] = (multi_head_attention,)
+TARGETS: tuple[Target, ...] = (multi_head_attention, onnx_attention)

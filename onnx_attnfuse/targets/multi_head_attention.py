@@ -7,25 +7,23 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, length
 from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.masks.meaning import Causal, Meaning
-from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.layout import arranged, cheapest, finished, prepared_query, price, typed
 from onnx_attnfuse.targets.padding import is_padding, read_padding
-from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, read_rows, scale_rows
+from onnx_attnfuse.targets.rows import Rows, read_rows
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
-_RESCALE = 10.0
-"""What multiplying a tensor by a number costs, on the scale of `axes.arrange.cost`."""
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
-def refuse(spec: AttentionSpec) -> Reason | None:
+def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
+    del meaning, bench
     if spec.softcap is not None:
         return Reason("no-softcap", "MultiHeadAttention cannot cap scores by tanh")
     if spec.dtype not in _DTYPES:
@@ -76,12 +74,10 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
     rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat or way.causal))
-    chosen = [_cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
-    query, key, value = (
-        _typed(builder, arrange(builder, source.laid, target), spec.dtype) for source, target in zip(chosen, targets, strict=True)
-    )
+    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
+    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
-    inputs: list[ir.Value | None] = [_prepared_query(builder, query, spec, rows, scale, axes), key, value]
+    inputs: list[ir.Value | None] = [prepared_query(builder, query, spec, rows, scale, axes), key, value]
     if rows.bias is not None:
         inputs += [None, None, bias.full(rows.bias)]
     elif way.mask in {"lengths", "ranges"}:
@@ -96,35 +92,15 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    result = Laid(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
+    result = Laid(finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
     end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
-    final = _typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
+    final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
     names = axes.names()
     shown = [einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)]
     layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
     node = fused.producer()
     assert node is not None
     return Emitted(end.value, final, node, layouts, _shown(way, rows.bias), scale)
-
-
-def _prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
-    for value in spec.scale_values:
-        query = scale_rows(builder, query, axes.h, value, axes)
-    if scale == 0.0:
-        query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
-    if rows.zero_query is not None:
-        query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True), axes)
-    return query
-
-
-def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
-    for value in spec.result_scales:
-        result = scale_rows(builder, result, axes.v, value, axes)
-    for refill in rows.refills:
-        result = apply_rows(builder, result, axes.v, refill, axes)
-    if factor != 1.0:
-        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
-    return result
 
 
 def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple[Axes, Axes]:
@@ -135,36 +111,12 @@ def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple
         return joined
     prices = [
         sum(
-            _price(operand, _cheapest(operand, target), target)
+            price(operand, cheapest(operand, target), target)
             for operand, target in zip((spec.key, spec.value), pair, strict=True)
         )
         for pair in (joined, split)
     ]
     return split if prices[1] < prices[0] else joined
-
-
-def _cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
-    """The source that costs least to bring into the target layout; of equals the one furthest up, so that views die."""
-    return min(reversed(operand), key=lambda source: _price(operand, source, target))
-
-
-def _price(operand: tuple[Source, ...], source: Source, target: Axes) -> float:
-    """What it takes to use `source`: rearranging it, and keeping alive what it is made by, unless that is needed anyway."""
-    price, furthest = cost(source.laid, target), operand[-1]
-    value = source.laid.value
-    if source is furthest or value.is_graph_output() or len(viewers(value)) > 1:
-        return price
-    rescaled = _RESCALE if source.factor != furthest.factor else 0.0
-    return price + rescaled + cost(furthest.laid, source.laid.axes)
-
-
-def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    known = builder.facts.dtype(value)
-    if known is None or known == dtype:
-        return value
-    if known not in _DTYPES:
-        raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
-    return builder.cast(value, dtype)
 
 
 def _shown(way: Way, bias: Laid | None) -> str:

@@ -1,0 +1,77 @@
+"""What all targets do around their operator: operands into its layout before it, rows and factors of the result after it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange, cost
+from onnx_attnfuse.axes.factors import Axes
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import AttentionSpec, Axes4, Source
+from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, scale_rows
+
+_RESCALE = 10.0
+"""What multiplying a tensor by a number costs, on the scale of `axes.arrange.cost`."""
+_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+
+
+def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType) -> ir.Value:
+    """An operand in the layout and type of the operator.
+
+    Raises:
+        Refused: It is of no type that could be converted, or runs over an axis that the layout has not.
+    """
+    return typed(builder, arrange(builder, source.laid, target), dtype)
+
+
+def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
+    """The queries times every scale that is no plain number; rows whose scores must be equal are zero."""
+    for value in spec.scale_values:
+        query = scale_rows(builder, query, axes.h, value, axes)
+    if scale == 0.0:
+        query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
+    if rows.zero_query is not None:
+        query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True), axes)
+    return query
+
+
+def finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
+    """The result times its own scales and factor, rows that become a number filled."""
+    for value in spec.result_scales:
+        result = scale_rows(builder, result, axes.v, value, axes)
+    for refill in rows.refills:
+        result = apply_rows(builder, result, axes.v, refill, axes)
+    if factor != 1.0:
+        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
+    return result
+
+
+def cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
+    """The source that costs least to bring into the target layout; of equals the one furthest up, so that views die."""
+    return min(reversed(operand), key=lambda source: price(operand, source, target))
+
+
+def price(operand: tuple[Source, ...], source: Source, target: Axes) -> float:
+    """What it takes to use `source`: rearranging it, and keeping alive what it is made by, unless that is needed anyway."""
+    price, furthest = cost(source.laid, target), operand[-1]
+    value = source.laid.value
+    if source is furthest or value.is_graph_output() or len(viewers(value)) > 1:
+        return price
+    rescaled = _RESCALE if source.factor != furthest.factor else 0.0
+    return price + rescaled + cost(furthest.laid, source.laid.axes)
+
+
+def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """A float value as `dtype`.
+
+    Raises:
+        Refused: It is no float that the operators know.
+    """
+    known = builder.facts.dtype(value)
+    if known is None or known == dtype:
+        return value
+    if known not in _DTYPES:
+        raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
+    return builder.cast(value, dtype)

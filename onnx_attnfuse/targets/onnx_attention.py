@@ -1,0 +1,121 @@
+"""ai.onnx Attention: any attention of float operands, capped or not, whose rows all see a key; masks as a bias.
+
+On a CPU it is the faster operator where there are few queries and keys; elsewhere it does what MultiHeadAttention cannot.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange, cost, einops
+from onnx_attnfuse.axes.factors import Axis, leaves, length
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.masks.meaning import Meaning, elements_of
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Layouts
+from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.layout import arranged, cheapest, finished, prepared_query, typed
+from onnx_attnfuse.targets.rows import Rows
+
+OP: str = "Attention"
+DOMAIN: str = ""
+_SINCE = 23
+_DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
+
+
+def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+    """Why this operator cannot compute `spec`, or None if it can."""
+    opset = bench.builder.opset
+    if opset < _SINCE:
+        return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {opset}")
+    if spec.dtype not in _DTYPES[bench.device.ep]:
+        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
+        return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {bench.device.ep}")
+    if not _rows_agree(spec, meaning, bench):
+        return Reason("rows-without-a-key", "ai.onnx Attention gives rows without a key 0, and the source may not")
+    return None
+
+
+def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
+    """How the mask is handed over; its causal triangle begins with the first row and key, whatever their numbers."""
+    if meaning.is_trivial:
+        return (Way("none"),)
+    alone = meaning.only_causal
+    if alone is not None and alone.offset == 0:
+        return (Way("none", causal=True),)
+    return (Way("bias", causal=spec.causal),)
+
+
+def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+    """Builds the operator for `spec` beside its nodes.
+
+    Raises:
+        Refused: A part of the meaning cannot be expressed exactly.
+    """
+    del meaning, flat
+    assert spec.dtype is not None
+    builder, axes = bench.builder, spec.axes
+    shared = _shared_heads(spec)
+    targets = (
+        (axes.b, axes.i, (*axes.n, *axes.h)),
+        (axes.b, axes.j, (*shared, *axes.h)),
+        (axes.b, axes.j, (*shared, *axes.v)),
+    )
+    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
+    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    if scale <= 0:
+        raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {scale:g}")
+    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
+    inputs = [prepared_query(builder, query, spec, Rows(None), scale, axes), key, value]
+    form = "is_causal" if way.causal else "none"
+    if way.mask == "bias":
+        assert spec.mask is not None
+        bias = BiasEmitter(builder, axes, spec.dtype)
+        compact = bias.compact(spec.mask)
+        inputs.append(bias.full(compact))
+        letters = (letter if axis else "1" for letter, axis in zip("bnst", compact.axes, strict=True))
+        form = f"{'is_causal + ' if way.causal else ''}attn_mask {' '.join(letters)}"
+    attributes = {"q_num_heads": axes.num_heads, "kv_num_heads": length(shared), "scale": scale, "is_causal": int(way.causal)}
+    fused = builder.node(
+        OP,
+        inputs,
+        attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
+        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
+        dtype=spec.dtype,
+        hint=f"{spec.name}/{OP}",
+    )
+    result = Laid(finished(builder, fused, spec, Rows(None), chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
+    end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
+    final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
+    names = axes.names()
+    shown = [einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)]
+    layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
+    node = fused.producer()
+    assert node is not None
+    return Emitted(end.value, final, node, layouts, form, scale)
+
+
+def _shared_heads(spec: AttentionSpec) -> Axis:
+    """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
+    heads = spec.axes.n
+    present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
+    own = tuple(leaf for leaf in heads if leaf in present[0] and leaf in present[1])
+    return own if own and own == heads[: len(own)] and isinstance(length(own), int) else heads
+
+
+def _rows_agree(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> bool:
+    """Whether rows without a key cannot occur, or the source gives them 0 too."""
+    if any(rule.condition is not None for rule in spec.row_rules):
+        return False
+    if spec.mask is None:
+        return True
+    if spec.row_rules:
+        low_counts = all(rule.lowest_counts for rule in spec.row_rules)
+        return low_counts or (meaning.fills <= {-math.inf} and not meaning.biases)
+    if not meaning.predicates and bench.bounds.lowest(spec.mask) > FORBIDS:
+        return True
+    return meaning.rows_alive and all(is_constant(item.value) for bias in meaning.biases for item in elements_of(bias))
