@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.devices import Device
+from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import MOST_SCORES, Forecast, MaskForm, Problem, forecast, time, unfused_time
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
@@ -71,7 +72,11 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What a plan is made for."""
+    """What a plan is made for.
+
+    Raises:
+        OptionError: A choice does not exist, or a length is none.
+    """
 
     device: Device
     padding: PaddingPolicy = "auto"
@@ -79,6 +84,13 @@ class Policy:
     """Numbers that symbolic sizes will have; they decide what is fast, never what is exact."""
     always: bool = False
     """Fuse also where what is spelled out is faster."""
+
+    def __post_init__(self) -> None:
+        if self.padding not in get_args(PaddingPolicy):
+            raise OptionError(f"padding is {self.padding!r}; choose {', '.join(get_args(PaddingPolicy))}")
+        for name, number in self.lengths.items():
+            if number < 1:
+                raise OptionError(f"dim {name!r} is {number}; choose a length of 1 or more")
 
 
 def make_plan(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> Plan:

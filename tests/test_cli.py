@@ -108,6 +108,9 @@ def test_require_all(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     [
         (["optimize"], "Missing argument 'MODEL'."),
         (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'."),
+        (["optimize", "model.onnx", "--padding", "left"], "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right'."),
+        (["optimize", "model.onnx", "--dim", "b=none"], "Invalid value for '--dim': 'b=none' is not NAME=N with N from 1 on"),
+        (["explain", "model.onnx", "--dim", "4"], "Invalid value for '--dim': '4' is not NAME=N with N from 1 on"),
         (["optimize", "model.onnx", "--fast"], "No such option '--fast'."),
         (["optimize", "model.onnx", "-v", "-q"], "-v and -q contradict each other; choose one"),
         (["optimize", "model.onnx", "-o", "./model.onnx"], "-o is the model itself, model.onnx; choose another file"),
@@ -174,6 +177,18 @@ def test_explain_writes_nothing(model: pathlib.Path, capsys: pytest.CaptureFixtu
     assert main(["explain", str(model)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "would fuse 1 of 1 attention site"
     assert names(model) == {"model.onnx"}
+
+
+def test_what_is_forecast_at_sizes(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = ["explain", str(model), "--json", "--ep", "cuda", "--arch", "sm80"]
+    assert main(gpu) == 0
+    (site,) = json.loads(capsys.readouterr().out)["sites"]
+    assert site["kernel"]["device"] == "cuda:sm80"
+    assert site["kernel"]["forecast"] == "MATH"
+    assert [item["code"] for item in site["kernel"]["refused"]] == ["old-architecture", "not-float16", "head-size"]
+    assert main([*gpu, "--dim", "s=8192", "--dim", "b=8", "--dim", "t=8192"]) == 0
+    (site,) = json.loads(capsys.readouterr().out)["sites"]
+    assert (site["status"], site["reasons"][0]["code"]) == ("skipped", "unfused-faster")
 
 
 def test_explain_as_json(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

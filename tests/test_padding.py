@@ -204,3 +204,11 @@ def test_in_float32_on_a_gpu_large_attentions_without_a_mask_stay_as_they_are(ch
     site = guarded(onnx.parser.parse_model(text), **choices).report.sites[0]
     assert site.status == status
     assert [reason.code for reason in site.reasons] == (["unfused-faster", "old-opset"] if status == "skipped" else [])
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"), [({"padding": "left"}, "padding is 'left'"), ({"dim": {"s": 0}}, "dim 's' is 0")]
+)
+def test_choices_that_do_not_exist(choices: dict[str, object], message: str) -> None:
+    with pytest.raises(onnx_attnfuse.OptionError, match=message):
+        guarded(_model("padding", "-10000", "plain"), **choices)
