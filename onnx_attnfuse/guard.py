@@ -97,13 +97,15 @@ class Guards:
         for item in self._homes:
             groups.setdefault(item.tests, []).append(item)
         owners = _owners(self._builder.graph, groups)
-        for item in self._homes:
-            own = [node for node, homes in owners.items() if homes == {item.branch}]
-            self._builder.graph.remove(own)
-            item.branch.insert_before(item.branch[0], own)
         for tests, items in groups.items():
-            homes = {item.branch for item in items}
-            shared = [node for node, found in owners.items() if len(found) > 1 and found <= homes]
+            shared: list[ir.Node] = []
+            own: dict[ir.Graph, list[ir.Node]] = {item.branch: [] for item in items}
+            for node, homes in owners.items():
+                if own.keys() >= homes:
+                    (own[next(iter(homes))] if len(homes) == 1 else shared).append(node)
+            for branch, nodes in own.items():
+                self._builder.graph.remove(nodes)
+                branch.insert_before(branch[0], nodes)
             _compute_if_needed(self._builder, tests, items, shared)
 
 

@@ -186,3 +186,50 @@ def test_a_misread_mask_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch)
     (site,) = onnx_attnfuse.optimize(_model("", TRIANGLE), verify="sites").report.sites
     assert (site.status, site.mask, site.mask_form) == ("fused", "arbitrary", "attention_bias 1 1 s t")
     assert "the mask is" in (site.mask_text or "")
+
+
+_SIXTEEN = ", ".join(str(n / 8) for n in range(16))
+_BIASES = {
+    "slopes times a distance": (
+        "",
+        f"""{POSITIONS} d = Sub(j, i) distance = Cast<to=1>(d)
+            slopes = Constant<value=float[4, 1, 1] {{0.5, 0.25, 0.125, 0.0625}}>() m = Mul(distance, slopes)""",
+        "alibi",
+        "(slopes 0.5, 0.25, ..., 0.0625)",
+    ),
+    "a number for each head is no slope": (
+        "",
+        """slopes = Constant<value=float[4, 1, 1] {0.5, 0.25, 0.125, 0.0625}>() m = Identity(slopes)""",
+        "relative_position",
+        "",
+    ),
+    "a table that distances are looked up in": (
+        "",
+        f"""{POSITIONS} d = Sub(j, i) far = Abs(d) most = Constant<value_int=3>() bucket = Min(far, most)
+            table = Constant<value=float[4, 4] {{{_SIXTEEN}}}>()
+            m0 = Gather(table, bucket) m = Transpose<perm=[2, 0, 1]>(m0)""",
+        "relative_position_buckets",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _BIASES)
+def test_biases_are_named(name: str) -> None:
+    inputs, mask, kind, words = _BIASES[name]
+    (site,) = onnx_attnfuse.explain(_model(inputs, mask), verify="none").sites
+    assert (site.status, site.mask) == ("fused", kind)
+    assert words in (site.mask_text or "")
+
+
+def test_rows_and_columns_of_an_image_apart() -> None:
+    text = """<ir_version: 9, opset_import: ["": 17]>
+        g (float[b, 4, 6, 8] q, float[b, 4, 6, 8] k, float[b, 4, 6, 8] v, float[b, 4, 6, 2] tall, float[b, 4, 6, 3] wide)
+        => (float[b, 4, 6, 8] y) {
+            last = Constant<value_ints=[4]>() row = Constant<value_ints=[3]>() image = Constant<value_ints=[0, 0, 0, 2, 3]>()
+            flat = Constant<value_ints=[0, 0, 0, 6]>() kt = Transpose<perm=[0, 1, 3, 2]>(k) x0 = MatMul(q, kt)
+            x1 = Reshape(x0, image) a = Unsqueeze(tall, last) c = Unsqueeze(wide, row) x2 = Add(x1, a) x3 = Add(x2, c)
+            scores = Reshape(x3, flat) p = Softmax<axis=-1>(scores) y = MatMul(p, v)
+        }"""
+    (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="none").sites
+    assert (site.status, site.mask) == ("fused", "decomposed_relative_position")

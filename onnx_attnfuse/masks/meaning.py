@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
-from onnx_attnfuse.axes.factors import Axis, Factor, leaves, length, named
+from onnx_attnfuse.axes.factors import Axis, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.masks import arithmetic
+from onnx_attnfuse.masks.biases import bias_kinds, with_slopes
 from onnx_attnfuse.masks.expression import (
     FALSE,
     TRUE,
@@ -26,10 +25,7 @@ from onnx_attnfuse.masks.expression import (
     Compare,
     Element,
     Expression,
-    Index,
     Linear,
-    NonZero,
-    Not,
     Number,
     Or,
     choice,
@@ -43,6 +39,7 @@ from onnx_attnfuse.masks.expression import (
     truth,
 )
 from onnx_attnfuse.masks.reader import Reader
+from onnx_attnfuse.masks.walk import elements_of, index_factors
 from onnx_attnfuse.masks.wording import Wording
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, RowRule, Select, Term, Times, Total
 
@@ -147,11 +144,11 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     causal = [Causal(0)] if spec.causal else []
     allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
     predicates = (*causal, *(_predicate(part, row, column, heads) for part in allowed))
-    kinds = _kinds(predicates, spec) + [_bias_kind(bias, row, column, heads) for bias in parts.biases]
+    kinds = _kinds(predicates, spec) + bias_kinds(parts.biases, axes)
     words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
     words = (["j <= i"] if causal else []) + words
     sentence = " and ".join(words)
-    text = "; ".join(filter(None, [sentence, *(f"+ {wording.write(bias)}" for bias in parts.biases)]))
+    text = "; ".join(filter(None, [sentence, *(f"+ {wording.write(bias)}{with_slopes(bias, axes)}" for bias in parts.biases)]))
     return Meaning(
         allowed=parts.allowed,
         predicates=predicates,
@@ -265,10 +262,10 @@ def _total(biases: tuple[Expression, ...]) -> Expression:
 
 
 def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
-    used = _indices(part)
-    if used & _indices(column) and not used & (_indices(row) | set(heads)) and elements_of(part):
+    used = index_factors(part)
+    if used & index_factors(column) and not used & (index_factors(row) | set(heads)) and elements_of(part):
         return Padding(part)
-    if used & _indices(row) and not used & (_indices(column) | set(heads)) and elements_of(part):
+    if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
         return QueryPadding(part)
     if isinstance(part, Or) and _is_prefix(part, row, column):
         return Prefix(part)
@@ -289,7 +286,7 @@ def _is_prefix(part: Or, row: Linear, column: Linear) -> bool:
     forms = [item.form for item in part.parts if isinstance(item, Compare) and not item.equal]
     triangles = [form for form in forms if not combine(form, combine(column, row, -1), -1).terms]
     rest = [combine(form, column, -1) for form in forms if form not in triangles]
-    counted = [form for form in rest if not _indices(form) & (_indices(row) | _indices(column))]
+    counted = [form for form in rest if not index_factors(form) & (index_factors(row) | index_factors(column))]
     return len(part.parts) == len(forms) == 2 and len(triangles) == len(counted) == 1
 
 
@@ -329,55 +326,6 @@ def _triangle(causal: Causal, spec: AttentionSpec) -> str:
         return "causal"
     bottom_right = causal.offset == length(spec.key_axis) - length(spec.query_axis)
     return "causal_bottom_right" if bottom_right else "causal_shifted"
-
-
-def _bias_kind(bias: Expression, row: Linear, column: Linear, heads: Axis) -> str:
-    """alibi: linear in positions; relative_position: a table over heads, rows and columns; table: a constant; else computed."""
-    elements = elements_of(bias)
-    if not elements:
-        return "alibi" if _indices(bias) else "constant_bias"
-    if _indices(bias) <= {*_indices(row), *_indices(column), *heads}:
-        return "relative_position"
-    return "table" if all(is_constant(element.value) for element in elements) else "computed_bias"
-
-
-def _walk(part: Expression) -> Iterator[Index | Element]:
-    """Every index variable and read element, also inside the places where elements are read."""
-    if isinstance(part, Linear):
-        for atom, _ in part.terms:
-            yield atom
-            if isinstance(atom, Element):
-                yield from (inner for item in atom.at for inner in _walk(item))
-    elif isinstance(part, Element):
-        yield part
-        yield from (inner for item in part.at for inner in _walk(item))
-    else:
-        for inner in parts_of(part):
-            yield from _walk(inner)
-
-
-def parts_of(part: Expression) -> tuple[Expression, ...]:
-    """What an expression is made of, index and element apart."""
-    if isinstance(part, NonZero):
-        return (part.element,)
-    if isinstance(part, Compare):
-        return (part.form,)
-    if isinstance(part, Not):
-        return (part.inner,)
-    if isinstance(part, Choice):
-        return part.condition, part.chosen, part.other
-    if isinstance(part, Apply):
-        return part.arguments
-    return part.parts if isinstance(part, (And, Or)) else ()
-
-
-def _indices(part: Expression) -> set[Factor]:
-    return {atom.factor for atom in _walk(part) if isinstance(atom, Index)}
-
-
-def elements_of(part: Expression) -> list[Element]:
-    """Every element that is read, also those that say where others are."""
-    return [atom for atom in _walk(part) if isinstance(atom, Element)]
 
 
 def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:

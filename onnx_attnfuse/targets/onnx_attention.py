@@ -13,7 +13,8 @@ from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.constants import is_constant
-from onnx_attnfuse.masks.meaning import Meaning, elements_of
+from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.masks.walk import elements_of
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Layouts
 from onnx_attnfuse.targets.bias import BiasEmitter

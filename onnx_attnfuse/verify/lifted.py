@@ -20,7 +20,8 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.masks.evaluate import Array, Evaluator, NotEvaluated
 from onnx_attnfuse.masks.expression import Apply, Expression
-from onnx_attnfuse.masks.meaning import Meaning, elements_of, parts_of, position
+from onnx_attnfuse.masks.meaning import Meaning, position
+from onnx_attnfuse.masks.walk import elements_of, parts_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Term, Times, Total, mask_values
 from onnx_attnfuse.verify.binding import Equalities, Values
