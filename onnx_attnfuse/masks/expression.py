@@ -262,6 +262,6 @@ def truth(part: Expression) -> Expression:
         return disjunction(
             [conjunction([part.condition, truth(part.chosen)]), conjunction([negation(part.condition), truth(part.other)])]
         )
-    if isinstance(part, Apply) and part.op == "Mul":
+    if part.op == "Mul":
         return conjunction(truth(argument) for argument in part.arguments)
     return Not(Apply("Equal", (part, Number(0.0))))
