@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange, cost
+from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes
+from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Axes4, Source
+from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
+from onnx_attnfuse.targets.emitted import Emitted
 from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, scale_rows
 
 _RESCALE = 10.0
@@ -35,17 +39,6 @@ def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows:
     if rows.zero_query is not None:
         query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True), axes)
     return query
-
-
-def finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
-    """The result times its own scales and factor, rows that become a number filled."""
-    for value in spec.result_scales:
-        result = scale_rows(builder, result, axes.v, value, axes)
-    for refill in rows.refills:
-        result = apply_rows(builder, result, axes.v, refill, axes)
-    if factor != 1.0:
-        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
-    return result
 
 
 def cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
@@ -75,3 +68,46 @@ def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     if known not in _DTYPES:
         raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
     return builder.cast(value, dtype)
+
+
+def replacing(
+    builder: Builder,
+    fused: ir.Value,
+    spec: AttentionSpec,
+    rows: Rows,
+    chosen: Sequence[Source],
+    targets: Sequence[Axes],
+    mask: str,
+) -> Emitted:
+    """The operator's output of shape (b, s, n·v) as the result that it replaces.
+
+    Args:
+        builder: What to build with.
+        fused: The output.
+        spec: The attention.
+        rows: What its rows need.
+        chosen: The sources that query, key and value were taken from.
+        targets: The layouts they were brought into.
+        mask: The form in which the mask is handed over.
+    """
+    axes, node = spec.axes, fused.producer()
+    assert node is not None
+    assert spec.dtype is not None
+    result = Laid(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
+    end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
+    final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
+    names = axes.names()
+    query, key, value = (einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True))
+    layouts = Layouts(query, key, value, einops(result, end.axes, names))
+    return Emitted(end.value, final, node, layouts, mask, spec.scale * chosen[0].factor * chosen[1].factor)
+
+
+def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:
+    """The result times its own scales and factor, rows that become a number filled."""
+    for value in spec.result_scales:
+        result = scale_rows(builder, result, axes.v, value, axes)
+    for refill in rows.refills:
+        result = apply_rows(builder, result, axes.v, refill, axes)
+    if factor != 1.0:
+        result = builder.elementwise("Mul", [result, builder.scalar(factor, spec.dtype)], spec.dtype)
+    return result

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.masks.meaning import Causal, Meaning
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts
+from onnx_attnfuse.spec import AttentionSpec, Axes4
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import arranged, cheapest, finished, prepared_query, price, typed
+from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, price, replacing
 from onnx_attnfuse.targets.padding import is_padding, read_padding
 from onnx_attnfuse.targets.rows import Rows, read_rows
 
@@ -92,15 +91,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    result = Laid(finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
-    end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
-    final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
-    names = axes.names()
-    shown = [einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)]
-    layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
-    node = fused.producer()
-    assert node is not None
-    return Emitted(end.value, final, node, layouts, _shown(way, rows.bias), scale)
+    return replacing(builder, fused, spec, rows, chosen, targets, _shown(way, rows.bias))
 
 
 def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple[Axes, Axes]:

@@ -9,17 +9,15 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axis, leaves, length
-from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.masks.walk import elements_of
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Layouts
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import arranged, cheapest, finished, prepared_query, typed
+from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, replacing
 from onnx_attnfuse.targets.rows import Rows
 
 OP: str = "Attention"
@@ -89,15 +87,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    result = Laid(finished(builder, fused, spec, Rows(None), chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
-    end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
-    final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
-    names = axes.names()
-    shown = [einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True)]
-    layouts = Layouts(shown[0], shown[1], shown[2], einops(result, end.axes, names))
-    node = fused.producer()
-    assert node is not None
-    return Emitted(end.value, final, node, layouts, form, scale)
+    return replacing(builder, fused, spec, Rows(None), chosen, targets, form)
 
 
 def _shared_heads(spec: AttentionSpec) -> Axis:
