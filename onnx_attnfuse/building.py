@@ -54,7 +54,6 @@ class Building:
             Refused: The main form cannot be built, or is not equal.
         """
         main, reasons = self.plan.main, list[Reason]()
-        assert main is not None
         otherwise = self._emit(main.way)
         verdicts = [self._judged(otherwise, main.way)]
         choices: list[Choice] = []
@@ -77,10 +76,8 @@ class Building:
         return Built(emitted, plan, _together(verdicts), tuple(reasons))
 
     def _emit(self, way: Way) -> Emitted:
-        target = self.plan.target
-        assert target is not None
         flat = way.when != "always" or bool(self.plan.faster)
-        return target.emit(self.spec, self.meaning, self.bench, way, flat=flat)
+        return self.plan.target.emit(self.spec, self.meaning, self.bench, way, flat=flat)
 
     def _judged(self, emitted: Emitted, way: Way) -> Verified | None:
         given = None if way.when == "always" else read_padding(self.spec, self.meaning, self.bench).exact(way.when)
@@ -108,7 +105,6 @@ class Building:
     def _size_tests(self, way: Way) -> list[ir.Value]:
         """Whether the sizes are such that this way is faster, and that its kernel takes it."""
         builder, axes = self.bench.builder, self.spec.axes
-        assert self.plan.target is not None
         scores = problem_of(self.spec, way, self.plan.target).scores
         tests = [at_least(builder, scores, FASTER_FROM.get(way.mask, 0))]
         if way.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:

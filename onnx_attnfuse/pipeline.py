@@ -8,7 +8,7 @@ import time
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import leaves, length
-from onnx_attnfuse.building import Building
+from onnx_attnfuse.building import Building, Built
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
@@ -21,11 +21,12 @@ from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, read_candidate
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Policy, make_plan
+from onnx_attnfuse.plan import Policy, make_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, undo
+from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Workbench
 
 _CONTRIB = "com.microsoft"
@@ -76,27 +77,39 @@ class Run:
         try:
             meaning = self.court.trusted(spec, understand(spec, bench.reader), scope, self.model)
             found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-            plan = make_plan(spec, meaning, self.policy, bench)
-            if plan.target is None:
-                return dataclasses.replace(found, reasons=plan.refusals)
-            if (found.op, found.domain) == (plan.target.OP, plan.target.DOMAIN):
-                kept = Reason("fastest", f"{found.op} is the faster operator here, and stays")
-                return dataclasses.replace(found, kernel=kernel_of(plan, self.policy.device), reasons=plan.refusals or (kept,))
-            check_shape_users(spec, builder)
-            built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
+            reasons: list[Reason] = []
+            plans, refusals = make_plans(spec, meaning, self.policy, bench)
+            for plan in plans:
+                if (found.op, found.domain) == (plan.target.OP, plan.target.DOMAIN):
+                    kept = Reason("fastest", f"{found.op} is the faster operator here, and stays")
+                    return dataclasses.replace(
+                        found, kernel=kernel_of(plan, self.policy.device), reasons=tuple(reasons or refusals or [kept])
+                    )
+                try:
+                    check_shape_users(spec, builder)
+                    built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
+                except Refused as refused:
+                    undo(builder)
+                    reasons.append(refused.reason)
+                else:
+                    return self._fused(found, spec, built, builder)
+            reasons = reasons or refusals
         except Refused as refused:
-            undo(builder)
-            return dataclasses.replace(found, reasons=(refused.reason,))
+            reasons = [refused.reason]
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
-            undo(builder)
-            return dataclasses.replace(found, reasons=(defect(error, found.name),))
+            reasons = [defect(error, found.name)]
+        undo(builder)
+        return dataclasses.replace(found, reasons=tuple(reasons))
+
+    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, builder: Builder) -> SiteReport:
+        """Connects what was built, and tells."""
         commit(spec, built.emitted, builder)
         self.replaced.add(built.emitted.replaced)
         return dataclasses.replace(
             found,
             status="fused",
-            op=plan.target.OP,
-            domain=plan.target.DOMAIN,
+            op=built.plan.target.OP,
+            domain=built.plan.target.DOMAIN,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, self.policy.device),

@@ -53,11 +53,10 @@ class Gain:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What will compute an attention, or why nothing can."""
+    """What will compute an attention."""
 
-    target: Target | None
-    refusals: tuple[Reason, ...]
-    main: Planned | None = None
+    target: Target
+    main: Planned
     """Exact for every batch, or for those that the caller vouches for."""
     faster: tuple[Planned, ...] = ()
     """Exact for some batches, which a test at run time tells; the fastest first."""
@@ -66,7 +65,6 @@ class Plan:
     @property
     def best(self) -> Planned:
         """The fastest way of all."""
-        assert self.main is not None
         return self.faster[0] if self.faster else self.main
 
 
@@ -93,37 +91,30 @@ class Policy:
                 raise OptionError(f"dim {name!r} is {number}; choose a length of 1 or more")
 
 
-def make_plan(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> Plan:
-    """The fastest way of the targets that take `spec`."""
+def make_plans(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
+    """A plan for each target that takes `spec`, the fastest first, and why the others do not."""
     plans: list[Plan] = []
     refusals: list[Reason] = []
     for target in TARGETS:
         refusal = target.refuse(spec, meaning, bench)
-        plan = Plan(None, (refusal,)) if refusal is not None else _with_ways(target, spec, meaning, policy)
-        if plan.target is None:
-            refusals += plan.refusals
+        plan = refusal or _with_ways(target, spec, meaning, policy)
+        if isinstance(plan, Reason):
+            refusals.append(plan)
         else:
-            plans.append(plan)
-    if not plans:
-        return Plan(None, tuple(refusals))
-    plan = min(plans, key=lambda plan: plan.best.time)
-    return dataclasses.replace(plan, refusals=tuple(refusals), gains=tuple(_gains(plan, spec, meaning, policy)))
+            plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, spec, meaning, policy))))
+    return sorted(plans, key=lambda plan: plan.best.time), refusals
 
 
 def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
     """Changes that would make it much faster, each by itself."""
-    if plan.target is None or plan.main is None:
-        return
     half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
     changed = [("in float16", half, policy)] if spec.dtype == ir.DataType.FLOAT and policy.device.ep == "cuda" else []
     changed.append(("with --padding assume-right", spec, dataclasses.replace(policy, padding="assume-right")))
     for change, other, under in changed:
         changed_plan = _with_ways(plan.target, other, meaning, under)
-        if changed_plan.main is None:
-            continue
-        best = changed_plan.best
-        if best.time < plan.best.time * _WORTHWHILE:
-            yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
+        if isinstance(changed_plan, Plan) and changed_plan.best.time < plan.best.time * _WORTHWHILE:
+            kernel = changed_plan.best.forecast.kernel
+            yield Gain(change, kernel, round(plan.best.time / changed_plan.best.time, 1))
 
 
 def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
@@ -134,7 +125,7 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
     return Problem(spec.dtype, batch, axes.num_heads, rows, columns, head, v_head, way.mask, way.causal, target.OP)
 
 
-def _with_ways(target: Target, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan:
+def _with_ways(target: Target, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan | Reason:
     found = [_planned(spec, way, target, policy) for way in target.ways(spec, meaning)]
     main = min((item for item in found if item.way.when == "always"), key=lambda item: item.time)
     some = [item for item in found if item.way.when != "always" and not math.isinf(item.time)]
@@ -143,14 +134,14 @@ def _with_ways(target: Target, spec: AttentionSpec, meaning: Meaning, policy: Po
         right = (item for item in some if item.way.when == "right_padded" and item.time < main.time)
         assumed = next((item for item in right if _is_safe(problem_of(spec, item.way, target), policy.device)), None)
         if assumed is not None:
-            return Plan(target, (), assumed)
+            return Plan(target, assumed)
     if main.forecast.fails is not None and not some:
-        return Plan(None, (main.forecast.fails,))
+        return main.forecast.fails
     slower = None if policy.always else _slower(spec, target, min([main, *some], key=lambda item: item.time), policy)
     if slower is not None:
-        return Plan(None, (slower,))
+        return slower
     guarded = policy.padding != "exact" and _is_large(problem_of(spec, main.way, target), policy)
-    return Plan(target, (), main, _selection(some, main) if guarded else ())
+    return Plan(target, main, _selection(some, main) if guarded else ())
 
 
 def _planned(spec: AttentionSpec, way: Way, target: Target, policy: Policy) -> Planned:

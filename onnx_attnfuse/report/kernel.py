@@ -13,7 +13,7 @@ _WHEN = {"right_padded": "padding is on the right", "unpadded": "there is no pad
 
 def kernel_of(plan: Plan, device: Device) -> Kernel:
     """What will run, and where that depends on the batch or on sizes, what else."""
-    first, *others = (*(_likely(item, tested=True) for item in plan.faster), *([] if plan.main is None else [_likely(plan.main)]))
+    first, *others = (*(_likely(item, tested=True) for item in plan.faster), _likely(plan.main))
     chain = [*first, *(item for other in others for item in other)]
     best = plan.best.forecast
     refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in best.refused)

@@ -34,6 +34,8 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
     if spec.dtype not in _DTYPES[bench.device.ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {bench.device.ep}")
+    if spec.scale <= 0:
+        return Reason("scale-not-positive", f"ai.onnx Attention takes no scale of {spec.scale:g}")
     if not _rows_agree(spec, meaning, bench):
         return Reason("rows-without-a-key", "ai.onnx Attention gives rows without a key 0, and the source may not")
     return None
