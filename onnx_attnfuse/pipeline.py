@@ -15,6 +15,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
+from onnx_attnfuse.heal import widen_caches
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.masks.reader import Reader
@@ -50,6 +51,7 @@ class Run:
         start = time.perf_counter()
         before = count_ops(self.model)
         work = [(scope, find_candidates(scope, self.options.keep_outputs)) for scope in scopes(self.model)]
+        widened = 0
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, scope.opset, self.names)
@@ -60,10 +62,12 @@ class Run:
                 self.sites.append(self._site(candidate, scope, bench, guards))
                 done += 1
             guards.spare()
+            widened += widen_caches(builder)
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         seconds = time.perf_counter() - start
-        return Report(tuple(self.sites), seconds, before, count_ops(self.model), differing=self.court.differing)
+        notes = [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
+        return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(notes), self.court.differing)
 
     def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):

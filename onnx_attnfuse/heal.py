@@ -1,0 +1,45 @@
+"""What exporters write and ONNX Runtime refuses to run, though the standard allows it: mended where it stands in the way.
+
+RotaryEmbedding: exporters leave the batch of its caches at 1, as in torch; the kernels want a cache for every entry.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
+
+_CACHES = (1, 2)
+
+
+def widen_caches(builder: Builder) -> int:
+    """Repeats the caches of RotaryEmbedding for every entry of the batch; returns how many nodes there were."""
+    found = [node for node in builder.graph if _has_narrow_caches(node, builder.facts)]
+    for node in found:
+        builder.at(node)
+        operand = builder.facts.dims(_input(node, 0))
+        assert operand is not None
+        for place in _CACHES:
+            cache = _input(node, place)
+            dims = builder.facts.dims(cache)
+            assert dims is not None
+            wide = builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
+            node.replace_input_with(place, wide)
+    return len(found)
+
+
+def _has_narrow_caches(node: ir.Node, facts: Facts) -> bool:
+    """Whether the node reads caches of batch 1 in place, for operands of another batch."""
+    if node.op_type != "RotaryEmbedding" or node.domain not in {"", "ai.onnx"} or len(node.inputs) > len(_CACHES) + 1:
+        return False
+    operand, *caches = (facts.dims(_input(node, place)) for place in range(3))
+    if not operand or operand[0] == 1:
+        return False
+    return all(cache is not None and len(cache) == 3 and cache[0] == 1 for cache in caches)
+
+
+def _input(node: ir.Node, place: int) -> ir.Value:
+    value = node.inputs[place]
+    assert value is not None
+    return value
