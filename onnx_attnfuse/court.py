@@ -61,7 +61,7 @@ class Court:
         """
         if self._judge is None:
             return None
-        stops = [operand[-1].laid.value for operand in spec.operands()]
+        stops = list(emitted.operands) or [operand[-1].laid.value for operand in spec.operands()]
         opsets = scope.graph.opset_imports or model.opset_imports
         verdict = self._judge.judge(emitted.replaced, emitted.value, stops, scope.facts, opsets, model.functions, given)
         if verdict.undecided is not None:

@@ -51,3 +51,5 @@ class Emitted:
     mask: str
     """The form in which the mask is handed over, for a reader."""
     scale: float
+    operands: tuple[ir.Value, ...] = ()
+    """Values further up than the operands of the attention that it reads in their place."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, length
@@ -13,6 +15,7 @@ from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, price, replacing
 from onnx_attnfuse.targets.padding import is_padding, read_padding
+from onnx_attnfuse.targets.projection import read_projection
 from onnx_attnfuse.targets.rows import Rows, read_rows
 
 OP: str = "MultiHeadAttention"
@@ -74,14 +77,22 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat or way.causal))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
-    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
-    inputs: list[ir.Value | None] = [prepared_query(builder, query, spec, rows, scale, axes), key, value]
+    plain = scale != 0 and not spec.scale_values and rows.zero_query is None and len(targets[1]) == len(targets[0])
+    projected = read_projection(builder, chosen, targets, spec.dtype) if plain and bench.device.ep == "cuda" else None
+    inputs: list[ir.Value | None] = []
+    if projected is not None:
+        inputs += [*projected.operands, projected.bias]
+    else:
+        query, *rest = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
+        inputs += [prepared_query(builder, query, spec, rows, scale, axes), *rest, None]
     if rows.bias is not None:
-        inputs += [None, None, bias.full(rows.bias)]
+        inputs += [None, bias.full(rows.bias)]
     elif way.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, bench)
-        inputs += [None, padding.lengths() if way.mask == "lengths" else padding.ranges()]
+        inputs.append(padding.lengths() if way.mask == "lengths" else padding.ranges())
+    while inputs[-1] is None:
+        inputs.pop()
     fused = builder.node(
         OP,
         inputs,
@@ -91,7 +102,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    return replacing(builder, fused, spec, rows, chosen, targets, _shown(way, rows.bias))
+    emitted = replacing(builder, fused, spec, rows, chosen, targets, _shown(way, rows.bias))
+    return emitted if projected is None else dataclasses.replace(emitted, operands=projected.operands)
 
 
 def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple[Axes, Axes]:
