@@ -54,13 +54,13 @@ class Building:
             Refused: The main form cannot be built, or is not equal.
         """
         main, reasons = self.plan.main, list[Reason]()
-        otherwise = self._emit(main.way)
+        otherwise = self._emit(main)
         verdicts = [self._judged(otherwise, main.way)]
         choices: list[Choice] = []
         faster: list[Planned] = []
         for item in self.plan.faster:
             try:
-                choice, verdict = self._choice(item.way)
+                choice, verdict = self._choice(item)
             except Refused as refused:
                 reasons.append(refused.reason)
                 continue
@@ -75,9 +75,9 @@ class Building:
         emitted = dataclasses.replace(emitted, mask=forms)
         return Built(emitted, plan, _together(verdicts), tuple(reasons))
 
-    def _emit(self, way: Way) -> Emitted:
-        flat = way.when != "always" or bool(self.plan.faster)
-        return self.plan.target.emit(self.spec, self.meaning, self.bench, way, flat=flat)
+    def _emit(self, item: Planned) -> Emitted:
+        flat = item.way.when != "always" or bool(self.plan.faster)
+        return item.target.emit(self.spec, self.meaning, self.bench, item.way, flat=flat)
 
     def _judged(self, emitted: Emitted, way: Way) -> Verified | None:
         given = None if way.when == "always" else read_padding(self.spec, self.meaning, self.bench).exact(way.when)
@@ -85,27 +85,27 @@ class Building:
         sweep([given])
         return verdict
 
-    def _choice(self, way: Way) -> tuple[Choice, Verified | None]:
+    def _choice(self, item: Planned) -> tuple[Choice, Verified | None]:
         """A faster form and its test.
 
         Raises:
             Refused: It cannot be built, or is not equal where its test holds.
         """
-        builder = self.bench.builder
+        builder, way = self.bench.builder, item.way
         before = len(builder.added)
         try:
-            emitted = self._emit(way)
+            emitted = self._emit(item)
             exact = read_padding(self.spec, self.meaning, self.bench).exact(way.when)
             verdict = self.court.site(self.spec, emitted, self.scope, self.model, exact)
         except Refused:
             sweep(output for node in reversed(builder.added[before:]) for output in node.outputs)
             raise
-        return Choice(self.guards.test(exact, self._size_tests(way)), emitted), verdict
+        return Choice(self.guards.test(exact, self._size_tests(item)), emitted), verdict
 
-    def _size_tests(self, way: Way) -> list[ir.Value]:
+    def _size_tests(self, item: Planned) -> list[ir.Value]:
         """Whether the sizes are such that this way is faster, and that its kernel takes it."""
-        builder, axes = self.bench.builder, self.spec.axes
-        scores = problem_of(self.spec, way, self.plan.target).scores
+        builder, axes, way = self.bench.builder, self.spec.axes, item.way
+        scores = problem_of(self.spec, way, item.target).scores
         tests = [at_least(builder, scores, FASTER_FROM.get(way.mask, 0))]
         if way.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:
             tests.append(at_least(builder, sizes.maximum(length(axes.i), length(axes.j)), LONG))

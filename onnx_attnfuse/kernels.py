@@ -40,6 +40,9 @@ class Problem:
     v_head_size: Dim
     mask: MaskForm
     causal: bool = False
+    windowed: bool = False
+    """Keys too far back are left out by an attribute."""
+    capped: bool = False
     op: str = "MultiHeadAttention"
     arch: int = 0
 
@@ -179,6 +182,14 @@ def _masks(*allowed: MaskForm) -> Condition:
     return condition
 
 
+def _not_windowed(problem: Problem) -> Reason | None:
+    return Reason("window", "takes no window") if problem.windowed else None
+
+
+def _not_capped(problem: Problem) -> Reason | None:
+    return Reason("softcap", "caps no scores") if problem.capped else None
+
+
 def _not_causal(problem: Problem) -> Reason | None:
     return Reason("causal", "takes no causal attribute") if problem.causal else None
 
@@ -241,11 +252,18 @@ _CUDA_ATTENTION: _Kernels = (
     ("MATH", ()),
 )
 _CPU_ATTENTION: _Kernels = (("MATH", ()),)
+_CUDA_GROUPED: _Kernels = (
+    ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _not_windowed, _not_capped, _head_sizes(8, 256))),
+    ("FLASH_ATTENTION", (_from_arch(80), _head_sizes(8, 256))),
+    ("EFFICIENT_ATTENTION", (_head_sizes(8, 1024),)),
+    ("MATH", ()),
+)
 _KERNELS = {
     ("cpu", "MultiHeadAttention"): _CPU,
     ("cuda", "MultiHeadAttention"): _CUDA,
     ("cpu", "Attention"): _CPU_ATTENTION,
     ("cuda", "Attention"): _CUDA_ATTENTION,
+    ("cuda", "GroupQueryAttention"): _CUDA_GROUPED,
 }
 """The kernels of an execution provider for an operator, in the order in which they are tried."""
 
@@ -266,8 +284,11 @@ _UNFUSED = {True: 5.1, False: 8.5}
 _MASKED, _GUARDED = 1.65, 2.4
 """How much longer that takes with a mask, and with a guard against NaN besides."""
 _TENSOR_FLOAT_32 = 80
-_STANDARD = 2.0
-"""How much longer ai.onnx Attention takes on CUDA: 1.7 with a triangle, 2.5 with a mask, at B=4 S=2048 N=32 H=128."""
+_OPERATORS = {"MultiHeadAttention": 1.0, "GroupQueryAttention": 1.1, "Attention": 2.0}
+"""How much longer an operator takes on CUDA with the same kernel; ai.onnx Attention 1.7 with a triangle and 2.5 with a mask at
+B=4 S=2048 N=32 H=128, GroupQueryAttention as it writes a cache."""
+_WINDOWED = 0.7
+"""What is left of it with a window."""
 _CAUSAL = 0.7
 """What is left of it with the causal attribute."""
 _CPU_TIMES = {
@@ -291,7 +312,7 @@ def time(problem: Problem, device: Device) -> float:
     spared = _CAUSAL if problem.causal and found.kernel != "MATH" else 1.0
     wider = 1.0 if half or found.kernel == "MATH" else _wider(problem)[0]
     times = spared * wider * _TIMES[half, found.kernel][problem.mask]
-    return times if problem.op == "MultiHeadAttention" else times * _STANDARD
+    return times * _OPERATORS[problem.op] * (_WINDOWED if problem.windowed else 1.0)
 
 
 def _wider(problem: Problem) -> tuple[float, float]:

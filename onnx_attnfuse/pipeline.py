@@ -84,7 +84,7 @@ class Run:
             reasons: list[Reason] = []
             plans, refusals = make_plans(spec, meaning, self.policy, bench)
             for plan in plans:
-                if (found.op, found.domain) == (plan.target.OP, plan.target.DOMAIN):
+                if (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN):
                     kept = Reason("fastest", f"{found.op} is the faster operator here, and stays")
                     return dataclasses.replace(
                         found, kernel=kernel_of(plan, self.policy.device), reasons=tuple(reasons or refusals or [kept])
@@ -112,8 +112,8 @@ class Run:
         return dataclasses.replace(
             found,
             status="fused",
-            op=built.plan.target.OP,
-            domain=built.plan.target.DOMAIN,
+            op=built.plan.main.target.OP,
+            domain=built.plan.main.target.DOMAIN,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, self.policy.device),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 import onnx_ir as ir
@@ -34,8 +34,9 @@ GUARDED_FROM = 1 << 25
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """A way to hand the mask over, and what will run."""
+    """An operator and a way to hand it the mask, and what will run."""
 
+    target: Target
     way: Way
     forecast: Forecast
     time: float
@@ -55,7 +56,6 @@ class Gain:
 class Plan:
     """What will compute an attention."""
 
-    target: Target
     main: Planned
     """Exact for every batch, or for those that the caller vouches for."""
     faster: tuple[Planned, ...] = ()
@@ -92,29 +92,42 @@ class Policy:
 
 
 def make_plans(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
-    """A plan for each target that takes `spec`, the fastest first, and why the others do not."""
+    """A plan for each target that takes `spec` whatever the batch is, the fastest first, and why the others do not."""
+    asked = [target for target in TARGETS if policy.device.ep in target.PROVIDERS]
+    refused = {target.OP: target.refuse(spec, meaning, bench) for target in asked}
+    takers = [target for target in asked if refused[target.OP] is None]
     plans: list[Plan] = []
-    refusals: list[Reason] = []
-    for target in TARGETS:
-        refusal = target.refuse(spec, meaning, bench)
-        plan = refusal or _with_ways(target, spec, meaning, policy)
+    for target, plan in _plans(takers, spec, meaning, policy):
         if isinstance(plan, Reason):
-            refusals.append(plan)
+            refused[target.OP] = plan
         else:
-            plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, spec, meaning, policy))))
-    return sorted(plans, key=lambda plan: plan.best.time), refusals
+            plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, policy))))
+    return sorted(plans, key=lambda plan: plan.best.time), [reason for reason in refused.values() if reason is not None]
 
 
-def _gains(plan: Plan, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
+def _plans(
+    takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy
+) -> Iterator[tuple[Target, Plan | Reason]]:
+    """A plan for each target that has a way for every batch, with the faster ways of all."""
+    found = [_planned(spec, way, target, policy) for target in takers for way in target.ways(spec, meaning)]
+    some = [item for item in found if item.way.when != "always" and not math.isinf(item.time)]
+    some.sort(key=lambda item: item.time)
+    for target in takers:
+        always = [item for item in found if item.way.when == "always" and item.target is target]
+        if always:
+            yield target, _plan(min(always, key=lambda item: item.time), some, spec, policy)
+
+
+def _gains(plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
     """Changes that would make it much faster, each by itself."""
     half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
     changed = [("in float16", half, policy)] if spec.dtype == ir.DataType.FLOAT and policy.device.ep == "cuda" else []
     changed.append(("with --padding assume-right", spec, dataclasses.replace(policy, padding="assume-right")))
     for change, other, under in changed:
-        changed_plan = _with_ways(plan.target, other, meaning, under)
-        if isinstance(changed_plan, Plan) and changed_plan.best.time < plan.best.time * _WORTHWHILE:
-            kernel = changed_plan.best.forecast.kernel
-            yield Gain(change, kernel, round(plan.best.time / changed_plan.best.time, 1))
+        plans = [found for _, found in _plans(takers, other, meaning, under) if isinstance(found, Plan)]
+        best = min((found.best for found in plans), key=lambda item: item.time, default=plan.best)
+        if best.time < plan.best.time * _WORTHWHILE:
+            yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
 
 
 def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
@@ -122,36 +135,46 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
     axes = spec.axes
     assert spec.dtype is not None
     batch, rows, columns, head, v_head = (length(axis) for axis in (axes.b, axes.i, axes.j, axes.h, axes.v))
-    return Problem(spec.dtype, batch, axes.num_heads, rows, columns, head, v_head, way.mask, way.causal, target.OP)
+    return Problem(
+        spec.dtype,
+        batch,
+        axes.num_heads,
+        rows,
+        columns,
+        head,
+        v_head,
+        way.mask,
+        way.causal,
+        way.windowed,
+        spec.softcap is not None,
+        target.OP,
+    )
 
 
-def _with_ways(target: Target, spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Plan | Reason:
-    found = [_planned(spec, way, target, policy) for way in target.ways(spec, meaning)]
-    main = min((item for item in found if item.way.when == "always"), key=lambda item: item.time)
-    some = [item for item in found if item.way.when != "always" and not math.isinf(item.time)]
-    some.sort(key=lambda item: item.time)
+def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: Policy) -> Plan | Reason:
+    """What is built around a way for every batch, or why it is better left alone."""
     if policy.padding == "assume-right":
         right = (item for item in some if item.way.when == "right_padded" and item.time < main.time)
-        assumed = next((item for item in right if _is_safe(problem_of(spec, item.way, target), policy.device)), None)
+        assumed = next((item for item in right if _is_safe(problem_of(spec, item.way, item.target), policy.device)), None)
         if assumed is not None:
-            return Plan(target, assumed)
+            return Plan(assumed)
     if main.forecast.fails is not None and not some:
         return main.forecast.fails
-    slower = None if policy.always else _slower(spec, target, min([main, *some], key=lambda item: item.time), policy)
+    slower = None if policy.always else _slower(spec, min([main, *some], key=lambda item: item.time), policy)
     if slower is not None:
         return slower
-    guarded = policy.padding != "exact" and _is_large(problem_of(spec, main.way, target), policy)
-    return Plan(target, main, _selection(some, main) if guarded else ())
+    guarded = policy.padding != "exact" and _is_large(problem_of(spec, main.way, main.target), policy)
+    return Plan(main, _selection(some, main) if guarded else ())
 
 
 def _planned(spec: AttentionSpec, way: Way, target: Target, policy: Policy) -> Planned:
     problem = problem_of(spec, way, target).settled(policy.lengths)
-    return Planned(way, forecast(problem, policy.device), time(problem, policy.device))
+    return Planned(target, way, forecast(problem, policy.device), time(problem, policy.device))
 
 
-def _slower(spec: AttentionSpec, target: Target, best: Planned, policy: Policy) -> Reason | None:
+def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None:
     """Why it is better left spelled out, at sizes that are known."""
-    problem = problem_of(spec, best.way, target).settled(policy.lengths)
+    problem = problem_of(spec, best.way, best.target).settled(policy.lengths)
     known = isinstance(problem.scores, int) and _UNFUSED_FROM <= problem.scores < _UNFUSED_TO
     unfused = unfused_time(problem, policy.device, guarded=bool(spec.row_rules))
     if not known or len(spec.nodes) == 1 or best.time <= unfused * _NOISE:
@@ -165,7 +188,7 @@ def _is_safe(problem: Problem, device: Device) -> bool:
     return forecast(problem, device).never_fails
 
 
-def _selection(some: list[Planned], main: Planned) -> tuple[Planned, ...]:
+def _selection(some: Sequence[Planned], main: Planned) -> tuple[Planned, ...]:
     """Ever slower ways for ever more batches, each much faster than the last."""
     chosen: list[Planned] = []
     for item in some:

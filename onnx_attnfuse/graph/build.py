@@ -72,8 +72,9 @@ class Builder:
         dims: Sequence[Dim] | None = None,
         dtype: ir.DataType | None = None,
         hint: str | None = None,
+        outputs: int = 1,
     ) -> ir.Value:
-        """The output of `op` on `inputs`, from a node that is there already if there is one.
+        """The first output of `op` on `inputs`, from a node that is there already if there is one.
 
         Args:
             op: Operator type.
@@ -83,6 +84,7 @@ class Builder:
             dims: Shape of the output.
             dtype: Element type of the output.
             hint: Name of the node, made unique; with it the node is always a new one.
+            outputs: How many outputs it has.
         """
         attributes = attributes or {}
         parameters = (_parameter(name, value) for name, value in sorted(attributes.items()))
@@ -92,11 +94,12 @@ class Builder:
             return known[0]
         assert self._anchor is not None
         name = self.name(hint or f"attnfuse/{op}")
-        node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=1)
+        node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=outputs)
+        for item in node.outputs:
+            item.name = self.name(f"{name}_output")
+            if dtype is not None:
+                item.dtype = dtype
         output = node.outputs[0]
-        output.name = self.name(f"{name}_output")
-        if dtype is not None:
-            output.dtype = dtype
         self.graph.insert_before(self._anchor, node)
         self.facts.record(output, dims, dtype)
         if dims is not None:

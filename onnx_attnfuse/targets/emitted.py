@@ -26,6 +26,8 @@ class Way:
     causal: bool = False
     """By the operator's causal attribute."""
     when: When = "always"
+    windowed: bool = False
+    """The operator leaves out keys that lie too far back."""
 
 
 @dataclasses.dataclass(frozen=True)

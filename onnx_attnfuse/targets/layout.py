@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
@@ -68,6 +68,14 @@ def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     if known not in _DTYPES:
         raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
     return builder.cast(value, dtype)
+
+
+def shared_heads(spec: AttentionSpec) -> Axis:
+    """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
+    heads = spec.axes.n
+    present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
+    own = tuple(leaf for leaf in heads if leaf in present[0] and leaf in present[1])
+    return own if own and own == heads[: len(own)] and isinstance(length(own), int) else heads
 
 
 def replacing(

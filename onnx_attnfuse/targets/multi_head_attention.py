@@ -20,6 +20,7 @@ from onnx_attnfuse.targets.rows import Rows, read_rows
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
+PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 

@@ -9,7 +9,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axis, leaves, length
+from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.masks.walk import elements_of
@@ -17,11 +17,12 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, replacing
+from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, replacing, shared_heads
 from onnx_attnfuse.targets.rows import Rows
 
 OP: str = "Attention"
 DOMAIN: str = ""
+PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 _SINCE = 23
 _DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
@@ -60,7 +61,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     del meaning, flat
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
-    shared = _shared_heads(spec)
+    shared = shared_heads(spec)
     targets = (
         (axes.b, axes.i, (*axes.n, *axes.h)),
         (axes.b, axes.j, (*shared, *axes.h)),
@@ -90,14 +91,6 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         hint=f"{spec.name}/{OP}",
     )
     return replacing(builder, fused, spec, Rows(None), chosen, targets, form)
-
-
-def _shared_heads(spec: AttentionSpec) -> Axis:
-    """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
-    heads = spec.axes.n
-    present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
-    own = tuple(leaf for leaf in heads if leaf in present[0] and leaf in present[1])
-    return own if own and own == heads[: len(own)] and isinstance(length(own), int) else heads
 
 
 def _rows_agree(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> bool:
