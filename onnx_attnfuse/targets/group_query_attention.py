@@ -1,7 +1,8 @@
 """com.microsoft.GroupQueryAttention: causal attention of as many queries as keys, also within a window, capped, of grouped heads.
 
-It reads lengths, not masks: padding is not handed over, only batches without any are its own. Without a cache; on CUDA only,
-where its kernels spare the scores outside of the window, which no bias does.
+It reads lengths, not masks: padding is not handed over, only batches without any are its own. Its kernels spare the scores
+outside of the window, which no bias does; but it writes a cache, also where nobody reads it. So it pays before Hopper, with many
+scores.
 """
 
 from __future__ import annotations
