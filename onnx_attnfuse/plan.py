@@ -134,20 +134,19 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
     """What a kernel is asked to do if the mask is handed over this way."""
     axes = spec.axes
     assert spec.dtype is not None
-    batch, rows, columns, head, v_head = (length(axis) for axis in (axes.b, axes.i, axes.j, axes.h, axes.v))
     return Problem(
-        spec.dtype,
-        batch,
-        axes.num_heads,
-        rows,
-        columns,
-        head,
-        v_head,
-        way.mask,
-        way.causal,
-        way.windowed,
-        spec.softcap is not None,
-        target.OP,
+        dtype=spec.dtype,
+        batch=length(axes.b),
+        heads=axes.num_heads,
+        rows=length(axes.i),
+        columns=length(axes.j),
+        head_size=length(axes.h),
+        v_head_size=length(axes.v),
+        mask=way.mask,
+        causal=way.causal,
+        windowed=way.windowed,
+        capped=spec.softcap is not None,
+        op=target.OP,
     )
 
 
@@ -158,7 +157,7 @@ def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: P
         assumed = next((item for item in right if _is_safe(problem_of(spec, item.way, item.target), policy.device)), None)
         if assumed is not None:
             return Plan(assumed)
-    if main.forecast.fails is not None and not some:
+    if main.forecast.fails is not None and (not some or policy.padding == "exact"):
         return main.forecast.fails
     slower = None if policy.always else _slower(spec, min([main, *some], key=lambda item: item.time), policy)
     if slower is not None:
