@@ -26,7 +26,7 @@ from onnx_attnfuse.plan import Policy, make_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import Report, SiteReport, Status
-from onnx_attnfuse.rewrite import check_shape_users, commit, undo
+from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Workbench
 
@@ -93,7 +93,7 @@ class Run:
                     check_shape_users(spec, builder)
                     built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
                 except Refused as refused:
-                    undo(builder)
+                    tidy(builder)
                     reasons.append(refused.reason)
                 else:
                     return self._fused(found, spec, built, builder)
@@ -102,12 +102,13 @@ class Run:
             reasons = [refused.reason]
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
             reasons = [defect(error, found.name)]
-        undo(builder)
+        tidy(builder)
         return dataclasses.replace(found, reasons=tuple(reasons))
 
     def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, builder: Builder) -> SiteReport:
         """Connects what was built, and tells."""
         commit(spec, built.emitted, builder)
+        tidy(builder)
         self.replaced.add(built.emitted.replaced)
         return dataclasses.replace(
             found,

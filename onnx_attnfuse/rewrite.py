@@ -101,6 +101,6 @@ def _answer_shapes(value: ir.Value, builder: Builder) -> None:
         sweep([asked])
 
 
-def undo(builder: Builder) -> None:
-    """Removes everything that was built since the builder was last placed."""
+def tidy(builder: Builder) -> None:
+    """Removes what was built since the builder was last placed and nothing uses: all of it before `commit`."""
     sweep(output for node in reversed(builder.added) for output in node.outputs)

@@ -214,3 +214,23 @@ def test_in_float32_on_a_gpu_large_attentions_without_a_mask_stay_as_they_are(ch
 def test_choices_that_do_not_exist(choices: dict[str, object], message: str) -> None:
     with pytest.raises(onnx_attnfuse.OptionError, match=message):
         guarded(_model("padding", "-10000", "plain"), **choices)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("length", ["6", "s"])
+def test_a_mask_of_two_parts(length: str) -> None:
+    """Each part is shorter than the keys are many, so that neither can be read at every key."""
+    text = onnx.printer.to_text(_model("padding", "-10000", "plain"))
+    text = text.replace("int64[b,s] mask", "int64[b,4] first, int64[b,2] second").replace("[b,s,16]", f"[b,{length},16]")
+    text = text.replace(
+        "x1 = Cast <to: int = 9> (mask)", "mask = Concat <axis: int = 1> (first, second) x1 = Cast <to: int = 9> (mask)"
+    )
+    model = onnx.parser.parse_model(text)
+    result = guarded(model)
+    assert [site.status for site in result.report.sites] == ["fused"] * 2
+    x = np.random.default_rng(0).standard_normal((3, LENGTH, 16), np.float32)
+    for pattern in PATTERNS:
+        first, second = np.split(_padded(pattern), [4], axis=1)
+        feeds = {"x": x, "first": first, "second": second}
+        old, new = (onnxruntime.InferenceSession(item.SerializeToString()).run(None, feeds)[0] for item in (model, result.model))
+        np.testing.assert_allclose(new, old, atol=2e-6, err_msg=pattern)

@@ -16,6 +16,7 @@ from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.masks.expression import And, Compare, Element, Expression, Index, Linear, NonZero, Not, Or, conjunction
 from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate, position
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4
@@ -81,9 +82,10 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Key
     """
     builder, axes = bench.builder, spec.axes
     padded = conjunction(item.predicate for item in meaning.predicates if isinstance(item, Padding))
-    emitter = _Emitter(builder, axes)
+    emitter, before = _Emitter(builder, axes), len(builder.added)
     keep, clean = emitter.truth(padded), None
     if keep is None:
+        sweep(output for node in reversed(builder.added[before:]) for output in node.outputs)
         keep, clean = _last_row(spec, bench)
     else:
         clean = both(builder, emitter.clean)
@@ -204,7 +206,7 @@ class _Emitter:
         return None
 
     def _element(self, element: Element) -> ir.Value | None:
-        """A value that is read at (b, j), at (b) or at (j), with axes of length 1 anywhere between."""
+        """A value that is long enough to be read at (b, j), at (b) or at (j), with axes of length 1 anywhere between."""
         value, dims = element.value, self._builder.facts.dims(element.value)
         if dims is None:
             return None
@@ -217,6 +219,8 @@ class _Emitter:
             if axis is None:
                 return None
             if dim != self._dims[axis]:
+                if sizes.least(dim - self._dims[axis]) < 0:
+                    return None
                 value = self._builder.slice(value, place, 0, self._dims[axis])
             order.append(axis)
             shape[axis] = self._dims[axis]
