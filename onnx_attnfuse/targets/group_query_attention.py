@@ -17,7 +17,7 @@ from onnx_attnfuse.masks.meaning import Causal, Meaning, Window
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, replacing, shared_heads
+from onnx_attnfuse.targets.layout import grouped, replacing
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rows import Rows
 
@@ -68,22 +68,19 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     del way, flat
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
-    shared = shared_heads(spec)
-    targets = (
-        (axes.b, axes.i, (*axes.n, *axes.h)),
-        (axes.b, axes.j, (*shared, *axes.h)),
-        (axes.b, axes.j, (*shared, *axes.v)),
-    )
-    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
-    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    operands = grouped(builder, spec)
     last, total = _lengths(builder, length(axes.b), length(axes.j))
     window = _window(meaning)
     assert window is not None
-    attributes = {"num_heads": axes.num_heads, "kv_num_heads": length(shared), "scale": scale, "local_window_size": window}
+    attributes = {
+        "num_heads": axes.num_heads,
+        "kv_num_heads": length(operands.kv_heads),
+        "scale": operands.scale,
+        "local_window_size": window,
+    }
     fused = builder.node(
         OP,
-        [prepared_query(builder, query, spec, Rows(None), scale, axes), key, value, None, None, last, total],
+        [*operands.values, None, None, last, total],
         attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
         domain=DOMAIN,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
@@ -92,7 +89,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         outputs=3,
     )
     words = "causal" if window == -1 else f"causal, local_window_size {window}"
-    return replacing(builder, fused, spec, Rows(None), chosen, targets, f"{OP} {words}")
+    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, f"{OP} {words}")
 
 
 def _window(meaning: Meaning) -> int | None:

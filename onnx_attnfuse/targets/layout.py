@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -70,7 +71,38 @@ def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     return builder.cast(value, dtype)
 
 
-def shared_heads(spec: AttentionSpec) -> Axis:
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """Operands as (b, s, n·h), keys and values with the heads they have."""
+
+    values: tuple[ir.Value, ir.Value, ir.Value]
+    chosen: Sequence[Source]
+    """The sources they were taken from."""
+    targets: tuple[Axes, Axes, Axes]
+    kv_heads: Axis
+    scale: float
+
+
+def grouped(builder: Builder, spec: AttentionSpec) -> Grouped:
+    """Brings the operands of `spec` into the layout of operators that know grouped heads.
+
+    Raises:
+        Refused: One of them cannot be brought there.
+    """
+    assert spec.dtype is not None
+    axes, shared = spec.axes, _shared_heads(spec)
+    targets: tuple[Axes, Axes, Axes] = (
+        (axes.b, axes.i, (*axes.n, *axes.h)),
+        (axes.b, axes.j, (*shared, *axes.h)),
+        (axes.b, axes.j, (*shared, *axes.v)),
+    )
+    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
+    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
+    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    return Grouped((prepared_query(builder, query, spec, Rows(None), scale, axes), key, value), chosen, targets, shared, scale)
+
+
+def _shared_heads(spec: AttentionSpec) -> Axis:
     """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
     heads = spec.axes.n
     present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]

@@ -17,7 +17,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, replacing, shared_heads
+from onnx_attnfuse.targets.layout import grouped, replacing
 from onnx_attnfuse.targets.rows import Rows
 
 OP: str = "Attention"
@@ -61,18 +61,10 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     del meaning, flat
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
-    shared = shared_heads(spec)
-    targets = (
-        (axes.b, axes.i, (*axes.n, *axes.h)),
-        (axes.b, axes.j, (*shared, *axes.h)),
-        (axes.b, axes.j, (*shared, *axes.v)),
-    )
-    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
-    if scale <= 0:
-        raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {scale:g}")
-    query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
-    inputs = [prepared_query(builder, query, spec, Rows(None), scale, axes), key, value]
+    operands = grouped(builder, spec)
+    if operands.scale <= 0:
+        raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
+    inputs = list(operands.values)
     form = "is_causal" if way.causal else "none"
     if way.mask == "bias":
         assert spec.mask is not None
@@ -81,7 +73,12 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         inputs.append(bias.full(compact))
         letters = (letter if axis else "1" for letter, axis in zip("bnst", compact.axes, strict=True))
         form = f"{'is_causal + ' if way.causal else ''}attn_mask {' '.join(letters)}"
-    attributes = {"q_num_heads": axes.num_heads, "kv_num_heads": length(shared), "scale": scale, "is_causal": int(way.causal)}
+    attributes = {
+        "q_num_heads": axes.num_heads,
+        "kv_num_heads": length(operands.kv_heads),
+        "scale": operands.scale,
+        "is_causal": int(way.causal),
+    }
     fused = builder.node(
         OP,
         inputs,
@@ -90,7 +87,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    return replacing(builder, fused, spec, Rows(None), chosen, targets, form)
+    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form)
 
 
 def _rows_agree(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> bool:
