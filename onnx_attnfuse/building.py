@@ -10,7 +10,7 @@ from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.guard import Choice, Guards
 from onnx_attnfuse.kernels import LONG
 from onnx_attnfuse.masks.meaning import Meaning
@@ -80,10 +80,14 @@ class Building:
         return item.target.emit(self.spec, self.meaning, self.bench, item.way, flat=flat)
 
     def _judged(self, emitted: Emitted, way: Way) -> Verified | None:
-        given = None if way.when == "always" else read_padding(self.spec, self.meaning, self.bench).exact(way.when)
+        given = None if way.when == "always" else self._exact(way)
         verdict = self.court.site(self.spec, emitted, self.scope, self.model, given)
         sweep([given])
         return verdict
+
+    def _exact(self, way: Way) -> ir.Value:
+        """One truth value: the way is exact for the batch."""
+        return read_padding(self.spec, self.meaning, self.bench).exact(way.when)
 
     def _choice(self, item: Planned) -> tuple[Choice, Verified | None]:
         """A faster form and its test.
@@ -95,10 +99,10 @@ class Building:
         before = len(builder.added)
         try:
             emitted = self._emit(item)
-            exact = read_padding(self.spec, self.meaning, self.bench).exact(way.when)
+            exact = self._exact(way)
             verdict = self.court.site(self.spec, emitted, self.scope, self.model, exact)
         except Refused:
-            sweep(output for node in reversed(builder.added[before:]) for output in node.outputs)
+            sweep_unused(builder.added[before:])
             raise
         return Choice(self.guards.test(exact, self._size_tests(item)), emitted), verdict
 

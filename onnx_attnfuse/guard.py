@@ -54,13 +54,10 @@ class Guards:
         known = self._gates.get(key)
         if known is not None and known.graph is build.graph:
             return known
-        large = sizes[0]
-        for other in sizes[1:]:
-            large = build.elementwise("And", [large, other], ir.DataType.BOOL)
         asked = _leaf("Identity", [exact], {}, build)
         refused = _leaf("Constant", [], {"value": ir.tensor(np.asarray(False))}, build)
         branches = {"then_branch": asked, "else_branch": refused}
-        gate = build.node("If", [large], branches, dims=(), dtype=ir.DataType.BOOL, hint="attnfuse/test")
+        gate = build.node("If", [build.logical("And", sizes)], branches, dims=(), dtype=ir.DataType.BOOL, hint="attnfuse/test")
         self._gates[key] = gate
         self._homes.append(_Home(_producer(gate), (gate,), asked))
         return gate
@@ -169,9 +166,7 @@ def _compute_if_needed(builder: Builder, tests: Sequence[ir.Value], items: Seque
     if not wanted or len(dtypes) < len(wanted):
         return
     builder.at(first)
-    test = tests[0]
-    for other in tests[1:]:
-        test = builder.elementwise("Or", [test, other], ir.DataType.BOOL)
+    test = builder.logical("Or", tests)
     builder.graph.remove(moved)
     name = builder.name("attnfuse/bias")
     computed = ir.Graph([], wanted, nodes=moved, name=f"{name}/computed")

@@ -9,6 +9,8 @@ from typing import Literal
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
+PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
+"""How padding is handed over as lengths."""
 
 
 def _no_progress(step: str, done: int, total: int) -> None:
@@ -25,7 +27,7 @@ class Options:
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
     """Judging rewrites: each site cut out, the whole model too, or not at all. By default `sites` if onnxruntime is there."""
-    padding: Literal["auto", "exact", "guarded", "assume-right"] = "auto"
+    padding: PaddingPolicy = "auto"
     """Handing padding over as lengths: behind a test at run time where that pays, never, behind a test wherever it is faster, or
     taking it as given that padding is on the right."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.sizes import Dim, Size
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec
@@ -103,4 +103,4 @@ def _answer_shapes(value: ir.Value, builder: Builder) -> None:
 
 def tidy(builder: Builder) -> None:
     """Removes what was built since the builder was last placed and nothing uses: all of it before `commit`."""
-    sweep(output for node in reversed(builder.added) for output in node.outputs)
+    sweep_unused(builder.added)

@@ -197,6 +197,10 @@ class Builder:
         """An operator that broadcasts its inputs."""
         return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
 
+    def logical(self, op: str, values: Sequence[ir.Value]) -> ir.Value:
+        """`And` or `Or` of one or more truth values."""
+        return functools.reduce(lambda left, right: self.elementwise(op, [left, right], ir.DataType.BOOL), values)
+
     def reduce(self, op: str, value: ir.Value, axes: Sequence[int], *, keep: bool = True) -> ir.Value:
         """`value` reduced along `axes` by an operator, `ReduceMax` for one; they stay with length 1, or go."""
         dims = self.facts.dims(value)

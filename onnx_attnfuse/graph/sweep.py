@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -31,6 +31,11 @@ def sweep(values: Iterable[ir.Value | None]) -> int:
         graph.remove(node, safe=True)
         removed += 1
     return removed
+
+
+def sweep_unused(nodes: Sequence[ir.Node]) -> int:
+    """Removes those of `nodes`, given in graph order, that nothing uses, then what only they used; returns how many went."""
+    return sweep(output for node in reversed(nodes) for output in node.outputs)
 
 
 def _drop_initializer(value: ir.Value) -> None:

@@ -85,22 +85,26 @@ def _slopes(bias: Expression, axes: Axes4) -> npt.NDArray[np.float64] | None:
     return steps[:, 0] if np.allclose(steps, steps[:, :1], rtol=1e-3) and steps.any() else None
 
 
-def _constant_behind(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
-    """The constant that a value is a view of."""
+def _behind_views(value: ir.Value | None) -> ir.Value | None:
+    """What a value is a view of."""
     while value is not None and not is_constant(value):
         node = value.producer()
         if node is None or node.op_type not in _VIEWS:
-            return None
+            break
         value = node.inputs[0]
-    array = constant_array(value, limit=_TABLE)
+    return value
+
+
+def _constant_behind(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
+    """The constant that a value is a view of."""
+    array = constant_array(_behind_views(value), limit=_TABLE)
     return None if array is None else np.asarray(array, np.float64)
 
 
 def _is_looked_up(value: ir.Value) -> bool:
     """Whether the value is rows of a constant table at places that are computed."""
-    node = value.producer()
-    while node is not None and node.op_type in _VIEWS and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+    origin = _behind_views(value)
+    node = None if origin is None else origin.producer()
     if node is None or node.op_type != "Gather":
         return False
     return is_constant(node.inputs[0]) and _constant_behind(node.inputs[1]) is None

@@ -6,23 +6,18 @@ from collections.abc import Iterator
 
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned
-from onnx_attnfuse.report.model import Gain, Kernel, LaterKernel, RefusedKernel
+from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel
 
 _WHEN = {"right_padded": "padding is on the right", "unpadded": "there is no padding"}
 
 
 def kernel_of(plan: Plan, device: Device) -> Kernel:
     """What will run, and where that depends on the batch or on sizes, what else."""
-    first, *others = (*(_likely(item, tested=True) for item in plan.faster), _likely(plan.main))
-    chain = [*first, *(item for other in others for item in other)]
+    chain = [later for item in plan.faster for later in _chain(item, tested=True)]
+    chain += _chain(plan.main, tested=False)
     best = plan.best.forecast
     refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in best.refused)
-    gains = tuple(Gain(item.change, item.kernel, item.times) for item in plan.gains)
-    return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused, gains)
-
-
-def _likely(item: Planned, *, tested: bool = False) -> list[LaterKernel]:
-    return list(_chain(item, tested=tested))
+    return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused, plan.gains)
 
 
 def _chain(item: Planned, *, tested: bool) -> Iterator[LaterKernel]:

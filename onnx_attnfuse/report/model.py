@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from onnx_attnfuse.plan import Gain
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import Layouts
 
@@ -38,16 +39,6 @@ class LaterKernel:
     kernel: str
     when: str | None
     """What has to hold for it, in words; None: it takes the rest."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """What a change that is the caller's to make would bring."""
-
-    change: str
-    kernel: str
-    times: float
-    """How many times as fast the attention would be, by what was measured on an H200."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.masks.expression import And, Compare, Element, Expression, Index, Linear, NonZero, Not, Or, conjunction
 from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate, position
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4
@@ -85,10 +85,10 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Key
     emitter, before = _Emitter(builder, axes), len(builder.added)
     keep, clean = emitter.truth(padded), None
     if keep is None:
-        sweep(output for node in reversed(builder.added[before:]) for output in node.outputs)
+        sweep_unused(builder.added[before:])
         keep, clean = _last_row(spec, bench)
     else:
-        clean = both(builder, emitter.clean)
+        clean = builder.logical("And", emitter.clean) if emitter.clean else None
     batch, columns = length(axes.b), length(axes.j)
     if builder.facts.dims(keep) != (batch, columns):
         keep = builder.expand(keep, [batch, columns], [True, True])
@@ -121,16 +121,6 @@ def at_least(builder: Builder, dim: Dim, least: int) -> ir.Value | None:
     return builder.reshape(seen, [])
 
 
-def both(builder: Builder, values: Sequence[ir.Value | None]) -> ir.Value | None:
-    """The conjunction of truth values; None if there is none."""
-    present = [value for value in values if value is not None]
-    result = present[0] if present else None
-    for value in present[1:]:
-        assert result is not None
-        result = builder.elementwise("And", [result, value], _TRUTH)
-    return result
-
-
 def _all(builder: Builder, value: ir.Value) -> ir.Value:
     """Whether all truth values of (b, t) hold, as one."""
     return builder.cast(builder.reduce("ReduceMin", builder.cast(value, _SMALL), [0, 1], keep=False), _TRUTH)
@@ -161,8 +151,10 @@ class _Emitter:
             inner = self.truth(part.inner)
             return None if inner is None else self._builder.elementwise("Not", [inner], _TRUTH)
         if isinstance(part, (And, Or)):
-            inner = [self.truth(item) for item in part.parts]
-            return self._joined("And" if isinstance(part, And) else "Or", inner)
+            operator = "And" if isinstance(part, And) else "Or"
+            parts = [self.truth(item) for item in part.parts]
+            emitted = [item for item in parts if item is not None]
+            return None if len(emitted) < len(parts) else self._builder.logical(operator, emitted)
         if isinstance(part, Compare):
             form = self._form(part.form)
             operator = "Equal" if part.equal else "LessOrEqual"
@@ -174,14 +166,6 @@ class _Emitter:
         if dtype is not None and dtype != _TRUTH:
             self.clean.append(self._builder.elementwise("Equal", [self._builder.cast(truth, dtype), value], _TRUTH))
         return truth
-
-    def _joined(self, operator: str, parts: Sequence[ir.Value | None]) -> ir.Value | None:
-        result = parts[0]
-        for part in parts[1:]:
-            if result is None or part is None:
-                return None
-            result = self._builder.elementwise(operator, [result, part], _TRUTH)
-        return result
 
     def _form(self, form: Linear) -> ir.Value | None:
         total = self._builder.reshape(self._builder.shape([form.offset]), [1, 1])
