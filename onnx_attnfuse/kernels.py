@@ -89,6 +89,8 @@ class Forecast:
     """What runs where they are others."""
     fails: Reason | None = None
     """Why it will end with an error, or worse."""
+    time: float = math.inf
+    """How long it takes, to compare ways to hand a mask over; infinite where it fails."""
 
     @property
     def never_fails(self) -> bool:
@@ -102,7 +104,8 @@ Condition = Callable[[Problem], "Reason | Open | None"]
 def forecast(problem: Problem, device: Device) -> Forecast:
     """The first kernel of the device that takes the problem."""
     kernels = _KERNELS[device.ep, problem.op]
-    return _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
+    found = _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
+    return dataclasses.replace(found, time=math.inf if found.fails is not None else _time(problem, found.kernel, device))
 
 
 def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) -> Forecast:
@@ -301,18 +304,15 @@ _FEW, _FEW_TIMES = 256 * 256, 0.8
 """Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""
 
 
-def time(problem: Problem, device: Device) -> float:
-    """How long the kernel that is forecast takes, to compare ways to hand a mask over; infinite where it fails."""
-    found = forecast(problem, device)
-    if found.fails is not None:
-        return math.inf
+def _time(problem: Problem, kernel: str, device: Device) -> float:
+    """How long a kernel takes."""
     if device.ep == "cpu":
         few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW
-        return _CPU_TIMES[problem.op, found.kernel] * (_FEW_TIMES if few and problem.op == "Attention" else 1.0)
+        return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "Attention" else 1.0)
     half = problem.dtype != ir.DataType.FLOAT
-    spared = _CAUSAL if problem.causal and found.kernel != "MATH" else 1.0
-    wider = 1.0 if half or found.kernel == "MATH" else _wider(problem)[0]
-    times = spared * wider * _TIMES[half, found.kernel][problem.mask]
+    spared = _CAUSAL if problem.causal and kernel != "MATH" else 1.0
+    wider = 1.0 if half or kernel == "MATH" else _wider(problem)[0]
+    times = spared * wider * _TIMES[half, kernel][problem.mask]
     if problem.op == "GroupQueryAttention":
         small = isinstance(problem.scores, int) and problem.scores < _MANY
         return times * (_WINDOWED if problem.windowed else 1.0) + _CACHE_WRITTEN * (2 if small else 1)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.kernels import MOST_SCORES, Forecast, MaskForm, Problem, forecast, time, unfused_time
+from onnx_attnfuse.kernels import MOST_SCORES, Forecast, MaskForm, Problem, forecast, unfused_time
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.options import PaddingPolicy
 from onnx_attnfuse.reasons import Reason
@@ -38,7 +38,11 @@ class Planned:
     target: Target
     way: Way
     forecast: Forecast
-    time: float
+
+    @property
+    def time(self) -> float:
+        """How long it takes."""
+        return self.forecast.time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +170,7 @@ def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: P
 
 
 def _planned(spec: AttentionSpec, way: Way, target: Target, policy: Policy) -> Planned:
-    problem = problem_of(spec, way, target).settled(policy.lengths)
-    return Planned(target, way, forecast(problem, policy.device), time(problem, policy.device))
+    return Planned(target, way, forecast(problem_of(spec, way, target).settled(policy.lengths), policy.device))
 
 
 def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None:
