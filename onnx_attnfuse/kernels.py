@@ -280,10 +280,14 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
+_CAUSAL = 0.7
+"""What is left of these times with the causal attribute."""
+_WINDOWED = 0.7
+"""What is left of these times with a window."""
 _WIDER: tuple[tuple[int, float, float], ...] = ((64, 1.0, 1.0), (128, 1.6, 1.1), (1 << 30, 3.2, 1.7))
 """Up to a head size, how much longer the memory-efficient kernel takes in float32, and what is spelled out."""
 _UNFUSED = {True: 5.1, False: 8.5}
-"""The same for what is spelled out, by half precision; float32 is computed as TensorFloat32."""
+"""Milliseconds for the same layers spelled out, by half precision; float32 is computed as TensorFloat32."""
 _MASKED, _GUARDED = 1.65, 2.4
 """How much longer that takes with a mask, and with a guard against NaN besides."""
 _TENSOR_FLOAT_32 = 80
@@ -291,10 +295,6 @@ _STANDARD = 2.0
 """How much longer ai.onnx Attention takes on CUDA: 1.7 with a triangle, 2.5 with a mask, at B=4 S=2048 N=32 H=128."""
 _CACHE_WRITTEN, _MANY = 2.4, 1 << 26
 """What GroupQueryAttention takes besides, as it writes a cache also where there is none; twice as much below so many scores."""
-_WINDOWED = 0.7
-"""What is left of it with a window."""
-_CAUSAL = 0.7
-"""What is left of it with the causal attribute."""
 _CPU_TIMES = {
     ("MultiHeadAttention", "FLASH_ATTENTION"): 1.0,
     ("MultiHeadAttention", "MATH"): 1.1,

@@ -31,9 +31,8 @@ from onnx_attnfuse.masks.expression import (
     divided,
     scaled,
 )
+from onnx_attnfuse.masks.regroup import At, regrouped
 from onnx_attnfuse.masks.tables import as_rule
-
-At: TypeAlias = "tuple[Expression, ...]"
 
 _TABLE = 4096
 _MATRIX = 1 << 24
@@ -201,46 +200,8 @@ def _reshape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | 
     old, new = reader.input_dims(node, 0), reader.facts.dims(node.outputs[0])
     if old is None or new is None:
         return None
-    inner = _regrouped(at, new, old)
+    inner = regrouped(at, new, old)
     return None if inner is None else reader.input(node, 0, inner, depth)
-
-
-def _regrouped(at: At, new: Sequence[Dim], old: Sequence[Dim]) -> At | None:
-    """The index in `old` of what stands at index `at` in `new`: axes of equal length first, the rest through a flat index."""
-    indices = [item for item, dim in zip(at, new, strict=True) if dim != 1]
-    lengths = [dim for dim in new if dim != 1]
-    wanted = [dim for dim in old if dim != 1]
-    front = 0
-    while front < min(len(lengths), len(wanted)) and lengths[front] == wanted[front]:
-        front += 1
-    back = 0
-    while back < min(len(lengths), len(wanted)) - front and lengths[-1 - back] == wanted[-1 - back]:
-        back += 1
-    middle = _through_flat(
-        indices[front : len(indices) - back], lengths[front : len(lengths) - back], wanted[front : len(wanted) - back]
-    )
-    if middle is None:
-        return None
-    found = iter([*indices[:front], *middle, *indices[len(indices) - back :]])
-    return tuple(constant(0) if dim == 1 else next(found) for dim in old)
-
-
-def _through_flat(indices: Sequence[Expression], lengths: Sequence[Dim], wanted: Sequence[Dim]) -> list[Expression] | None:
-    if not wanted:
-        return [] if not indices else None
-    flat = constant(0)
-    for item, size in zip(indices, lengths, strict=True):
-        if not isinstance(item, Linear):
-            return None
-        flat = combine(scaled(flat, size), item)
-    found: list[Expression] = []
-    for size in reversed(wanted[1:]):
-        parts = divided(flat, size)
-        if parts is None:
-            return None
-        flat, remainder = parts
-        found.append(remainder)
-    return [flat, *reversed(found)]
 
 
 def _expand(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
