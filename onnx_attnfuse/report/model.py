@@ -77,7 +77,7 @@ class SiteReport:
     mask: str | None = None
     """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by ` + `."""
     mask_form: str | None = None
-    """How a fused operator is given it: none, unidirectional, attention_bias and its shape."""
+    """How a fused operator is given it: none, unidirectional, attention_bias and its shape, ...; forms a test selects from."""
     mask_text: str | None = None
     """The same as a formula: which keys a row sees, and what is added."""
     kernel: Kernel | None = None
