@@ -18,6 +18,7 @@ from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned, problem_of
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import Verified
 from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.cache import is_single
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.padding import at_least, read_padding
 
@@ -76,18 +77,23 @@ class Building:
         return Built(emitted, plan, _together(verdicts), tuple(reasons))
 
     def _emit(self, item: Planned) -> Emitted:
-        flat = item.way.when != "always" or bool(self.plan.faster)
+        flat = not item.way.is_exact or bool(self.plan.faster)
         return item.target.emit(self.spec, self.meaning, self.bench, item.way, flat=flat)
 
     def _judged(self, emitted: Emitted, way: Way) -> Verified | None:
-        given = None if way.when == "always" else self._exact(way)
+        given = None if way.is_exact else self._exact(way)
         verdict = self.court.site(self.spec, emitted, self.scope, self.model, given)
         sweep([given])
         return verdict
 
     def _exact(self, way: Way) -> ir.Value:
         """One truth value: the way is exact for the batch."""
-        return read_padding(self.spec, self.meaning, self.bench).exact(way.when)
+        tests: list[ir.Value] = []
+        if way.when != "always":
+            tests.append(read_padding(self.spec, self.meaning, self.bench).exact(way.when))
+        if way.single:
+            tests.append(is_single(self.bench.builder, self.spec))
+        return self.bench.builder.logical("And", tests)
 
     def _choice(self, item: Planned) -> tuple[Choice, Verified | None]:
         """A faster form and its test.

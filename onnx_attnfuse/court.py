@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, OptionError, VerificationError
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.masks.meaning import Meaning, distrusted
 from onnx_attnfuse.options import Options
@@ -62,8 +64,12 @@ class Court:
         if self._judge is None:
             return None
         stops = list(emitted.operands) or [operand[-1].laid.value for operand in spec.operands()]
+        empty = frozenset[str]()
+        if emitted.presents and spec.cache is not None:
+            stops = [spec.query[-1].laid.value, *spec.cache.stops()]
+            empty = frozenset(sizes.symbols(length(spec.cache.past_axis)))
         opsets = scope.graph.opset_imports or model.opset_imports
-        verdict = self._judge.judge(emitted.replaced, emitted.value, stops, scope.facts, opsets, model.functions, given)
+        verdict = self._judge.judge(emitted.results, stops, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
         if not verdict.equal:

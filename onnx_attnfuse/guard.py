@@ -65,13 +65,15 @@ class Guards:
     def join(self, choices: Sequence[Choice], otherwise: Emitted) -> Emitted:
         """Puts judged forms of one site under their tests, the first that holds deciding."""
         build, name = self._builder, otherwise.node.name or "attention"
-        fallback = branch = _branch(build, otherwise, f"{name}/otherwise")
-        value = otherwise.value
+        forms = [otherwise, *(choice.emitted for choice in choices)]
+        presents = list(dict.fromkeys(old for form in forms for old, _ in form.presents))
+        fallback = branch = _branch(build, otherwise, presents, f"{name}/otherwise")
+        node: ir.Node | None = None
         for choice in reversed(choices):
-            if value is not otherwise.value:
-                build.graph.remove(_producer(value))
-                branch = ir.Graph([], [value], nodes=[_producer(value)], name=f"{name}/else")
-            then = _branch(build, choice.emitted, f"{name}/{choice.emitted.mask}")
+            if node is not None:
+                build.graph.remove(node)
+                branch = ir.Graph([], node.outputs, nodes=[node], name=f"{name}/else")
+            then = _branch(build, choice.emitted, presents, f"{name}/{choice.emitted.mask}")
             value = build.node(
                 "If",
                 [choice.test],
@@ -79,9 +81,13 @@ class Guards:
                 dims=build.facts.dims(otherwise.value),
                 dtype=build.facts.dtype(otherwise.value),
                 hint=f"{name}/If",
+                outputs=1 + len(presents),
             )
-        self._homes.append(_Home(_producer(value), tuple(choice.test for choice in choices), fallback))
-        return dataclasses.replace(otherwise, value=value)
+            node = _producer(value)
+        assert node is not None
+        self._homes.append(_Home(node, tuple(choice.test for choice in choices), fallback))
+        value, *kept = node.outputs
+        return dataclasses.replace(otherwise, value=value, presents=tuple(zip(presents, kept, strict=True)))
 
     def spare(self) -> None:
         """Moves what only some branches need there.
@@ -119,16 +125,22 @@ def _leaf(op: str, inputs: Sequence[ir.Value], attributes: dict[str, ir.TensorPr
     return ir.Graph([], node.outputs, nodes=[node], name=node.name)
 
 
-def _branch(builder: Builder, emitted: Emitted, name: str) -> ir.Graph:
-    """The operator and what follows it up to the result, moved into a graph of their own."""
-    moved: list[ir.Node] = []
+def _branch(builder: Builder, emitted: Emitted, presents: Sequence[ir.Value], name: str) -> ir.Graph:
+    """The operator and what follows it up to the results, moved into a graph of their own.
+
+    Of keys and values that are asked for, it gives the source's where it has none itself.
+    """
+    given = dict(emitted.presents)
+    kept = [builder.node("Identity", [old], hint=f"{name}/present") for old in presents if old not in given]
+    given.update(zip((old for old in presents if old not in given), kept, strict=True))
+    moved = [_producer(value) for value in kept]
     below = set(emitted.node.outputs)
     for node in builder.added:
         if node is emitted.node or (node.graph is builder.graph and not below.isdisjoint(node.inputs)):
             moved.append(node)
             below.update(node.outputs)
     builder.graph.remove(moved)
-    return ir.Graph([], [emitted.value], nodes=moved, name=name)
+    return ir.Graph([], [emitted.value, *(given[old] for old in presents)], nodes=moved, name=name)
 
 
 def _owners(graph: ir.Graph | ir.Function, groups: dict[tuple[ir.Value, ...], list[_Home]]) -> dict[ir.Node, set[ir.Graph]]:

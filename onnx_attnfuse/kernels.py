@@ -43,6 +43,10 @@ class Problem:
     windowed: bool = False
     """Keys too far back are left out by an attribute."""
     capped: bool = False
+    cached: bool = False
+    """Keys and values are appended to those of earlier positions, by the operator or before it."""
+    grouped: bool = False
+    """Several heads share keys and values, repeated before the operator if it does not know that."""
     op: str = "MultiHeadAttention"
     """The operator, `onnx.` before it if it is a standard one."""
     arch: int = 0
@@ -308,12 +312,26 @@ _CPU_TIMES = {
     ("GroupQueryAttention", "FLASH_ATTENTION"): 1.1,
     ("GroupQueryAttention", "MATH"): 1.1,
 }
+_CACHED: dict[tuple[str, str], dict[MaskForm, tuple[float, float]]] = {
+    ("cuda", "GroupQueryAttention"): {"none": (0.48, 0.2), "bias": (0.74, 0.99)},
+    ("cuda", "onnx.Attention"): {"none": (0.6, 0.27), "bias": (0.52, 0.47)},
+    ("cuda", "MultiHeadAttention"): {"none": (1.43, 0.3), "bias": (1.43, 0.36)},
+    ("cpu", "GroupQueryAttention"): {"none": (1.7, 1.37), "bias": (1.6, 1.47)},
+    ("cpu", "onnx.Attention"): {"none": (1.35, 1.06), "bias": (1.35, 1.06)},
+    ("cpu", "MultiHeadAttention"): {"none": (4.4, 1.44), "bias": (4.4, 1.44)},
+}
+"""Milliseconds for one new position and for many where there is a cache, four heads sharing keys and values: one attention on an
+H200 in half precision, N=32 H=128, B=8 P=8192 and B=8 S=512; on one core of a CPU in float32, N=32 H=64, P=2048 and S=128."""
+_UNGROUPED = 0.45
+"""What is left of that for MultiHeadAttention where nothing is to be repeated."""
 _FEW, _FEW_TIMES = 256 * 256, 0.8
 """Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""
 
 
 def _time(problem: Problem, kernel: str, device: Device) -> float:
     """How long a kernel takes."""
+    if problem.cached:
+        return _cached_time(problem, device)
     if device.ep == "cpu":
         few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW
         return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "onnx.Attention" else 1.0)
@@ -325,6 +343,15 @@ def _time(problem: Problem, kernel: str, device: Device) -> float:
         small = isinstance(problem.scores, int) and problem.scores < _MANY
         return times * (_WINDOWED if problem.windowed else 1.0) + _CACHE_WRITTEN * (2 if small else 1)
     return times * (_STANDARD if problem.op == "onnx.Attention" else 1.0)
+
+
+def _cached_time(problem: Problem, device: Device) -> float:
+    """How long it takes where there is a cache; both one new position and many, where that is not known."""
+    forms = _CACHED[device.ep, problem.op]
+    few, many = forms.get(problem.mask, forms["bias"])
+    if problem.op == "MultiHeadAttention" and not problem.grouped:
+        few *= _UNGROUPED
+    return few + many if not isinstance(problem.rows, int) else few if problem.rows == 1 else many
 
 
 def _wider(problem: Problem) -> tuple[float, float]:
@@ -341,7 +368,7 @@ def unfused_time(problem: Problem, device: Device, *, guarded: bool = False) -> 
         guarded: Its weights are guarded against NaN.
     """
     half = problem.dtype != ir.DataType.FLOAT
-    if device.ep == "cpu" or (not half and device.arch < _TENSOR_FLOAT_32):
+    if device.ep == "cpu" or problem.cached or (not half and device.arch < _TENSOR_FLOAT_32):
         return math.inf
     masked = problem.causal or problem.mask != "none"
     return _UNFUSED[half] * _wider(problem)[1] * (_GUARDED if masked and guarded else _MASKED if masked else 1.0)

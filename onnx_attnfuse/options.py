@@ -9,7 +9,7 @@ from typing import Literal
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
-PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
+PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """How padding is handed over as lengths."""
 TargetName = Literal["auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention"]
 """A fused operator; those of ai.onnx have their domain before them."""
@@ -30,8 +30,9 @@ class Options:
     verify: Literal["none", "sites", "model"] | None = None
     """Judging rewrites: each site cut out, the whole model too, or not at all. By default `sites` if onnxruntime is there."""
     padding: PaddingPolicy = "auto"
-    """Handing padding over as lengths: behind a test at run time where that pays, never, behind a test wherever it is faster, or
-    taking it as given that padding is on the right."""
+    """Forms that are exact for some batches only: behind a test at run time where that pays, never, behind a test wherever they
+    are faster; or taking it as given that padding is on the right, or that there is none and no batch gets several new tokens
+    on top of a cache."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
     target: TargetName = "auto"

@@ -13,6 +13,7 @@ from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.heal import widen_caches
@@ -22,7 +23,7 @@ from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, read_candidate
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Policy, make_plans
+from onnx_attnfuse.plan import Plan, Policy, make_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import Report, SiteReport, Status
@@ -43,8 +44,11 @@ class Run:
         self.court = court
         self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
         self.names = all_names(model)
+        self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.sites: list[SiteReport] = []
         self.replaced: set[ir.Value] = set()
+        self.unsorted = False
+        """Whether earlier nodes may read what later ones give."""
 
     def go(self) -> Report:
         """Fuses what can be fused, in place."""
@@ -55,19 +59,26 @@ class Run:
         widened = 0
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
-            builder = Builder(scope.graph, scope.facts, scope.opset, self.names)
-            bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device)
+            builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
+            bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
             guards = Guards(builder)
             for candidate in candidates:
                 self.options.progress("fusing", done, total)
                 self.sites.append(_as_asked(self._site(candidate, scope, bench, guards), self.policy.target))
                 done += 1
+            if self.unsorted:
+                scope.graph.sort()
+                self.unsorted = False
             guards.spare()
             widened += widen_caches(builder)
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
+        if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
+            self.opset.restore()
         seconds = time.perf_counter() - start
         notes = [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
+        if self.opset.raised_from is not None:
+            notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(notes), self.court.differing)
 
     def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
@@ -85,13 +96,13 @@ class Run:
             reasons: list[Reason] = []
             plans, refusals = make_plans(spec, meaning, self.policy, bench)
             for plan in plans:
-                if (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN):
+                if _is_in_place(found, plan):
                     kept = _kept(found, self.policy.target)
                     return dataclasses.replace(
                         found, kernel=kernel_of(plan, self.policy.device), reasons=tuple(reasons or refusals or [kept])
                     )
                 try:
-                    check_shape_users(spec, builder)
+                    check_shape_users(spec, builder, cached=any(item.way.cached for item in (plan.main, *plan.faster)))
                     built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
                 except Refused as refused:
                     tidy(builder)
@@ -110,7 +121,8 @@ class Run:
         """Connects what was built, and tells."""
         commit(spec, built.emitted, builder)
         tidy(builder)
-        self.replaced.add(built.emitted.replaced)
+        self.replaced.update(old for old, _ in built.emitted.results)
+        self.unsorted |= bool(built.emitted.presents)
         return dataclasses.replace(
             found,
             status="fused",
@@ -130,6 +142,12 @@ class Run:
         for function in self.model.functions.values():
             if any(node.domain == _CONTRIB for node in function.all_nodes()):
                 function.opset_imports.setdefault(_CONTRIB, 1)
+
+
+def _is_in_place(found: SiteReport, plan: Plan) -> bool:
+    """Whether the operator that the plan would build stands there already."""
+    same = (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN)
+    return same and not plan.faster and not plan.main.way.cached
 
 
 def _kept(found: SiteReport, asked: str) -> Reason:

@@ -18,7 +18,8 @@ from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import TARGETS, Target, name_of
-from onnx_attnfuse.targets.emitted import Way, Workbench
+from onnx_attnfuse.targets.emitted import Way, When, Workbench
+from onnx_attnfuse.targets.layout import shared_heads
 
 _NOISE = 1.1
 _UNFUSED_FROM, _UNFUSED_TO = 1 << 26, MOST_SCORES
@@ -27,8 +28,13 @@ _WORTHWHILE = 0.85
 """Another way is taken if it needs at most this part of the time."""
 FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
 """From this many scores on, b·n·s·t, a way is faster than a bias."""
-GUARDED_FROM = 1 << 25
-"""From this many scores on, b·n·s·t, a faster way outweighs the test that selects it (decision 0006)."""
+GUARDED_FROM, GUARDED_CACHE_FROM = 1 << 25, 1 << 20
+"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); the second with a cache."""
+_VOUCHED: Mapping[PaddingPolicy, frozenset[When]] = {
+    "assume-right": frozenset(["right_padded"]),
+    "assume-none": frozenset(["always", "right_padded", "unpadded"]),
+}
+"""The batches that a caller vouches for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,17 +106,25 @@ class Policy:
 
 
 def make_plans(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
-    """A plan for each target that takes `spec` whatever the batch is, the fastest first, and why the others do not."""
+    """A plan for each target that takes `spec`, the fastest first, and why the others do not.
+
+    Where one target is asked for, others serve for the batches that it does not take, and only then.
+    """
     asked = [target for target in TARGETS if _is_asked(target, policy)]
     refused = {name_of(target): target.refuse(spec, meaning, bench) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
+    partly = takers and policy.target != "auto" and not any(way.is_exact for way in takers[0].ways(spec, meaning))
+    if partly and policy.padding != "exact":
+        others = [target for target in TARGETS if target not in takers and policy.device.ep in target.PROVIDERS]
+        takers += [target for target in others if target.refuse(spec, meaning, bench) is None]
     plans: list[Plan] = []
     for target, plan in _plans(takers, spec, meaning, policy):
         if isinstance(plan, Reason):
             refused[name_of(target)] = plan
         else:
             plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, policy))))
-    return sorted(plans, key=lambda plan: plan.best.time), [reason for reason in refused.values() if reason is not None]
+    plans.sort(key=lambda plan: (plan.best.time, plan.main.time))
+    return plans, [reason for reason in refused.values() if reason is not None]
 
 
 def _is_asked(target: Target, policy: Policy) -> bool:
@@ -122,14 +136,16 @@ def _plans(
 ) -> Iterator[tuple[Target, Plan | Reason]]:
     """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
     found = [_planned(spec, way, target, policy) for target in takers for way in target.ways(spec, meaning)]
-    some = [item for item in found if item.way.when != "always" and not math.isinf(item.time)]
+    some = [item for item in found if not item.way.is_exact and not math.isinf(item.time)]
+    if policy.target != "auto":
+        some = [item for item in some if name_of(item.target) == policy.target]
     some.sort(key=lambda item: item.time)
     for target in takers:
-        always = [item for item in found if item.way.when == "always" and item.target is target]
+        always = [item for item in found if item.way.is_exact and item.target is target]
         if always:
             yield target, _plan(min(always, key=lambda item: item.time), some, spec, policy)
-        elif policy.target != "auto":
-            yield target, Reason("not-every-batch", f"{policy.target} is exact for batches without padding only")
+        elif policy.target == name_of(target) and len(takers) == 1:
+            yield target, Reason("not-every-batch", f"{policy.target} is exact for some batches only, and a test is not wanted")
 
 
 def _gains(plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
@@ -159,6 +175,8 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
         mask=way.mask,
         causal=way.causal,
         windowed=way.windowed,
+        cached=spec.cache is not None,
+        grouped=length(shared_heads(spec)) != length(axes.n),
         capped=spec.softcap is not None,
         op=name_of(target),
     )
@@ -166,18 +184,24 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
 
 def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: Policy) -> Plan | Reason:
     """What is built around a way for every batch, or why it is better left alone."""
-    if policy.padding == "assume-right":
-        right = (item for item in some if item.way.when == "right_padded" and item.time < main.time)
-        assumed = next((item for item in right if _is_safe(problem_of(spec, item.way, item.target), policy.device)), None)
-        if assumed is not None:
-            return Plan(assumed)
+    vouched = _VOUCHED.get(policy.padding, frozenset())
+    for item in some:
+        single = item.way.single and policy.padding != "assume-none"
+        if item.way.when not in vouched or single or (item.time >= main.time and policy.target == "auto"):
+            continue
+        if _is_safe(problem_of(spec, item.way, item.target), policy.device):
+            return Plan(item)
     if main.forecast.fails is not None and (not some or policy.padding == "exact"):
         return main.forecast.fails
     best = min([main, *some], key=lambda item: item.time)
     slower = None if policy.always or policy.target != "auto" else _slower(spec, best, policy)
     if slower is not None:
         return slower
-    guarded = policy.padding != "exact" and _is_large(problem_of(spec, main.way, main.target), policy)
+    if policy.padding == "exact":
+        return Plan(main)
+    if policy.target != "auto" and name_of(main.target) != policy.target:
+        return Plan(main, tuple(some[:1]))
+    guarded = _is_large(problem_of(spec, main.way, main.target), policy)
     return Plan(main, _selection(some, main) if guarded else ())
 
 
@@ -205,7 +229,7 @@ def _selection(some: Sequence[Planned], main: Planned) -> tuple[Planned, ...]:
     """Ever slower ways for ever more batches, each much faster than the last."""
     chosen: list[Planned] = []
     for item in some:
-        covered = any(other.way.when in {item.way.when, "right_padded"} for other in chosen)
+        covered = any(other.way.covers(item.way) for other in chosen)
         if item.time <= main.time * _WORTHWHILE and not covered:
             chosen.append(item)
     return tuple(chosen)
@@ -213,4 +237,5 @@ def _selection(some: Sequence[Planned], main: Planned) -> tuple[Planned, ...]:
 
 def _is_large(problem: Problem, policy: Policy) -> bool:
     scores = problem.settled(policy.lengths).scores
-    return policy.padding == "guarded" or not isinstance(scores, int) or scores >= GUARDED_FROM
+    least = GUARDED_CACHE_FROM if problem.cached else GUARDED_FROM
+    return policy.padding == "guarded" or not isinstance(scores, int) or scores >= least

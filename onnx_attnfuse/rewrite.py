@@ -5,6 +5,8 @@ Until `commit` nothing that was in the graph has changed, so undoing is removing
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
@@ -23,13 +25,19 @@ def inner_values(spec: AttentionSpec) -> list[ir.Value]:
     return values + [laid.value for laid in spec.output[1:]]
 
 
-def check_shape_users(spec: AttentionSpec, builder: Builder) -> None:
+def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) -> None:
     """Inner values whose shape is asked for are no obstacle if the answer can be had elsewhere.
+
+    Args:
+        spec: The attention.
+        builder: What to build with.
+        cached: The operator is to give the keys and values with those of earlier positions too.
 
     Raises:
         Refused: It cannot.
     """
-    inner = inner_values(spec)
+    presents = spec.cache.present if cached and spec.cache is not None else ()
+    inner = [*inner_values(spec), *(laid.value for laid in presents)]
     for value in inner:
         for node in shape_nodes(value):
             asked = node.inputs[0]
@@ -56,8 +64,26 @@ def _origins(dim: Dim, builder: Builder) -> set[ir.Value]:
 
 
 def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
-    """Puts the new value in the place of the old one and removes what became needless."""
-    old, new = emitted.replaced, emitted.value
+    """Puts the new values in the place of the old ones and removes what became needless.
+
+    Earlier nodes may read what a cache gives now, so that the graph is to be sorted afterwards.
+    """
+    producer = emitted.replaced.producer()
+    if producer is not None:
+        emitted.node.metadata_props.update(producer.metadata_props)
+        emitted.node.doc_string = producer.doc_string
+    presents = [old for old, _ in emitted.presents]
+    for old, new in emitted.results:
+        _connect(old, new, builder, viewers(old) if old in presents else [node for node, _ in old.uses()])
+    inner = [*inner_values(spec), *presents]
+    sweep([emitted.replaced, *inner])
+    for value in inner:
+        _answer_shapes(value, builder)
+    sweep(inner)
+
+
+def _connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:
+    """Gives `users` and whoever runs the graph the new value, by the old one's name; what was just built keeps the old one."""
     name = old.name
     old.name = builder.name(f"{name}_unfused")
     new.name = name
@@ -67,17 +93,18 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
         new.shape = old.shape
     if old.type is not None:
         new.type = old.type
-    producer = old.producer()
-    if producer is not None:
-        emitted.node.metadata_props.update(producer.metadata_props)
-        emitted.node.doc_string = producer.doc_string
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    own = set(builder.added)
+    for node in dict.fromkeys(users):
+        if node not in own:
+            for place, value in enumerate(node.inputs):
+                if value is old:
+                    node.replace_input_with(place, new)
+    graph = old.graph
+    assert graph is not None
+    for place, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[place] = new
     builder.facts.copy(old, new)
-    inner = inner_values(spec)
-    sweep([old, *inner])
-    for value in inner:
-        _answer_shapes(value, builder)
-    sweep(inner)
 
 
 def _answer_shapes(value: ir.Value, builder: Builder) -> None:

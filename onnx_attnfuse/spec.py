@@ -136,6 +136,25 @@ class Axes4:
 
 
 @dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values of earlier positions, which the new ones are appended to."""
+
+    past: tuple[Laid, Laid]
+    """Keys and values of earlier positions."""
+    new: tuple[tuple[Source, ...], tuple[Source, ...]]
+    """The new ones, each with what it is a view of."""
+    present: tuple[Laid, Laid]
+    """Both together."""
+    past_axis: Axis
+    new_axis: Axis
+
+    def stops(self) -> Iterator[ir.Value]:
+        """What keys and values are computed from."""
+        yield from (laid.value for laid in self.past)
+        yield from (operand[-1].laid.value for operand in self.new)
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionSpec:
     """The meaning of one attention site."""
 
@@ -168,6 +187,8 @@ class AttentionSpec:
     output_dtype: ir.DataType | None
     nodes: tuple[ir.Node, ...]
     """The nodes that compute it now, last one first computed last."""
+    cache: Cache | None = None
+    """How keys and values come about where they are appended to earlier ones."""
 
     @property
     def axes(self) -> Axes4:
@@ -183,8 +204,10 @@ class AttentionSpec:
 
     def values(self) -> Iterator[ir.Value]:
         """Every value of the graph that the spec names."""
-        for operand in self.operands():
+        for operand in (*self.operands(), *(self.cache.new if self.cache is not None else ())):
             yield from (source.laid.value for source in operand)
+        if self.cache is not None:
+            yield from (laid.value for laid in self.cache.past)
         yield from (laid.value for laid in self.output)
         yield from (scale.laid.value for scale in (*self.scale_values, *self.result_scales))
         yield from (rule.condition.value for rule in self.row_rules if rule.condition is not None)

@@ -89,5 +89,5 @@ def judged(model: ir.Model, stops: tuple[str, ...] = ("q", "k", "v"), judge: Jud
     old, new = named[results.get("old", "old")], named[results.get("new", "new")]
     given = named.get(results.get("given", ""))
     return (judge or Judge()).judge(
-        old, new, [named[stop] for stop in stops], Facts(model.graph), model.opset_imports, given=given
+        [(old, new)], [named[stop] for stop in stops], Facts(model.graph), model.opset_imports, given=given
     )

@@ -129,7 +129,10 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
     [
         (["optimize"], "Missing argument 'MODEL'."),
         (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'."),
-        (["optimize", "model.onnx", "--padding", "left"], "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right'."),
+        (
+            ["optimize", "model.onnx", "--padding", "left"],
+            "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right', 'assume-none'.",
+        ),
         (["optimize", "model.onnx", "--target", "SDPA"], "Invalid value for '--target': 'SDPA' is not one of 'auto', "),
         (["optimize", "model.onnx", "--dim", "b=none"], "Invalid value for '--dim': 'b=none' is not NAME=N with N from 1 on"),
         (["explain", "model.onnx", "--dim", "4"], "Invalid value for '--dim': '4' is not NAME=N with N from 1 on"),

@@ -104,7 +104,22 @@ def test_it_is_taken_where_it_is_asked_for(ep: str, arch: str | None) -> None:
     np.testing.assert_allclose(_run(result.model, mask), _run(model, mask), atol=4e-3)
 
 
-def test_asked_for_alone_it_does_not_take_padding() -> None:
-    choices = {"ep": "cuda", "arch": "sm80", "target": "GroupQueryAttention"}
+def test_asked_for_it_has_the_batches_without_padding_whatever_is_faster() -> None:
+    choices = {"ep": "cuda", "arch": "sm90", "target": "GroupQueryAttention"}
+    (site,) = onnx_attnfuse.optimize(_model(_PADDED), **choices).report.sites
+    assert (site.mask_form or "").startswith("GroupQueryAttention causal, local_window_size 3, else attention_bias")
+
+
+def test_asked_for_without_a_test_it_does_not_take_padding() -> None:
+    choices = {"ep": "cuda", "arch": "sm80", "target": "GroupQueryAttention", "padding": "exact"}
     (site,) = onnx_attnfuse.optimize(_model(_PADDED), **choices).report.sites
     assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["not-every-batch"])
+
+
+def test_where_there_is_no_padding_by_assumption_no_test_is_made() -> None:
+    model = _model(_PADDED)
+    result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm80", padding="assume-none", verify="sites")
+    assert [site.op for site in result.report.sites] == ["GroupQueryAttention"]
+    assert all(node.op_type != "If" for node in result.model.graph.node)
+    full = np.ones((2, 7), np.int64)
+    np.testing.assert_allclose(_run(result.model, full), _run(model, full), atol=4e-3)

@@ -170,7 +170,7 @@ def test_options_are_given_as_an_object_or_by_name() -> None:
         ("auto", 18, "MultiHeadAttention"),
         ("MultiHeadAttention", 23, "MultiHeadAttention"),
         ("onnx.Attention", 23, "Attention"),
-        ("onnx.Attention", 18, "old-opset"),
+        ("onnx.Attention", 18, "Attention"),
         ("GroupQueryAttention", 18, "head-size"),
     ],
 )

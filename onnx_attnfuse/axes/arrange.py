@@ -35,6 +35,11 @@ def cost(source: Laid, target: Axes) -> float:
     return total if axes == target else total + _RESHAPE
 
 
+def is_view(source: Laid, target: Axes) -> bool:
+    """Whether the elements of `source` lie as `target` has them, so that nothing is copied."""
+    return cost(source, target) <= _RESHAPE
+
+
 def arrange(builder: Builder, source: Laid, target: Axes) -> ir.Value:
     """Emits what brings `source` into the layout `target`; a factor that the source lacks is repeated.
 

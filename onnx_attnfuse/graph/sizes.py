@@ -14,7 +14,7 @@ import ast
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Union
 
 Dim = Union[int, "Size"]
@@ -136,14 +136,16 @@ def add(left: Dim, right: Dim) -> Dim:
     return Size(factor, (total,))
 
 
-def least(dim: Dim) -> float:
-    """A lower bound of a size, every symbol being at least 1; -inf if none is known."""
+def least(dim: Dim, empty: Set[str] = frozenset()) -> float:
+    """A lower bound of a size, every symbol being at least 1, or 0 if it is one of `empty`; -inf if none is known."""
     if isinstance(dim, int):
         return dim
     if len(dim.atoms) == 1 and dim.factor > 0 and dim.atoms[0].evaluate is sum:
-        return dim.factor * sum(least(part) for part in dim.atoms[0].parts)
+        return dim.factor * sum(least(part, empty) for part in dim.atoms[0].parts)
     if dim.factor < 0:
         return -math.inf
+    if any(atom.key in empty for atom in dim.atoms):
+        return 0.0 if all(atom.evaluate is None for atom in dim.atoms) else -math.inf
     return float(dim.factor) if all(_is_symbol(atom) for atom in dim.atoms) else -math.inf
 
 

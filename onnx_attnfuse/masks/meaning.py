@@ -335,9 +335,10 @@ def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
     if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
         return False
     offset = causal[0].offset if causal else 0
-    if sizes.least(offset) < 0:
+    empty = frozenset[str]() if spec.cache is None else sizes.symbols(length(spec.cache.past_axis))
+    if sizes.least(offset, empty) < 0:
         return False
     if not windows:
         return True
     room = length(spec.key_axis) - length(spec.query_axis) - offset
-    return sizes.least(room) >= 0 and sizes.least(windows[0].reach + offset) >= 0
+    return sizes.least(room, empty) >= 0 and sizes.least(windows[0].reach + offset, empty) >= 0

@@ -17,6 +17,7 @@ from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.match import operands
+from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select, Term
 
@@ -56,13 +57,14 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         for operand, axes in zip((query, key, value), (query_axes, key_axes, value_axes), strict=True)
     ]
     result: Axes = (batch, heads, rows, v_channels)
+    sources = [operands.sources(item, facts) for item in laid]
     output = Laid(node.outputs[0], result if facts.rank(query) == 4 else (batch, rows, (*heads, *v_channels)))
     read_mask, rules = _mask(node, mask, scores, facts)
     return AttentionSpec(
         name=node.name or node.outputs[0].name or "Attention",
-        query=operands.sources(laid[0], facts),
-        key=operands.sources(laid[1], facts),
-        value=operands.sources(laid[2], facts),
+        query=sources[0],
+        key=sources[1],
+        value=sources[2],
         output=operands.readings(output, facts),
         batch_axis=(*batch, *heads),
         query_axis=rows,
@@ -80,6 +82,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         dtype=facts.dtype(query),
         output_dtype=facts.dtype(query),
         nodes=(node,),
+        cache=read_cache(sources[1], sources[2], columns, facts),
     )
 
 

@@ -11,8 +11,14 @@ _FURTHEST = 16
 """Views are followed this far; longer chains do not occur and would only cost time."""
 
 
-def sources(operand: Laid, facts: Facts) -> tuple[Source, ...]:
-    """The operand and everything it is a view of, nearest first; factors that are plain numbers are gathered on the way."""
+def sources(operand: Laid, facts: Facts, *, plain: bool = False) -> tuple[Source, ...]:
+    """The operand and everything it is a view of, nearest first.
+
+    Args:
+        operand: The operand.
+        facts: Shapes of the graph.
+        plain: Stop where it is multiplied; else factors that are plain numbers are gathered on the way.
+    """
     found = [Source(operand)]
     while len(found) < _FURTHEST:
         last = found[-1]
@@ -20,7 +26,7 @@ def sources(operand: Laid, facts: Facts) -> tuple[Source, ...]:
         if view is not None:
             found.append(Source(view, last.factor))
             continue
-        scaled = _scaled(last, facts)
+        scaled = None if plain else _scaled(last, facts)
         if scaled is None:
             break
         found.append(scaled)

@@ -10,6 +10,7 @@ from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.match import operands
+from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.match.folding import fold
 from onnx_attnfuse.match.heads import find_heads
 from onnx_attnfuse.match.scores import read_scores
@@ -73,6 +74,7 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
         dtype=facts.dtype(product.query.value),
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
+        cache=read_cache(key, value, key_axis, facts),
     )
 
 

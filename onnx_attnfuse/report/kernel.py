@@ -9,6 +9,7 @@ from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned
 from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel
 
 _WHEN = {"right_padded": "padding is on the right", "unpadded": "there is no padding"}
+_SINGLE = "one entry, one new position or no past"
 
 
 def kernel_of(plan: Plan, device: Device) -> Kernel:
@@ -23,10 +24,11 @@ def kernel_of(plan: Plan, device: Device) -> Kernel:
 def _chain(item: Planned, *, tested: bool) -> Iterator[LaterKernel]:
     """The kernels of one way; what a test at run time makes sure of ends it."""
     when = _WHEN.get(item.way.when)
+    single = _SINGLE if item.way.single else None
     least = FASTER_FROM.get(item.way.mask, 0) if tested else 0
     size = f"there are 2^{least.bit_length() - 1} scores or more" if least else None
     found = item.forecast
     while found is not None:
-        words = [word for word in (when, size, found.needs) if word]
+        words = [word for word in (when, single, size, found.needs) if word]
         yield LaterKernel(found.kernel, " and ".join(words) or None)
         found = None if tested else found.otherwise

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
@@ -28,6 +29,20 @@ class Way:
     when: When = "always"
     windowed: bool = False
     """The operator leaves out keys that lie too far back."""
+    cached: bool = False
+    """The operator itself appends keys and values to those of earlier positions."""
+    single: bool = False
+    """Only for one entry, or one new position in each, or nothing cached: the operator takes no more at once."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is exact for every batch."""
+        return self.when == "always" and not self.single
+
+    def covers(self, other: Way) -> bool:
+        """Whether it is exact for every batch that the other is exact for."""
+        padding = self.when == other.when or (self.when == "right_padded" and other.when == "unpadded")
+        return (padding or self.when == "always") and self.single <= other.single
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +53,7 @@ class Workbench:
     bounds: Bounds
     reader: Reader
     device: Device
+    opset: Opset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,3 +71,10 @@ class Emitted:
     scale: float
     operands: tuple[ir.Value, ...] = ()
     """Values further up than the operands of the attention that it reads in their place."""
+    presents: tuple[tuple[ir.Value, ir.Value], ...] = ()
+    """Keys and values with those of earlier positions, as the source has them and as the operator gives them."""
+
+    @property
+    def results(self) -> tuple[tuple[ir.Value, ir.Value], ...]:
+        """What is replaced, and what by."""
+        return (self.replaced, self.value), *self.presents

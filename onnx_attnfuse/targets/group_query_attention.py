@@ -1,8 +1,8 @@
-"""com.microsoft.GroupQueryAttention: causal attention of as many queries as keys, also within a window, capped, of grouped heads.
+"""com.microsoft.GroupQueryAttention: causal attention with a cache, also within a window, capped, of grouped heads.
 
-It reads lengths, not masks: padding is not handed over, only batches without any are its own. Its kernels spare the scores
-outside of the window, which no bias does; but it writes a cache, also where nobody reads it. So it pays before Hopper, with many
-scores.
+It reads lengths, not masks: padding is not handed over, only batches without any are its own. Its kernels read grouped heads and
+the cache as they lie and spare the scores outside of a window, which no bias does. It always writes a cache, also where nobody
+reads it: without one it pays before Hopper only, with many scores.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.masks.meaning import Causal, Meaning, Window
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import grouped, replacing
+from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rows import Rows
 
 OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
-PROVIDERS: frozenset[str] = frozenset(["cuda"])
+PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 _EIGHT = 8
 _DTYPES = {"cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16}, "cuda": {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
@@ -40,11 +41,16 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
         return Reason("head-size", "GroupQueryAttention wants equal head sizes, a multiple of 8")
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"GroupQueryAttention takes no scale of {spec.scale:g}")
-    triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
-    if len(triangles) != 1 or triangles[0].offset != 0 or length(axes.i) != length(axes.j):
-        return Reason("not-causal", "GroupQueryAttention is for causal attention of as many queries as keys")
+    new = axes.i if spec.cache is None else spec.cache.new_axis
+    if length(new) != length(axes.i) or (spec.cache is None and length(axes.i) != length(axes.j)):
+        return Reason("not-square", "GroupQueryAttention is for self-attention, of as many new keys as queries")
+    refusal = None if spec.cache is None else refuse_cache(spec, shared_heads(spec))
+    if refusal is not None:
+        return refusal
+    if not _is_causal(spec, meaning):
+        return Reason("not-causal", "GroupQueryAttention is for attention to the row's own position and those before it")
     rest = [item for item in meaning.predicates if not isinstance(item, (Causal, Window))]
-    if meaning.biases or _window(meaning) is None or (rest and not is_padding(rest, spec)):
+    if meaning.biases or _window(spec, meaning) is None or (rest and not is_padding(rest, spec)):
         return Reason("mask-form", "GroupQueryAttention takes a causal triangle and a window, nothing besides")
     if any(rule.condition is not None for rule in spec.row_rules):
         return Reason("weights-zeroed", "the weights are set to 0 after the softmax")
@@ -52,11 +58,23 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
 
 
 def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
-    """Without a mask, for batches without padding where there may be some."""
-    del spec
-    windowed = _window(meaning) != -1
+    """Without a mask, for batches without padding where there may be some.
+
+    Several new positions on top of cached ones are taken for one batch entry only.
+    """
+    windowed = _window(spec, meaning) != -1
     padded = any(not isinstance(item, (Causal, Window)) for item in meaning.predicates)
-    return (Way("none", causal=True, when="unpadded" if padded else "always", windowed=windowed),)
+    one = 1 in {length(spec.axes.b), length(spec.axes.i)}
+    return (
+        Way(
+            "none",
+            causal=True,
+            when="unpadded" if padded else "always",
+            windowed=windowed,
+            cached=spec.cache is not None,
+            single=spec.cache is not None and not one,
+        ),
+    )
 
 
 def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
@@ -65,12 +83,12 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     Raises:
         Refused: An operand cannot be brought into its layout.
     """
-    del way, flat
+    del flat
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
-    operands = grouped(builder, spec)
+    operands = grouped(builder, spec, Rows(None), cached=way.cached)
     last, total = _lengths(builder, length(axes.b), length(axes.j))
-    window = _window(meaning)
+    window = _window(spec, meaning)
     assert window is not None
     attributes = {
         "num_heads": axes.num_heads,
@@ -80,7 +98,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     }
     fused = builder.node(
         OP,
-        [*operands.values, None, None, last, total],
+        [*operands.values, *operands.past, last, total],
         attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
         domain=DOMAIN,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
@@ -89,15 +107,24 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         outputs=3,
     )
     words = "causal" if window == -1 else f"causal, local_window_size {window}"
-    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, f"{OP} {words}")
+    form = f"{OP} {words}"
+    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=way.cached)
 
 
-def _window(meaning: Meaning) -> int | None:
+def _is_causal(spec: AttentionSpec, meaning: Meaning) -> bool:
+    """Whether the last row sees up to the last key, each row before it one key less; one row sees all without saying so."""
+    triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
+    if not triangles:
+        return length(spec.axes.i) == 1
+    return len(triangles) == 1 and triangles[0].offset == length(spec.axes.j) - length(spec.axes.i)
+
+
+def _window(spec: AttentionSpec, meaning: Meaning) -> int | None:
     """How many keys a row sees, itself counted; -1: all before it; None: that is not known."""
     windows = [item for item in meaning.predicates if isinstance(item, Window)]
     if not windows:
         return -1
-    reach = windows[0].reach
+    reach = windows[0].reach + (length(spec.axes.j) - length(spec.axes.i))
     return reach + 1 if len(windows) == 1 and isinstance(reach, int) and reach >= 0 else None
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
+from onnx_attnfuse.targets.cache import past, presents
 from onnx_attnfuse.targets.emitted import Emitted
 from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, scale_rows
 
@@ -81,28 +82,40 @@ class Grouped:
     targets: tuple[Axes, Axes, Axes]
     kv_heads: Axis
     scale: float
+    past: tuple[ir.Value | None, ir.Value | None]
+    """Keys and values of earlier positions as (b, n, p, h), where the operator is to append to them."""
 
 
-def grouped(builder: Builder, spec: AttentionSpec) -> Grouped:
+def grouped(builder: Builder, spec: AttentionSpec, rows: Rows, *, cached: bool = False) -> Grouped:
     """Brings the operands of `spec` into the layout of operators that know grouped heads.
+
+    Args:
+        builder: What to build with.
+        spec: The attention.
+        rows: What its rows need.
+        cached: The operator appends keys and values to earlier ones itself.
 
     Raises:
         Refused: One of them cannot be brought there.
     """
     assert spec.dtype is not None
-    axes, shared = spec.axes, _shared_heads(spec)
+    axes, shared = spec.axes, shared_heads(spec)
+    cache = spec.cache if cached else None
+    columns = axes.j if cache is None else cache.new_axis
+    operands = spec.operands() if cache is None else (spec.query, *cache.new)
     targets: tuple[Axes, Axes, Axes] = (
         (axes.b, axes.i, (*axes.n, *axes.h)),
-        (axes.b, axes.j, (*shared, *axes.h)),
-        (axes.b, axes.j, (*shared, *axes.v)),
+        (axes.b, columns, (*shared, *axes.h)),
+        (axes.b, columns, (*shared, *axes.v)),
     )
-    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
+    chosen = [cheapest(operand, target) for operand, target in zip(operands, targets, strict=True)]
     query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
-    return Grouped((prepared_query(builder, query, spec, Rows(None), scale, axes), key, value), chosen, targets, shared, scale)
+    earlier = (None, None) if cache is None else past(builder, spec, cache, shared)
+    return Grouped((prepared_query(builder, query, spec, rows, scale, axes), key, value), chosen, targets, shared, scale, earlier)
 
 
-def _shared_heads(spec: AttentionSpec) -> Axis:
+def shared_heads(spec: AttentionSpec) -> Axis:
     """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
     heads = spec.axes.n
     present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
@@ -118,6 +131,8 @@ def replacing(
     chosen: Sequence[Source],
     targets: Sequence[Axes],
     mask: str,
+    *,
+    cached: bool = False,
 ) -> Emitted:
     """The operator's output of shape (b, s, n·v) as the result that it replaces.
 
@@ -129,6 +144,7 @@ def replacing(
         chosen: The sources that query, key and value were taken from.
         targets: The layouts they were brought into.
         mask: The form in which the mask is handed over.
+        cached: The operator gives keys and values with those of earlier positions too.
     """
     axes, node = spec.axes, fused.producer()
     assert node is not None
@@ -136,10 +152,12 @@ def replacing(
     result = Laid(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
     end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
     final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
-    names = axes.names()
+    names = axes.names() if spec.cache is None else axes.names() | named("l", (spec.cache.new_axis,))
     query, key, value = (einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True))
     layouts = Layouts(query, key, value, einops(result, end.axes, names))
-    return Emitted(end.value, final, node, layouts, mask, spec.scale * chosen[0].factor * chosen[1].factor)
+    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    kept = presents(builder, spec, spec.cache, shared_heads(spec), node) if cached and spec.cache is not None else ()
+    return Emitted(end.value, final, node, layouts, mask, scale, presents=kept)
 
 
 def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:

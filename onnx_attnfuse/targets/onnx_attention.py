@@ -1,24 +1,24 @@
-"""ai.onnx Attention: any attention of float operands, capped or not, whose rows all see a key; masks as a bias.
+"""ai.onnx Attention: any attention of float operands, capped or not, also of grouped heads and with a cache; masks as a bias.
 
-On a CPU it is the faster operator where there are few queries and keys; elsewhere it does what MultiHeadAttention cannot.
+It takes keys and values with the heads they have and appends to a cache whatever the batch is: no other operator is exact for
+every batch and as fast on one new position. Without a cache MultiHeadAttention is faster, but where few queries meet few keys.
 """
 
 from __future__ import annotations
 
-import math
-
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
-from onnx_attnfuse.graph.constants import is_constant
-from onnx_attnfuse.masks.meaning import Meaning
-from onnx_attnfuse.masks.walk import elements_of
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.masks.meaning import Causal, Meaning
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec
+from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import grouped, replacing
-from onnx_attnfuse.targets.rows import Rows
+from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
+from onnx_attnfuse.targets.padding import is_padding
+from onnx_attnfuse.targets.rows import Rows, read_rows
 
 OP: str = "Attention"
 DOMAIN: str = ""
@@ -29,50 +29,58 @@ _DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.F
 
 def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
-    opset = bench.builder.opset
-    if opset < _SINCE:
-        return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {opset}")
+    del meaning
+    builder = bench.builder
+    pays = spec.softcap is not None or (spec.cache is not None and bench.device.ep == "cpu")
+    if builder.opset < _SINCE and not (pays or bench.opset.asked):
+        return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {builder.opset}")
     if spec.dtype not in _DTYPES[bench.device.ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {bench.device.ep}")
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"ai.onnx Attention takes no scale of {spec.scale:g}")
-    if not _rows_agree(spec, meaning, bench):
-        return Reason("rows-without-a-key", "ai.onnx Attention gives rows without a key 0, and the source may not")
-    return None
+    return bench.opset.refuse(_SINCE)
 
 
 def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
-    """How the mask is handed over; its causal triangle begins with the first row and key, whatever their numbers."""
-    if meaning.is_trivial:
-        return (Way("none"),)
-    alone = meaning.only_causal
-    if alone is not None and alone.offset == 0:
-        return (Way("none", causal=True),)
-    return (Way("bias", causal=spec.causal),)
+    """How the mask is handed over.
+
+    The operator's triangle begins with the first new row and the first key, or with the first new key where there is a cache.
+    """
+    cached = spec.cache is not None and not spec.causal and refuse_cache(spec, shared_heads(spec)) is None
+    first = length(spec.cache.past_axis) if cached and spec.cache is not None else 0
+    triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
+    rest = [item for item in meaning.predicates if item not in triangles]
+    causal = len(triangles) == 1 and triangles[0].offset == first
+    plain = not meaning.biases and (causal or not triangles)
+    if plain and not rest:
+        return (Way("none", causal, cached=cached),)
+    bias = Way("bias", spec.causal, cached=cached)
+    if cached and plain and is_padding(rest, spec):
+        return Way("none", causal, "unpadded", cached=True), bias
+    return (bias,)
 
 
 def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
-    """Builds the operator for `spec` beside its nodes.
+    """Builds the operator for `spec` beside its nodes, raising the opset if it has to.
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
-    del meaning, flat
+    del flat
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
-    operands = grouped(builder, spec)
+    bench.opset.raise_to(_SINCE)
+    builder.opset = max(builder.opset, _SINCE)
+    bias = BiasEmitter(builder, axes, spec.dtype)
+    compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
+    rows = read_rows(spec, meaning, compact, bench, zeroes=True) if way.when == "always" else Rows(None)
+    operands = grouped(builder, spec, rows, cached=way.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
-    inputs = list(operands.values)
-    form = "is_causal" if way.causal else "none"
-    if way.mask == "bias":
-        assert spec.mask is not None
-        bias = BiasEmitter(builder, axes, spec.dtype)
-        compact = bias.compact(spec.mask)
-        inputs.append(bias.full(compact))
-        letters = (letter if axis else "1" for letter, axis in zip("bnst", compact.axes, strict=True))
-        form = f"{'is_causal + ' if way.causal else ''}attn_mask {' '.join(letters)}"
+    inputs: list[ir.Value | None] = [*operands.values, None if rows.bias is None else bias.full(rows.bias), *operands.past]
+    while inputs[-1] is None:
+        inputs.pop()
     attributes = {
         "q_num_heads": axes.num_heads,
         "kv_num_heads": length(operands.kv_heads),
@@ -86,19 +94,15 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
+        outputs=3 if way.cached else 1,
     )
-    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form)
+    return replacing(builder, fused, spec, rows, operands.chosen, operands.targets, _shown(way, rows.bias), cached=way.cached)
 
 
-def _rows_agree(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> bool:
-    """Whether rows without a key cannot occur, or the source gives them 0 too."""
-    if any(rule.condition is not None for rule in spec.row_rules):
-        return False
-    if spec.mask is None:
-        return True
-    if spec.row_rules:
-        low_counts = all(rule.lowest_counts for rule in spec.row_rules)
-        return low_counts or (meaning.fills <= {-math.inf} and not meaning.biases)
-    if not meaning.predicates and bench.bounds.lowest(spec.mask) > FORBIDS:
-        return True
-    return meaning.rows_alive and all(is_constant(item.value) for bias in meaning.biases for item in elements_of(bias))
+def _shown(way: Way, bias: Laid | None) -> str:
+    """The form in which the mask is handed over."""
+    words = ["is_causal"] if way.causal else []
+    if bias is not None:
+        letters = (letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True))
+        words.append(f"attn_mask {' '.join(letters)}")
+    return " + ".join(words) or "none"

@@ -16,9 +16,10 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.arrange import arrange
 from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import Meaning, kept_where
+from onnx_attnfuse.masks.walk import elements_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4, Mask, RowRule, ScaleValue, Select
 from onnx_attnfuse.targets.bias import ABSORBING
@@ -50,15 +51,22 @@ class Refill:
     number: float = 0.0
 
 
-def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench: Workbench) -> Rows:
+def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench: Workbench, *, zeroes: bool = False) -> Rows:
     """Decides what rows without a legal key need, and emits the tests for it.
+
+    Args:
+        spec: The attention.
+        meaning: Its mask, understood.
+        compact: The bias that is to be handed over, if one is.
+        bench: What to build with.
+        zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.
 
     Raises:
         Refused: The source gives such rows something that cannot be expressed.
     """
     builder, bounds = bench.builder, bench.bounds
     rows = Rows(compact)
-    if meaning.rows_alive and all(rule.condition is None for rule in spec.row_rules):
+    if _see_a_key(meaning, bench) and all(rule.condition is None for rule in spec.row_rules):
         return rows
     lowest = bounds.lowest(spec.mask)
     _check_fills(spec.mask, bounds)
@@ -70,11 +78,19 @@ def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench
         return rows
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
+    if zeroes:
+        return _unless_zero(rows, compact, spec, meaning, bench)
     if lowest <= (_LOWEST if lowest_counts else -math.inf) and (guards or bench.device.ep == "cuda"):
         rows = _refill_dead_rows(rows, compact, lowest_counts, 0.0 if guards else math.nan, builder)
     if spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16 and lowest <= FORBIDS:
-        rows = _level_dead_rows(rows, compact, builder)
+        rows = _level_dead_rows(rows, compact, FORBIDS, builder)
     return rows
+
+
+def _see_a_key(meaning: Meaning, bench: Workbench) -> bool:
+    """Whether every row certainly sees a key: the predicates leave one, and nothing that is added can forbid it."""
+    added = [item.value for bias in meaning.biases for item in elements_of(bias)]
+    return meaning.rows_alive and all(bench.bounds.of(value)[0] > FORBIDS for value in added)
 
 
 def _refilled(rows: Rows, refill: Refill) -> Rows:
@@ -102,15 +118,32 @@ def _refill_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, number: fl
     return _refilled(dataclasses.replace(rows, bias=_finite(rows.bias or compact, dead, builder)), Refill(test, True, number))
 
 
+def _unless_zero(rows: Rows, compact: Laid, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Rows:
+    """Rows to which the operator gives 0: NaN, or the plain mean, where the source gives that."""
+    builder, lowest = bench.builder, bench.bounds.lowest(spec.mask)
+    assert spec.dtype is not None
+    guards = [rule for rule in spec.row_rules if rule.condition is None]
+    if any(rule.lowest_counts for rule in guards):
+        return rows
+    if lowest == -math.inf and not guards:
+        rows = _refill_dead_rows(rows, compact, False, math.nan, builder)
+    infinite = meaning.fills <= {-math.inf} and not meaning.biases
+    rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16
+    highest = FORBIDS if rounded else -largest(spec.dtype)
+    if lowest <= highest and not infinite:
+        rows = _level_dead_rows(rows, compact, highest, builder)
+    return rows
+
+
 def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
     dtype = builder.facts.dtype(compact.value)
     zero = builder.scalar(0.0, dtype)
     return Laid(builder.elementwise("Where", [dead, zero, compact.value], dtype), compact.axes)
 
 
-def _level_dead_rows(rows: Rows, compact: Laid, builder: Builder) -> Rows:
-    """Rows of large finite numbers only: all scores of such a row become 0."""
-    alive = _has_key(compact, "Greater", FORBIDS, builder)
+def _level_dead_rows(rows: Rows, compact: Laid, highest: float, builder: Builder) -> Rows:
+    """Rows of finite numbers up to `highest` only: all scores of such a row become 0."""
+    alive = _has_key(compact, "Greater", highest, builder)
     finite = _has_key(compact, "GreaterOrEqual", _LOWEST, builder)
     dead = builder.elementwise("And", [finite, builder.elementwise("Not", [alive], ir.DataType.BOOL)], ir.DataType.BOOL)
     bias = _finite(rows.bias or compact, dead, builder)

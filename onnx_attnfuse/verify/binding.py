@@ -80,12 +80,19 @@ class Equalities:
             for left, right in compound
         ]
 
-    def assignments(self, shapes: Sequence[Dims], profiles: Iterable[Profile] = PROFILES) -> Iterator[Values]:
-        """Numbers for all symbols of `shapes`, one assignment per profile."""
+    def assignments(
+        self, shapes: Sequence[Dims], profiles: Iterable[Profile] = PROFILES, empty: Iterable[str] = ()
+    ) -> Iterator[Values]:
+        """Numbers for all symbols of `shapes`, one assignment per profile; 0 for those of `empty` in the second."""
         names = self._closure(shapes)
+        nothing = dict.fromkeys(map(self._root, empty), 0)
         batches = {self._root(name) for shape in shapes if len(shape) > 1 and (name := _lone(shape[0])) is not None}
         batches |= {name for name in names if "batch" in name}
-        for profile in profiles:
+        for index, profile in enumerate(profiles):
+            if index == 1 and nothing:
+                pins, self._pins = self._pins, self._pins | nothing
+                yield self._solved(names, batches, profile, shapes)
+                self._pins = pins
             yield self._solved(names, batches, profile, shapes)
 
     def _closure(self, shapes: Sequence[Dims]) -> list[str]:

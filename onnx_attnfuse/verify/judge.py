@@ -1,7 +1,7 @@
 """Judging a rewrite: the nodes of before and after, cut out together and run on the same hostile inputs.
 
     judge = Judge()
-    verdict = judge.judge(old, new, stops, facts, model.opset_imports)
+    verdict = judge.judge([(old, new)], stops, facts, model.opset_imports)
 
 Both results come from one session of ONNX Runtime with its optimisations off. Equal pieces, as the layers of a model are, are
 judged once. Float16 is judged twice: as it is, loosely, and again in float32, where small differences show.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -38,15 +38,16 @@ class _Graph:
         self._equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
         self._tracer = Tracer(facts, opsets)
 
-    def choices(self, piece: Piece) -> Iterator[Choice]:
-        """Sizes for the inputs of a piece, best first."""
+    def choices(self, piece: Piece, empty: frozenset[str]) -> Iterator[Choice]:
+        """Sizes for the inputs of a piece, best first; those of `empty` may be 0."""
         dims = [item.dims for item in piece.inputs]
         names = frozenset(name for shape in dims for dim in shape for name in sizes.symbols(dim))
         seen: set[tuple[tuple[int, ...], ...]] = set()
-        for values in self._equalities.assignments(dims):
+        for values in self._equalities.assignments(dims, empty=sorted(empty & names)):
             self._tracer.settle(values, dims)
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
-            if shapes in seen or any(length < 1 for shape in shapes for length in shape):
+            least = 0 if any(values[name] == 0 for name in empty & names) else 1
+            if shapes in seen or any(length < least for shape in shapes for length in shape):
                 continue
             seen.add(shapes)
             yield Choice(shapes, largest(piece, self._facts, values), values, names)
@@ -68,24 +69,24 @@ class Judge:
 
     def judge(
         self,
-        old: ir.Value,
-        new: ir.Value,
+        pairs: Sequence[tuple[ir.Value, ir.Value]],
         stops: Iterable[ir.Value],
         facts: Facts,
         opsets: Mapping[str, int],
         functions: Functions | None = None,
         given: ir.Value | None = None,
+        empty: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """Whether `new` is what `old` is, whatever the stops and all other inputs of their piece are.
+        """Whether new results are what old ones are, whatever the stops and all other inputs of their piece are.
 
         Args:
-            old: A result of the source.
-            new: What is to take its place; computed by nodes of the same graph.
-            stops: The values both are computed from; nothing above them is run.
+            pairs: Results of the source, each with what is to take its place, computed by nodes of the same graph.
+            stops: The values all are computed from; nothing above them is run.
             facts: Shapes and types of the graph.
             opsets: Opset imports of the graph.
             functions: The model's own functions.
             given: One truth value of the graph; where it does not hold, nothing is claimed.
+            empty: Symbols that may be 0.
 
         Returns:
             The verdict, with evidence if they differ.
@@ -93,20 +94,29 @@ class Judge:
         if not available():
             return undecided("onnxruntime is not installed")
         try:
-            results = (old, new) if given is None else (old, new, given)
-            return self._judged(cut(results, stops, facts), facts, opsets, functions or {})
+            results = [value for side in zip(*pairs, strict=True) for value in side]
+            piece = cut([*results, *([] if given is None else [given])], stops, facts)
+            return self._judged(piece, len(pairs), facts, opsets, functions or {}, empty)
         except Refused as refused:
             return undecided(str(refused.reason))
 
-    def _judged(self, piece: Piece, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> Verdict:
+    def _judged(
+        self,
+        piece: Piece,
+        pairs: int,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        empty: frozenset[str],
+    ) -> Verdict:
         graph = self._graphs.get(facts)
         if graph is None:
             graph = self._graphs[facts] = _Graph(facts, opsets)
-        choices = graph.choices(piece)
+        choices = graph.choices(piece, empty)
         first = list(itertools.islice(choices, FIRST_CHOICES))
-        key = self._keys.key(piece, [choice.shapes for choice in first], opsets)
+        key = pairs, *self._keys.key(piece, [choice.shapes for choice in first], opsets)
         if key not in self._verdicts:
-            examiner = _Examiner(piece, facts, {**opsets, "com.microsoft": 1}, functions, rounded=self._rounds)
+            examiner = _Examiner(piece, pairs, facts, {**opsets, "com.microsoft": 1}, functions, rounded=self._rounds)
             self._verdicts[key] = examiner.verdict(itertools.chain(first, choices))
         return self._verdicts[key]
 
@@ -114,14 +124,16 @@ class Judge:
 class _Examiner:
     """Judges one piece in every precision it takes."""
 
-    def __init__(self, piece: Piece, facts: Facts, opsets: Mapping[str, int], functions: Functions, *, rounded: bool) -> None:
+    def __init__(
+        self, piece: Piece, pairs: int, facts: Facts, opsets: Mapping[str, int], functions: Functions, *, rounded: bool
+    ) -> None:
         self._rounded = rounded
         self._without_rows: tuple[Pattern, ...] = ("empty", "left", "holes", "index") if rounded else ("empty", "left")
         """Patterns with rows that float32 and float16 may differ in, as they have no key."""
         self._dtypes = {facts.dtype(value) for node in piece.nodes for value in node.outputs} | {
             item.dtype for item in piece.inputs
         }
-        self._trial = functools.partial(Trial, piece, facts, opsets, functions)
+        self._trial = functools.partial(Trial, piece, pairs, facts, opsets, functions)
 
     def verdict(self, choices: Iterable[Choice]) -> Verdict:
         """The verdict; of `choices` no more are made than needed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
@@ -51,15 +51,18 @@ class _NotGiven(Exception):
 class _NewFailed(Exception):
     """The new nodes cannot be run where the old ones can; carries what the old ones gave, if they ran."""
 
-    def __init__(self, message: str, old: Array | None = None) -> None:
+    def __init__(self, message: str, old: Sequence[Array] = ()) -> None:
         super().__init__(message)
         self.old = old
 
 
-class _Pair:
-    """Runs both results, in one session where that is possible."""
+class _Sides:
+    """Runs the old and the new results, in one session where that is possible."""
 
-    def __init__(self, piece: Piece, opsets: Mapping[str, int], functions: Functions, *, widened: bool, rounded: bool) -> None:
+    def __init__(
+        self, piece: Piece, pairs: int, opsets: Mapping[str, int], functions: Functions, *, widened: bool, rounded: bool
+    ) -> None:
+        self._pairs = pairs
         self._rounded = rounded
         self._make = functools.partial(Standalone, opsets=opsets, functions=functions, widened=widened)
         self._piece = piece
@@ -76,17 +79,17 @@ class _Pair:
             self._refusal = str(refusal)
 
     @property
-    def old(self) -> str:
-        """The first result's name in the model."""
-        return self.model.results[0]
+    def old(self) -> list[str]:
+        """The names of the old results in the model."""
+        return self.model.results[: self._pairs]
 
     @property
-    def new(self) -> str:
-        """The second's."""
-        return self.model.results[1]
+    def new(self) -> list[str]:
+        """Those of the new ones."""
+        return self.model.results[self._pairs : 2 * self._pairs]
 
-    def run(self, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
-        """Both results.
+    def run(self, inputs: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
+        """The old and the new results.
 
         Raises:
             RuntimeRefusal: The original cannot be run on these inputs.
@@ -95,33 +98,40 @@ class _Pair:
         """
         if self._both is not None:
             try:
-                old, *new = self._both.run(self.model.results, inputs)
+                results = self._both.run(self.model.results, inputs)
             except RuntimeRefusal as refusal:
                 self._refusal = str(refusal)
             else:
-                return old, self._claimed(new)
+                return results[: self._pairs], self._claimed(results[self._pairs :])
         old = self._old_alone(inputs)
         try:
             return old, self._claimed(self._alone(self._new_model, self._new_session, inputs))
         except RuntimeRefusal as refusal:
+            if not self._is_given(inputs):
+                raise _NotGiven from refusal
             raise _NewFailed(str(refusal), old) from refusal
 
-    @staticmethod
-    def _claimed(results: list[Array]) -> Array:
-        """The new result, if what is given holds."""
-        if not all(bool(given) for given in results[1:]):
+    def _claimed(self, results: list[Array]) -> list[Array]:
+        """The new results, if what is given holds."""
+        if not all(bool(given) for given in results[self._pairs :]):
             raise _NotGiven
-        return results[0]
+        return results[: self._pairs]
 
-    def _old_alone(self, inputs: Mapping[str, Array]) -> Array:
+    def _is_given(self, inputs: Mapping[str, Array]) -> bool:
+        """Whether something is claimed of these inputs; asked where the new nodes do not run."""
+        if len(self._piece.results) == 2 * self._pairs:
+            return True
+        return all(bool(given) for given in self._alone(self._given_model, self._given_session, inputs))
+
+    def _old_alone(self, inputs: Mapping[str, Array]) -> list[Array]:
         if self._rounded:
-            return self._alone(self._old_model, self._reference, inputs)[0]
+            return self._alone(self._old_model, self._reference, inputs)
         try:
-            return self._alone(self._old_model, self._old_session, inputs)[0]
+            return self._alone(self._old_model, self._old_session, inputs)
         except RuntimeRefusal:
             if not self._reads_attention:
                 raise
-        old = self._alone(self._old_model, self._reference, inputs)[0]
+        old = self._alone(self._old_model, self._reference, inputs)
         self.by_reference = True
         return old
 
@@ -149,7 +159,7 @@ class _Pair:
 
     @functools.cached_property
     def _old_piece(self) -> Piece:
-        return self._piece.only(self._piece.results[0])
+        return self._piece.only(*self._piece.results[: self._pairs])
 
     @functools.cached_property
     def _old_model(self) -> Standalone:
@@ -157,7 +167,15 @@ class _Pair:
 
     @functools.cached_property
     def _new_model(self) -> Standalone:
-        return self._make(self._piece.only(*self._piece.results[1:]))
+        return self._make(self._piece.only(*self._piece.results[self._pairs :]))
+
+    @functools.cached_property
+    def _given_model(self) -> Standalone:
+        return self._make(self._piece.only(*self._piece.results[2 * self._pairs :]))
+
+    @functools.cached_property
+    def _given_session(self) -> Session:
+        return Session(self._given_model.proto.SerializeToString())
 
     @functools.cached_property
     def _old_session(self) -> Session:
@@ -178,6 +196,7 @@ class Trial:
     def __init__(
         self,
         piece: Piece,
+        pairs: int,
         facts: Facts,
         opsets: Mapping[str, int],
         functions: Functions,
@@ -189,7 +208,8 @@ class Trial:
         """Sets the trial up.
 
         Args:
-            piece: Both results.
+            piece: The old results, the new ones, then what is given.
+            pairs: How many old results there are.
             facts: Shapes and types of its graph.
             opsets: Opset imports of its graph.
             functions: The model's own functions.
@@ -198,7 +218,7 @@ class Trial:
             rounded: Let the reference implementation compute the original, which rounds every float16 result as a GPU does.
         """
         self._facts = facts
-        self._pair = _Pair(piece, opsets, functions, widened=widened, rounded=rounded)
+        self._sides = _Sides(piece, pairs, opsets, functions, widened=widened, rounded=rounded)
         self._tolerance = tolerance
         self._cases = 0
         self._max_abs_error = 0.0
@@ -217,7 +237,7 @@ class Trial:
             choices: Sizes, best first.
             without: Patterns of padding to leave out.
         """
-        groups = case_groups(self._pair.model.slots)
+        groups = case_groups(self._sides.model.slots)
         for index, choice in enumerate(choices):
             enough = len(self.fitting) > self._void
             if len(self.fitting) == len(groups) or (enough and index >= FIRST_CHOICES):
@@ -239,7 +259,7 @@ class Trial:
             found = self._differing(choice, case) if self._runs(case, without=without) else None
             if found is None:
                 continue
-            unfit = self._pair.unfit(found, choice, self._facts)
+            unfit = self._sides.unfit(found, choice, self._facts)
             if unfit is None:
                 return found
             self._refusal, self._cases = unfit, before
@@ -256,9 +276,9 @@ class Trial:
 
     def _differing(self, choice: Choice, case: Case) -> Verdict | None:
         """Runs one case; the verdict if the results differ."""
-        inputs = feeds(self._pair.model.slots, choice.shapes, case)
+        inputs = feeds(self._sides.model.slots, choice.shapes, case)
         try:
-            old, new = self._pair.run(inputs)
+            old, new = self._sides.run(inputs)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)
             return None
@@ -266,30 +286,37 @@ class Trial:
             self._refusal = "what is assumed of them holds for none"
             return None
         except _NewFailed as failed:
-            return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old, None)
+            return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old)
         self._work += choice.largest
-        result = compare(old, new, self._tolerance)
-        if result.equal:
-            self._note(result)
-            return None
-        return self._failed(result.detail, choice, case, inputs, old, new)
+        results = [compare(left, right, self._tolerance) for left, right in zip(old, new, strict=True)]
+        different = next((result for result in results if not result.equal), None)
+        if different is not None:
+            return self._failed(different.detail, choice, case, inputs, old, new)
+        self._note(results)
+        return None
 
-    def _note(self, result: Comparison) -> None:
+    def _note(self, results: Sequence[Comparison]) -> None:
         self._cases += 1
-        self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
-        self._relative = max(self._relative, result.relative)
-        self._telling |= result.telling
+        self._max_abs_error = max(self._max_abs_error, *(result.max_abs_error for result in results))
+        self._relative = max(self._relative, *(result.relative for result in results))
+        self._telling |= results[0].telling
 
     def _failed(
-        self, what: str, choice: Choice, case: Case, inputs: Mapping[str, Array], old: Array | None, new: Array | None
+        self,
+        what: str,
+        choice: Choice,
+        case: Case,
+        inputs: Mapping[str, Array],
+        old: Sequence[Array],
+        new: Sequence[Array] = (),
     ) -> Verdict:
-        model = self._pair.model
+        model = self._sides.model
         shapes = describe(dict(zip((slot.name for slot in model.slots), choice.shapes, strict=True)))
         evidence = Evidence(
             model.proto,
             dict(inputs),
-            {} if old is None else {self._pair.old: old},
-            {} if new is None else {self._pair.new: new},
+            dict(zip(self._sides.old, old, strict=False)),
+            dict(zip(self._sides.new, new, strict=False)),
         )
         detail = f"{what}; case: {case}; sizes: {shapes}"
         return Verdict(False, self._max_abs_error, self._cases + 1, detail, None, evidence)
@@ -302,6 +329,6 @@ class Trial:
         if not self._telling:
             return undecided("every result of the original is NaN")
         detail = f"equal in {self._cases} cases, error {self._relative:.1e} of the magnitude"
-        if self._pair.by_reference:
+        if self._sides.by_reference:
             detail += "; the original by ONNX's reference, as ONNX Runtime refuses it"
         return Verdict(True, self._max_abs_error, self._cases, detail)

@@ -1,0 +1,66 @@
+"""Keys and values that are appended to those of earlier positions: `present = concat(past, new)` along the keys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onnx_attnfuse.axes.factors import Axis, Factor, leaves
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.match import operands
+from onnx_attnfuse.spec import Cache, Source
+
+
+def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axis, facts: Facts) -> Cache | None:
+    """How keys and values are put together, if both are, of as many earlier and as many new positions."""
+    keys, values = (_appended(operand[-1], key_axis, facts) for operand in (key, value))
+    if keys is None or values is None:
+        return None
+    past_key, new_key, axis = keys
+    past_value, new_value, value_axis = values
+    lengths = [_length(laid, place, facts) for laid, place in ((past_key, axis), (past_value, value_axis))]
+    news = [_length(laid, place, facts) for laid, place in ((new_key, axis), (new_value, value_axis))]
+    if lengths[0] is None or lengths[0] != lengths[1] or news[0] is None or news[0] != news[1]:
+        return None
+    past_axis, new_axis = (Factor(lengths[0]),), () if news[0] == 1 else (Factor(news[0]),)
+    return Cache(
+        past=(_along(past_key, axis, past_axis), _along(past_value, value_axis, past_axis)),
+        new=(
+            _sources(_along(new_key, axis, new_axis), key[-1].factor, facts),
+            _sources(_along(new_value, value_axis, new_axis), value[-1].factor, facts),
+        ),
+        present=(key[-1].laid, value[-1].laid),
+        past_axis=past_axis,
+        new_axis=new_axis,
+    )
+
+
+def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[Laid, Laid, int] | None:
+    """The two parts of a Concat along the keys, laid out as it is, and its axis."""
+    node, axes = source.laid.value.producer(), source.laid.axes
+    if node is None or node.op_type != "Concat" or node.domain not in {"", "ai.onnx"} or len(node.inputs) != 2:
+        return None
+    past, new = node.inputs
+    axis: int = attribute(node, "axis", 0) % len(axes)
+    if past is None or new is None or leaves(axes[axis]) != leaves(key_axis):
+        return None
+    if facts.dtype(past) != facts.dtype(new):
+        return None
+    return Laid(past, axes), Laid(new, axes), axis
+
+
+def _sources(laid: Laid, factor: float, facts: Facts) -> tuple[Source, ...]:
+    """What the new ones are views of; all are multiplied after they are put together, so that the cache has them as they are."""
+    return tuple(dataclasses.replace(source, factor=factor) for source in operands.sources(laid, facts, plain=True))
+
+
+def _length(laid: Laid, axis: int, facts: Facts) -> Dim | None:
+    dims = facts.dims(laid.value)
+    return None if dims is None or len(dims) != len(laid.axes) else dims[axis]
+
+
+def _along(laid: Laid, place: int, axis: Axis) -> Laid:
+    """The same with other positions along one axis."""
+    return Laid(laid.value, (*laid.axes[:place], axis, *laid.axes[place + 1 :]))
