@@ -330,7 +330,7 @@ _FEW, _FEW_TIMES = 256 * 256, 0.8
 
 def _time(problem: Problem, kernel: str, device: Device) -> float:
     """How long a kernel takes."""
-    if problem.cached:
+    if problem.cached or (problem.grouped and problem.rows != problem.columns):
         return _cached_time(problem, device)
     if device.ep == "cpu":
         few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW

@@ -97,10 +97,9 @@ class Run:
             plans, refusals = make_plans(spec, meaning, self.policy, bench)
             for plan in plans:
                 if _is_in_place(found, plan):
-                    kept = _kept(found, self.policy.target)
-                    return dataclasses.replace(
-                        found, kernel=kernel_of(plan, self.policy.device), reasons=tuple(reasons or refusals or [kept])
-                    )
+                    kept = refusals if len(plans) == 1 and refusals else [_kept(found, self.policy.target)]
+                    kernel = kernel_of(plan, self.policy.device)
+                    return dataclasses.replace(found, kernel=kernel, reasons=tuple(reasons or kept))
                 try:
                     check_shape_users(spec, builder, cached=any(item.way.cached for item in (plan.main, *plan.faster)))
                     built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()

@@ -14,17 +14,16 @@ from onnx_attnfuse.spec import Cache, Source
 
 
 def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axis, facts: Facts) -> Cache | None:
-    """How keys and values are put together, if both are, of as many earlier and as many new positions."""
+    """How keys and values are put together, if both are, of as many new positions, and then of as many earlier ones."""
     keys, values = (_appended(operand[-1], key_axis, facts) for operand in (key, value))
     if keys is None or values is None:
         return None
     past_key, new_key, axis = keys
     past_value, new_value, value_axis = values
-    lengths = [_length(laid, place, facts) for laid, place in ((past_key, axis), (past_value, value_axis))]
-    news = [_length(laid, place, facts) for laid, place in ((new_key, axis), (new_value, value_axis))]
-    if lengths[0] is None or lengths[0] != lengths[1] or news[0] is None or news[0] != news[1]:
+    earlier, new, same = (_length(*part, facts) for part in ((past_key, axis), (new_key, axis), (new_value, value_axis)))
+    if earlier is None or new is None or new != same:
         return None
-    past_axis, new_axis = (Factor(lengths[0]),), () if news[0] == 1 else (Factor(news[0]),)
+    past_axis, new_axis = (Factor(earlier),), () if new == 1 else (Factor(new),)
     return Cache(
         past=(_along(past_key, axis, past_axis), _along(past_value, value_axis, past_axis)),
         new=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from onnx_attnfuse.axes.views import Laid, downward, upward
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
@@ -26,11 +28,26 @@ def sources(operand: Laid, facts: Facts, *, plain: bool = False) -> tuple[Source
         if view is not None:
             found.append(Source(view, last.factor))
             continue
+        widened = _widened(last.laid, facts)
+        if widened is not None:
+            found.append(Source(widened, last.factor))
+            continue
         scaled = None if plain else _scaled(last, facts)
         if scaled is None:
             break
         found.append(scaled)
     return tuple(found)
+
+
+def _widened(laid: Laid, facts: Facts) -> Laid | None:
+    """What float32 numbers were before, which lost nothing on the way."""
+    node = laid.value.producer()
+    if node is None or node.op_type != "Cast" or node.domain not in {"", "ai.onnx"} or node.inputs[0] is None:
+        return None
+    before = facts.dtype(node.inputs[0])
+    if facts.dtype(laid.value) != ir.DataType.FLOAT or before not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
+        return None
+    return Laid(node.inputs[0], laid.axes)
 
 
 def _scaled(source: Source, facts: Facts) -> Source | None:
