@@ -79,7 +79,7 @@ class Session:
 
 
 class Reference:
-    """A model in ONNX's reference implementation."""
+    """A model in ONNX's reference implementation, with the operators of ONNX Runtime in NumPy."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Loads a model.
@@ -89,8 +89,10 @@ class Reference:
         """
         from onnx.reference import ReferenceEvaluator
 
+        from onnx_attnfuse.verify.references import OPERATORS
+
         try:
-            self._evaluator: Any = ReferenceEvaluator(model)
+            self._evaluator: Any = ReferenceEvaluator(_all_named(model), new_ops=list(OPERATORS))
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
 
@@ -105,6 +107,16 @@ class Reference:
                 return cast("list[Array]", self._evaluator.run(None if outputs is None else list(outputs), dict(feeds)))
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
+
+
+def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a name for every output: the evaluator keeps one without as '', which is what absent inputs are called."""
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for part in (named.graph, *named.functions):
+        for count, node in enumerate(part.node):
+            node.output[:] = [name or f"unnamed {count} {place}" for place, name in enumerate(node.output)]
+    return named
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:
