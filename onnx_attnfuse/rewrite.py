@@ -74,7 +74,7 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
         emitted.node.doc_string = producer.doc_string
     presents = [old for old, _ in emitted.presents]
     for old, new in emitted.results:
-        _connect(old, new, builder, viewers(old) if old in presents else [node for node, _ in old.uses()])
+        connect(old, new, builder, viewers(old) if old in presents else [node for node, _ in old.uses()])
     inner = [*inner_values(spec), *presents]
     sweep([emitted.replaced, *inner])
     for value in inner:
@@ -82,7 +82,7 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
     sweep(inner)
 
 
-def _connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:
+def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:
     """Gives `users` and whoever runs the graph the new value, by the old one's name; what was just built keeps the old one."""
     name = old.name
     old.name = builder.name(f"{name}_unfused")
