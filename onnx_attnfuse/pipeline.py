@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -32,7 +33,8 @@ from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import qualified
 from onnx_attnfuse.targets.emitted import Workbench
-from onnx_attnfuse.unblock import unblock
+from onnx_attnfuse.unblock import AFTER, BEFORE, unblock
+from onnx_attnfuse.unblock.rule import Rule
 
 _CONTRIB = "com.microsoft"
 
@@ -49,6 +51,7 @@ class Run:
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.sites: list[SiteReport] = []
         self.replaced: set[ir.Value] = set()
+        self.unblocked: Counter[str] = Counter()
         self.unsorted = False
         """Whether earlier nodes may read what later ones give."""
 
@@ -57,8 +60,8 @@ class Run:
         load_packs()
         start = time.perf_counter()
         before = count_ops(self.model)
-        work = [(scope, find_candidates(scope, self.options.keep_outputs)) for scope in scopes(self.model)]
-        widened, unblocked = 0, Counter[str]()
+        work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
+        widened = 0
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
@@ -74,17 +77,28 @@ class Run:
             guards.spare()
             widened += widen_caches(builder)
             if candidates:
-                unblocked += unblock(scope, self.model, builder, self.court)
-        if any(site.status == "fused" for site in self.sites):
-            self._import_contrib()
+                self._unblock(AFTER, scope)
+        self._import_contrib()
         if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
             self.opset.restore()
         seconds = time.perf_counter() - start
         notes = [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
         if self.opset.raised_from is not None:
             notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
-        notes += [f"{count} {what}" for what, count in unblocked.items()]
+        notes += [f"{count} {what}" for what, count in self.unblocked.items()]
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(notes), self.court.differing)
+
+    def _candidates(self, scope: Scope) -> list[Candidate]:
+        """The candidates of a graph, after what is to be done before they are read."""
+        found = find_candidates(scope, self.options.keep_outputs)
+        return find_candidates(scope, self.options.keep_outputs) if found and self._unblock(BEFORE, scope) else found
+
+    def _unblock(self, rules: Sequence[Rule], scope: Scope) -> bool:
+        """Applies rewrites around the attention; whether there was anything to do."""
+        builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
+        done = unblock(rules, scope, self.model, builder, self.court, self.policy.device.ep)
+        self.unblocked += done
+        return bool(done)
 
     def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):

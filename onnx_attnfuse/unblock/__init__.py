@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -12,18 +13,29 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewrite import connect, tidy
+from onnx_attnfuse.unblock.gelu import as_gelu
+from onnx_attnfuse.unblock.gemm import as_product
 from onnx_attnfuse.unblock.quotients import as_quotient
 from onnx_attnfuse.unblock.rule import Rule
+from onnx_attnfuse.unblock.skip_norm import as_skip_norm
 
-RULES: tuple[Rule, ...] = (
+BEFORE: tuple[Rule, ...] = (
+    Rule("Gemm split into product and bias, which then goes into what follows", as_product, frozenset(["cuda"])),
+)
+"""What is done before attention is looked for."""
+AFTER: tuple[Rule, ...] = (
     Rule("products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from", as_quotient),
+    Rule("sums and normalizations as one operator, where the sum goes on as the next residual", as_skip_norm),
+    Rule("Gelu of half precision as one operator", as_gelu, frozenset(["cuda"])),
 )
 
 
-def unblock(scope: Scope, model: ir.Model, builder: Builder, court: Court) -> Counter[str]:
-    """Applies every rule in one graph, judging each change; returns how often each was applied."""
+def unblock(rules: Iterable[Rule], scope: Scope, model: ir.Model, builder: Builder, court: Court, ep: str) -> Counter[str]:
+    """Applies rules in one graph, judging each change; returns how often each was applied."""
     done: Counter[str] = Counter()
-    for rule in RULES:
+    for rule in rules:
+        if ep not in rule.providers:
+            continue
         for node in list(scope.graph):
             if node.graph is not scope.graph:
                 continue
@@ -32,11 +44,12 @@ def unblock(scope: Scope, model: ir.Model, builder: Builder, court: Court) -> Co
             if change is None:
                 continue
             try:
-                court.pairs([(change.old, change.new)], change.stops, node.name or node.op_type, scope, model)
+                court.pairs(change.results, change.stops, node.name or node.op_type, scope, model)
             except Refused:
                 tidy(builder)
                 continue
-            connect(change.old, change.new, builder, [user for user, _ in change.old.uses()])
-            sweep([change.old])
+            for old, new in change.results:
+                connect(old, new, builder, [user for user, _ in old.uses()])
+            sweep([old for old, _ in change.results])
             done[rule.does] += 1
     return done

@@ -34,5 +34,5 @@ def as_quotient(node: ir.Node, builder: Builder) -> Change | None:
             dtype=builder.facts.dtype(result),
             hint=f"{node.name}/quotient",
         )
-        return Change(result, quotient, (other, *(value for value in origin.inputs if value is not None)))
+        return Change(((result, quotient),), (other, *(value for value in origin.inputs if value is not None)))
     return None

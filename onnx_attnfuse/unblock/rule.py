@@ -12,12 +12,11 @@ from onnx_attnfuse.graph.build import Builder
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value to replace, and what it is computed from."""
+    """New values in the place of old ones, and what both are computed from."""
 
-    old: ir.Value
-    new: ir.Value
+    results: tuple[tuple[ir.Value, ir.Value], ...]
+    """Old and new."""
     stops: tuple[ir.Value, ...]
-    """The values that both are computed from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,3 +27,5 @@ class Rule:
     """What it does, for the report, after a number."""
     change: Callable[[ir.Node, Builder], Change | None]
     """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
+    providers: frozenset[str] = frozenset(["cpu", "cuda"])
+    """The execution providers on which it pays."""

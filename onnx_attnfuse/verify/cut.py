@@ -210,15 +210,16 @@ def is_fresh(name: str, facts: Facts) -> bool:
 
 
 def _below(stops: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
-    """The nodes that data of a stop flows into, nearest first, up to a bound; not through the results."""
+    """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only to what gives another."""
     found: set[ir.Node] = set()
     pending = deque(stops)
     while pending and len(found) < _FURTHEST:
-        for node, _ in pending.popleft().uses():
-            if node in found or node.op_type in _SHAPE_ONLY:
+        value = pending.popleft()
+        for node, _ in value.uses():
+            if node in found or node.op_type in _SHAPE_ONLY or (value in results and not set(results) & set(node.outputs)):
                 continue
             found.add(node)
-            pending.extend(value for value in node.outputs if value not in results)
+            pending.extend(node.outputs)
     return found
 
 
