@@ -13,8 +13,8 @@ from onnx_attnfuse.graph.facts import Facts
 _CACHES = (1, 2)
 
 
-def widen_caches(builder: Builder) -> int:
-    """Repeats the caches of RotaryEmbedding for every entry of the batch; returns how many nodes there were."""
+def widen_caches(builder: Builder) -> list[ir.Node]:
+    """Repeats the caches of RotaryEmbedding for every entry of the batch; returns the nodes."""
     found = [node for node in builder.graph if _has_narrow_caches(node, builder.facts)]
     for node in found:
         builder.at(node)
@@ -26,7 +26,7 @@ def widen_caches(builder: Builder) -> int:
             assert dims is not None
             wide = builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
             node.replace_input_with(place, wide)
-    return len(found)
+    return found
 
 
 def _has_narrow_caches(node: ir.Node, facts: Facts) -> bool:

@@ -33,6 +33,8 @@ from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import qualified
 from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.targets.layout import replaces_rotation
+from onnx_attnfuse.turning import Turning
 from onnx_attnfuse.unblock import AFTER, BEFORE, unblock
 from onnx_attnfuse.unblock.rule import Rule
 
@@ -60,8 +62,12 @@ class Run:
         load_packs()
         start = time.perf_counter()
         before = count_ops(self.model)
-        work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
-        widened = 0
+        work: list[tuple[Scope, list[Candidate]]] = []
+        widened: list[ir.Node] = []
+        turned = 0
+        for scope in scopes(self.model):
+            widened += widen_caches(Builder(scope.graph, scope.facts, scope.opset, self.names))
+            work.append((scope, self._candidates(scope)))
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
@@ -71,18 +77,21 @@ class Run:
                 self.options.progress("fusing", done, total)
                 self.sites.append(_as_asked(self._site(candidate, scope, bench, guards), self.policy.target))
                 done += 1
+            turned += self._turn(candidates, scope, builder)
             if self.unsorted:
                 scope.graph.sort()
                 self.unsorted = False
             guards.spare()
-            widened += widen_caches(builder)
             if candidates:
                 self._unblock(AFTER, scope)
         self._import_contrib()
         if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
             self.opset.restore()
         seconds = time.perf_counter() - start
-        notes = [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
+        left = sum(node.graph is not None for node in widened)
+        notes = [f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if left else []
+        if turned:
+            notes.append(f"{turned} rotary embeddings became RotaryEmbedding where they stand, outside of the attentions")
         if self.opset.raised_from is not None:
             notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
         notes += [f"{count} {what}" for what, count in self.unblocked.items()]
@@ -100,6 +109,13 @@ class Run:
         self.unblocked += done
         return bool(done)
 
+    def _turn(self, candidates: Sequence[Candidate], scope: Scope, builder: Builder) -> int:
+        """Rotates by the operator what is still rotated by operators that spell it out; returns how many there were."""
+        turning = Turning(scope, self.model, builder, self.court)
+        turned = sum(turning.turn(candidate.spec) for candidate in candidates if candidate.spec is not None)
+        self.unsorted |= turned > 0
+        return turned
+
     def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
         if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
@@ -115,7 +131,7 @@ class Run:
             reasons: list[Reason] = []
             plans, refusals = make_plans(spec, meaning, self.policy, bench)
             for plan in plans:
-                if _is_in_place(found, plan):
+                if _is_in_place(found, plan, spec):
                     kept = refusals if len(plans) == 1 and refusals else [_kept(found, self.policy.target)]
                     kernel = kernel_of(plan, self.policy.device)
                     return dataclasses.replace(found, kernel=kernel, reasons=tuple(reasons or kept))
@@ -162,10 +178,10 @@ class Run:
                 function.opset_imports.setdefault(_CONTRIB, 1)
 
 
-def _is_in_place(found: SiteReport, plan: Plan) -> bool:
-    """Whether the operator that the plan would build stands there already."""
+def _is_in_place(found: SiteReport, plan: Plan, spec: AttentionSpec) -> bool:
+    """Whether what the plan would build stands there already."""
     same = (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN)
-    return same and not plan.faster and not plan.main.way.cached
+    return same and not plan.faster and not plan.main.way.cached and not replaces_rotation(spec)
 
 
 def _kept(found: SiteReport, asked: str) -> Reason:

@@ -80,6 +80,22 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
     for value in inner:
         _answer_shapes(value, builder)
     sweep(inner)
+    turning = _turning(spec)
+    for value in turning:
+        if all(_known_elsewhere(asked, set(turning), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):
+            _answer_shapes(value, builder)
+            sweep([value])
+
+
+def _turning(spec: AttentionSpec) -> list[ir.Value]:
+    """Values that are rotated without the operator, nearest first: needless where it does that, unless others look at them."""
+    found: list[ir.Value] = []
+    for operand in (*spec.operands(), *(spec.cache.new if spec.cache is not None else ())):
+        rotary = operand[-1].rotary
+        if rotary is not None and rotary.is_spelled:
+            found += [source.laid.value for source in operand if source.rotary is None]
+            found += [value for node in rotary.nodes for value in node.outputs]
+    return list(dict.fromkeys(found))
 
 
 def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:

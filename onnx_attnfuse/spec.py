@@ -23,11 +23,58 @@ FORBIDS = -1e3
 
 
 @dataclasses.dataclass(frozen=True)
+class Table:
+    """Cosines or sines of a rotary embedding: a column for each pair of channels, a row for each position."""
+
+    laid: Laid
+    """Its axes run over rows and batch of what is rotated; those of a cache that positions point into are its own."""
+    axis: int
+    """The axis of its columns."""
+    start: int = 0
+    """The column of the first pair."""
+    step: int = 1
+    """How far it is from there to the next pair's."""
+    negative: bool = False
+    """The numbers are the negatives of what stands in it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """A rotation of pairs of channels: `(cos · x - sin · y, cos · y + sin · x)` in the place of each pair `(x, y)`."""
+
+    cos: Table
+    sin: Table
+    channels: Axis
+    """The channels of a head."""
+    width: int
+    """How many channels are rotated, from the first on; the others stay."""
+    interleaved: bool
+    """Channels 2i and 2i + 1 are a pair; else i and i + width / 2 are."""
+    positions: Laid | None = None
+    """The rows of the tables to take: one for each row, or the first of them in a single number; None: all in turn."""
+    nodes: tuple[ir.Node, ...] = ()
+    """The nodes that rotate now, without what makes the tables."""
+
+    @property
+    def is_spelled(self) -> bool:
+        """Whether it takes more than an operator of its own."""
+        return len(self.nodes) > 1
+
+    def values(self) -> Iterator[ir.Value]:
+        """Every value of the graph that it names."""
+        yield from (self.cos.laid.value, self.sin.laid.value)
+        if self.positions is not None:
+            yield self.positions.value
+
+
+@dataclasses.dataclass(frozen=True)
 class Source:
-    """A value that an operand is a view of, times a number."""
+    """A value that an operand is a view of, times a number, rotated."""
 
     laid: Laid
     factor: float = 1.0
+    rotary: Rotary | None = None
+    """What turns the value into one that the operand is a view of; scaling and rotating can change places."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +255,7 @@ class AttentionSpec:
         """Every value of the graph that the spec names."""
         for operand in (*self.operands(), *(self.cache.new if self.cache is not None else ())):
             yield from (source.laid.value for source in operand)
+            yield from (value for source in operand if source.rotary is not None for value in source.rotary.values())
         if self.cache is not None:
             yield from (laid.value for laid in self.cache.past)
         if self.sink is not None:

@@ -45,6 +45,11 @@ class Factor:
             raise ValueError("a fixed index splits at a known length only")
         return self._parts
 
+    @property
+    def is_split(self) -> bool:
+        """Whether it is a product of others by now."""
+        return self._parts is not None
+
     def leaves(self) -> Iterable[Factor]:
         """The factor itself, or what it was split into."""
         if self._parts is None:
@@ -56,12 +61,16 @@ class Factor:
 
 def leaves(axis: Iterable[Factor]) -> Axis:
     """The axis in terms of factors that are not split (yet)."""
-    return tuple(leaf for factor in axis for leaf in factor.leaves())
+    factors = tuple(axis)
+    for factor in factors:
+        if factor.is_split:
+            return tuple(leaf for factor in factors for leaf in factor.leaves())
+    return factors
 
 
 def refined(axes: Iterable[Iterable[Factor]]) -> Axes:
     """All axes in terms of factors that are not split (yet)."""
-    return tuple(leaves(axis) for axis in axes)
+    return tuple(map(leaves, axes))
 
 
 def length(axis: Iterable[Factor]) -> Dim:

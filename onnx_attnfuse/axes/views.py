@@ -16,7 +16,7 @@ from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regr
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, split_lengths
+from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, slice_length, split_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,11 @@ def _slice(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     assert node.inputs[0] is not None
     dims = facts.dims(node.inputs[0])
     bounds = None if dims is None else slice_bounds(node, len(dims), facts)
-    if dims is None or bounds is None or len(bounds) != 1:
+    if dims is None or bounds is None:
+        return None
+    if all(step == 1 and slice_length(dims[axis], start, end, step) == dims[axis] for axis, (start, end, step) in bounds.items()):
+        return laid.axes
+    if len(bounds) != 1:
         return None
     ((axis, (start, end, step)),) = bounds.items()
     total = dims[axis]
@@ -139,8 +143,6 @@ def _slice(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     part = range(total)[start:end]
     if not part or total % len(part) or part.start % len(part):
         return None
-    if len(part) == total:
-        return laid.axes
     return _with_axis(laid.axes, axis, (Factor(total // len(part), part.start // len(part)), *laid.axes[axis]))
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import broadcast
-from onnx_attnfuse.graph.sizes import Atom, Dim, Size
+from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
 
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 """The opset from which on a reduction is given its axes as an input, where it is not 18."""
@@ -183,13 +183,14 @@ class Builder:
         shape = self.shape([dim if marked else 1 for dim, marked in zip(dims, where, strict=True)])
         return self.node("Expand", [value, shape], dims=dims, dtype=self.facts.dtype(value))
 
-    def slice(self, value: ir.Value, axis: int, start: int, end: Dim | None) -> ir.Value:
-        """`value[start:end]` along one axis; a negative start counts from the end, which None stands for."""
+    def slice(self, value: ir.Value, axis: int, start: int, end: Dim | None, step: int = 1) -> ir.Value:
+        """`value[start:end:step]` along one axis; a negative start counts from the end, which None stands for."""
         dims = self.facts.dims(value)
         assert dims is not None
         stop = self.constant([_FURTHEST]) if end is None else self.shape([end])
-        inputs = [value, self.constant([start]), stop, self.constant([axis])]
+        inputs = [value, self.constant([start]), stop, self.constant([axis]), *([] if step == 1 else [self.constant([step])])]
         kept = (dims[axis] if end is None and start >= 0 else 0 if end is None else end) - start
+        kept = kept if step == 1 else floor_quotient(kept + (step - 1), step)
         new = [kept if index == axis else dim for index, dim in enumerate(dims)]
         return self.node("Slice", inputs, dims=new, dtype=self.facts.dtype(value))
 

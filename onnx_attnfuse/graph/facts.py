@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import onnx_ir as ir
 
@@ -43,6 +43,7 @@ class Facts:
         self._dims: dict[ir.Value, Dims] = {}
         self._dtypes: dict[ir.Value, ir.DataType] = {}
         self._content: dict[ir.Value, Content] = {}
+        self._made: dict[str, object] = {}
         self.origins: dict[str, tuple[ir.Value, int]] = {}
         """For each symbol's name a value and the axis of it that has this length."""
         self.equalities: dict[tuple[Dim, Dim], None] = {}
@@ -126,6 +127,12 @@ class Facts:
         if left == right or 1 in {left, right} or (isinstance(left, int) and isinstance(right, int)):
             return
         self.equalities.setdefault((left, right))
+
+    def once(self, name: str, make: Callable[[], _Told]) -> _Told:
+        """What `make` makes, made once for the graph: a reader's memory of what it read."""
+        if name not in self._made:
+            self._made[name] = make()
+        return cast("_Told", self._made[name])
 
     def fresh(self, value: ir.Value, axis: int) -> Size:
         """A symbol for the unknown length of one axis."""

@@ -57,7 +57,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         for operand, axes in zip((query, key, value), (query_axes, key_axes, value_axes), strict=True)
     ]
     result: Axes = (batch, heads, rows, v_channels)
-    sources = [operands.sources(item, facts) for item in laid]
+    sources = [operands.sources(item, facts, turning) for item, turning in zip(laid, (channels, channels, ()), strict=True)]
     output = Laid(node.outputs[0], result if facts.rank(query) == 4 else (batch, rows, (*heads, *v_channels)))
     read_mask, rules = _mask(node, mask, scores, facts)
     return AttentionSpec(
@@ -82,7 +82,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         dtype=facts.dtype(query),
         output_dtype=facts.dtype(query),
         nodes=(node,),
-        cache=read_cache(sources[1], sources[2], columns, facts),
+        cache=read_cache(sources[1], sources[2], columns, channels, facts),
     )
 
 

@@ -13,8 +13,16 @@ from onnx_attnfuse.match import operands
 from onnx_attnfuse.spec import Cache, Source
 
 
-def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axis, facts: Facts) -> Cache | None:
-    """How keys and values are put together, if both are, of as many new positions, and then of as many earlier ones."""
+def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axis, channels: Axis, facts: Facts) -> Cache | None:
+    """How keys and values are put together, if both are, of as many new positions, and then of as many earlier ones.
+
+    Args:
+        key: The keys and what they are views of.
+        value: The values and what they are views of.
+        key_axis: The positions of both.
+        channels: The channels of a head of the keys, which may be rotated before they are put to the earlier ones.
+        facts: Shapes and types.
+    """
     keys, values = (_appended(operand[-1], key_axis, facts) for operand in (key, value))
     if keys is None or values is None:
         return None
@@ -27,8 +35,8 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
     return Cache(
         past=(_along(past_key, axis, past_axis), _along(past_value, value_axis, past_axis)),
         new=(
-            _sources(_along(new_key, axis, new_axis), key[-1].factor, facts),
-            _sources(_along(new_value, value_axis, new_axis), value[-1].factor, facts),
+            _sources(_along(new_key, axis, new_axis), key[-1].factor, channels, facts),
+            _sources(_along(new_value, value_axis, new_axis), value[-1].factor, (), facts),
         ),
         present=(key[-1].laid, value[-1].laid),
         past_axis=past_axis,
@@ -37,9 +45,11 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
 
 
 def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[Laid, Laid, int] | None:
-    """The two parts of a Concat along the keys, laid out as it is, and its axis."""
+    """The two parts of a Concat along the keys, laid out as it is, and its axis; none that is rotated as a whole."""
     node, axes = source.laid.value.producer(), source.laid.axes
     if node is None or node.op_type != "Concat" or node.domain not in {"", "ai.onnx"} or len(node.inputs) != 2:
+        return None
+    if source.rotary is not None:
         return None
     past, new = node.inputs
     axis: int = attribute(node, "axis", 0) % len(axes)
@@ -50,9 +60,10 @@ def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[Laid, Laid,
     return Laid(past, axes), Laid(new, axes), axis
 
 
-def _sources(laid: Laid, factor: float, facts: Facts) -> tuple[Source, ...]:
+def _sources(laid: Laid, factor: float, channels: Axis, facts: Facts) -> tuple[Source, ...]:
     """What the new ones are views of; all are multiplied after they are put together, so that the cache has them as they are."""
-    return tuple(dataclasses.replace(source, factor=factor) for source in operands.sources(laid, facts, plain=True))
+    found = operands.sources(laid, facts, channels, plain=True)
+    return tuple(dataclasses.replace(source, factor=factor) for source in found)
 
 
 def _length(laid: Laid, axis: int, facts: Facts) -> Dim | None:

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
+from onnx_attnfuse.axes.factors import Axis
 from onnx_attnfuse.axes.views import Laid, downward, upward
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.match.rotary import read_rotary
+from onnx_attnfuse.match.rotary_op import read_rotary_node
 from onnx_attnfuse.spec import Source
 
-_FURTHEST = 16
+_FURTHEST = 24
 """Views are followed this far; longer chains do not occur and would only cost time."""
 
 
-def sources(operand: Laid, facts: Facts, *, plain: bool = False) -> tuple[Source, ...]:
+def sources(operand: Laid, facts: Facts, channels: Axis = (), *, plain: bool = False) -> tuple[Source, ...]:
     """The operand and everything it is a view of, nearest first.
 
     Args:
         operand: The operand.
         facts: Shapes of the graph.
+        channels: The channels that queries and keys may be rotated in; none for values.
         plain: Stop where it is multiplied; else factors that are plain numbers are gathered on the way.
     """
     found = [Source(operand)]
     while len(found) < _FURTHEST:
-        last = found[-1]
-        view = upward(last.laid, facts, selecting=True)
-        if view is not None:
-            found.append(Source(view, last.factor))
-            continue
-        widened = _widened(last.laid, facts)
-        if widened is not None:
-            found.append(Source(widened, last.factor))
-            continue
-        scaled = None if plain else _scaled(last, facts)
-        if scaled is None:
+        further = _further(found[-1], facts, channels, plain=plain)
+        if further is None:
             break
-        found.append(scaled)
+        found.append(further)
     return tuple(found)
+
+
+def _further(source: Source, facts: Facts, channels: Axis, *, plain: bool) -> Source | None:
+    """What a source is a view of, or is computed from in a way that an operator can make up for."""
+    view = upward(source.laid, facts, selecting=True) or _widened(source.laid, facts)
+    if view is not None:
+        return dataclasses.replace(source, laid=view)
+    return (None if plain else _scaled(source, facts)) or _rotated(source, facts, channels)
+
+
+def _rotated(source: Source, facts: Facts, channels: Axis) -> Source | None:
+    """What is rotated; of what is rotated twice, what it is in between."""
+    if source.rotary is not None or not channels:
+        return None
+    found = read_rotary(source.laid, channels, facts) or read_rotary_node(source.laid, channels, facts)
+    return None if found is None else dataclasses.replace(source, laid=found[0], rotary=found[1])
 
 
 def _widened(laid: Laid, facts: Facts) -> Laid | None:
@@ -61,7 +74,8 @@ def _scaled(source: Source, facts: Facts) -> Source | None:
             continue
         if facts.dtype(other) != facts.dtype(source.laid.value):
             continue
-        return Source(Laid(other, source.laid.axes), source.factor * factor if node.op_type == "Mul" else source.factor / factor)
+        factor = source.factor * factor if node.op_type == "Mul" else source.factor / factor
+        return dataclasses.replace(source, laid=Laid(other, source.laid.axes), factor=factor)
     return None
 
 

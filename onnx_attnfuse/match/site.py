@@ -48,7 +48,8 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
         _check_inner_uses(nodes, weights)
     folded = fold(scores, facts)
     product = scores.product
-    query, key, value = (operands.sources(laid, facts) for laid in (product.query, product.key, weights.value))
+    query, key = (operands.sources(laid, facts, product.head_axis) for laid in (product.query, product.key))
+    value = operands.sources(weights.value, facts)
     output = operands.readings(weights.output, facts)
     queries, keys = [source.laid for source in query], [source.laid for operand in (value, key) for source in operand]
     laid = [*reversed(queries), *reversed(output), *reversed(keys)]
@@ -74,7 +75,7 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
         dtype=facts.dtype(product.query.value),
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
-        cache=read_cache(key, value, key_axis, facts),
+        cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
     )
 

@@ -26,6 +26,9 @@ OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 _EIGHT = 8
+_AS_IT_IS = (0, 0, -1)
+"""A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
+caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none."""
 _DTYPES = {"cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16}, "cuda": {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
@@ -98,9 +101,12 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         "scale": operands.scale,
         "local_window_size": window,
     }
+    query, key, value = operands.values
+    if any(source.rotary is not None for source in operands.chosen):
+        value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
     fused = builder.node(
         OP,
-        [*operands.values, *operands.past, last, total],
+        [query, key, value, *operands.past, last, total],
         attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
         domain=DOMAIN,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length, named
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length, named, refined
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
@@ -16,20 +17,32 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
 from onnx_attnfuse.targets.cache import past, presents
 from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.targets.rotary import factors_of, rotated, takes
 from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, scale_rows
 
-_RESCALE = 10.0
-"""What multiplying a tensor by a number costs, on the scale of `axes.arrange.cost`."""
+_RESCALE, _ROTATE, _SPELLED = 10.0, 10.0, 50.0
+"""What it costs to multiply a tensor by a number, to rotate it by one operator, and by those that spell it out, on the scale of
+`axes.arrange.cost`."""
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType) -> ir.Value:
     """An operand in the layout and type of the operator.
 
+    It is rotated with the heads it has, before they are repeated.
+
     Raises:
         Refused: It is of no type that could be converted, or runs over an axis that the layout has not.
     """
-    return typed(builder, arrange(builder, source.laid, target), dtype)
+    laid = source.laid
+    if source.rotary is not None:
+        present = factors_of(source.rotary).union(*refined(laid.axes))
+        layout = tuple(tuple(leaf for leaf in axis if leaf in present) for axis in refined(target))
+        value = arrange(builder, laid, layout)
+        if dtype == ir.DataType.FLOAT:
+            value = typed(builder, value, dtype)
+        laid = Laid(rotated(builder, value, source.rotary, layout), layout)
+    return typed(builder, arrange(builder, laid, target), dtype)
 
 
 def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
@@ -45,17 +58,44 @@ def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows:
 
 def cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
     """The source that costs least to bring into the target layout; of equals the one furthest up, so that views die."""
-    return min(reversed(operand), key=lambda source: price(operand, source, target))
+    rotary = operand[-1].rotary
+    plain = rotary is not None and not takes(rotary, target)
+    usable = [source for source in operand if source.rotary is None] if plain else operand
+    return min(reversed(usable), key=lambda source: price(operand, source, target))
 
 
 def price(operand: tuple[Source, ...], source: Source, target: Axes) -> float:
     """What it takes to use `source`: rearranging it, and keeping alive what it is made by, unless that is needed anyway."""
     price, furthest = cost(source.laid, target), operand[-1]
-    value = source.laid.value
-    if source is furthest or value.is_graph_output() or len(viewers(value)) > 1:
+    if source.rotary is not None:
+        price += _ROTATE
+    if source is furthest or _is_needed(source):
         return price
     rescaled = _RESCALE if source.factor != furthest.factor else 0.0
-    return price + rescaled + cost(furthest.laid, source.laid.axes)
+    return price + rescaled + cost(furthest.laid, source.laid.axes) + _rotating(operand, source)
+
+
+def _is_needed(source: Source) -> bool:
+    """Whether a value is looked at elsewhere too."""
+    value = source.laid.value
+    return value.is_graph_output() or len(viewers(value)) > 1
+
+
+def _rotating(operand: tuple[Source, ...], source: Source) -> float:
+    """What it takes to keep alive what rotates `source`."""
+    rotary = operand[-1].rotary
+    between = itertools.dropwhile(lambda item: item is not source, operand)
+    if rotary is None or source.rotary is not None or any(item.rotary is None and _is_needed(item) for item in between):
+        return 0.0
+    return _SPELLED if rotary.is_spelled else _ROTATE
+
+
+def replaces_rotation(spec: AttentionSpec) -> bool:
+    """Whether the operands of an operator that knows grouped heads would be rotated by RotaryEmbedding, and are not yet."""
+    heads, axes = shared_heads(spec), spec.axes
+    targets: tuple[Axes, Axes] = (axes.b, axes.i, (*axes.n, *axes.h)), (axes.b, axes.j, (*heads, *axes.h))
+    chosen = [cheapest(operand, target) for operand, target in zip((spec.query, spec.key), targets, strict=True)]
+    return any(source.rotary is not None and source.rotary.is_spelled for source in chosen)
 
 
 def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:

@@ -37,6 +37,8 @@ def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequenc
         value, width = source.laid.value, length(target[-1])
         if refined(source.laid.axes) != refined(target) or builder.facts.dtype(value) != dtype or not isinstance(width, int):
             return None
+        if source.rotary is not None:
+            return None
         added = _added(value, width, builder.facts)
         found |= added is not None
         operand, bias = added or (value, np.zeros(width, dtype.numpy()))

@@ -1,0 +1,109 @@
+"""com.microsoft.RotaryEmbedding in front of an operator: queries and keys as they are before they are rotated.
+
+Nothing needs to be known of positions: the cosines and sines that the source computes at run time are the operator's caches, with
+a row for each position, or for each position of each entry of the batch. Equal layers share them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.spec import Rotary, Table
+
+OP = "RotaryEmbedding"
+DOMAIN = "com.microsoft"
+_LARGEST = 1024
+"""Channels of a head that a block of a GPU's threads can rotate."""
+
+
+def takes(rotary: Rotary, target: Axes) -> bool:
+    """Whether the operator can rotate a value laid out as `target`, (b, s, n·h) or (b, n, s, h): not if heads differ."""
+    channels = leaves(rotary.channels)
+    if leaves(target[-1])[-len(channels) :] != channels or _known(length(channels)) > _LARGEST:
+        return False
+    return factors_of(rotary) <= {*leaves(target[0]), *leaves(target[-2])}
+
+
+def factors_of(rotary: Rotary) -> set[Factor]:
+    """The factors of batch and rows that the rotation differs along."""
+    if rotary.positions is not None:
+        return {leaf for axis in refined(rotary.positions.axes) for leaf in axis}
+    return {
+        leaf
+        for table in (rotary.cos, rotary.sin)
+        for index, axis in enumerate(refined(table.laid.axes))
+        for leaf in axis
+        if index != table.axis
+    }
+
+
+def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes) -> ir.Value:
+    """`value`, laid out as (b, s, n·h) or (b, n, s, h), rotated."""
+    dtype = builder.facts.dtype(value)
+    channels = leaves(rotary.channels)
+    heads = layout[1] if len(layout) == 4 else leaves(layout[2])[: -len(channels)]
+    cos, sin, positions = tables(builder, rotary, layout[0], layout[-2], dtype)
+    attributes: dict[str, int] = {"num_heads": _known(length(heads)), "interleaved": int(rotary.interleaved)}
+    if rotary.width != length(channels):
+        attributes["rotary_embedding_dim"] = rotary.width
+    return builder.node(OP, [value, positions, cos, sin], attributes, domain=DOMAIN, dims=builder.facts.dims(value), dtype=dtype)
+
+
+def tables(
+    builder: Builder, rotary: Rotary, batch: Axis, rows: Axis, dtype: ir.DataType | None
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Cosines and sines as caches (position, pair), and the positions of the rows in them: (b, s), or (1), that of the first."""
+    if rotary.positions is not None:
+        given = rotary.positions
+        positions = given.value if len(given.axes) == 1 else arrange(builder, given, (batch, rows))
+        return _typed(builder, rotary.cos.laid.value, dtype), _typed(builder, rotary.sin.laid.value, dtype), positions
+    batched = not factors_of(rotary).isdisjoint(leaves(batch))
+    turn: Axis = (*batch, *rows) if batched else rows
+    cos, sin = (_cache(builder, table, turn, rotary.width // 2, dtype) for table in (rotary.cos, rotary.sin))
+    if not batched:
+        return cos, sin, builder.constant([0])
+    first, one = (builder.constant(np.asarray(number)) for number in (0, 1))
+    total = builder.reshape(builder.shape([length(turn)]), [])
+    places = builder.node("Range", [first, total, one], dims=[length(turn)], dtype=ir.DataType.INT64)
+    return cos, sin, builder.reshape(places, [length(batch), length(rows)])
+
+
+def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.DataType | None) -> ir.Value:
+    """The columns of a table in the order of pairs, a row for each element of `turn`."""
+    value, axes = _shared(builder, table.laid.value), refined(table.laid.axes)
+    columns = (Factor(pairs),)
+    if table.start or table.step != 1 or length(axes[table.axis]) != pairs:
+        end = table.start + table.step * (pairs - 1) + 1
+        value = builder.slice(value, table.axis, table.start, end, table.step)
+    axes = (*axes[: table.axis], columns, *axes[table.axis + 1 :])
+    dims = builder.facts.dims(value)
+    assert dims is not None
+    lengths = [length(axis) for axis in axes]
+    unproven = [dim != wanted for dim, wanted in zip(dims, lengths, strict=True)]
+    if any(unproven):
+        value = builder.expand(value, lengths, unproven)
+    value = _typed(builder, arrange(builder, Laid(value, axes), (turn, columns)), dtype)
+    return builder.elementwise("Neg", [value], dtype) if table.negative else value
+
+
+def _shared(builder: Builder, value: ir.Value) -> ir.Value:
+    """A cosine or sine that is computed for one use, computed once for all that ask for the same."""
+    node = value.producer()
+    if node is None or node.op_type not in {"Cos", "Sin"} or node.domain not in {"", "ai.onnx"} or len(value.uses()) > 1:
+        return value
+    return builder.node(node.op_type, node.inputs, dims=builder.facts.dims(value), dtype=builder.facts.dtype(value))
+
+
+def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    return value if dtype is None else builder.cast(value, dtype)
+
+
+def _known(size: Dim) -> int:
+    assert isinstance(size, int)
+    return size
