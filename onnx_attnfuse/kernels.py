@@ -43,6 +43,7 @@ class Problem:
     windowed: bool = False
     """Keys too far back are left out by an attribute."""
     capped: bool = False
+    """Scores are capped, or there is a sink among them."""
     cached: bool = False
     """Keys and values are appended to those of earlier positions, by the operator or before it."""
     grouped: bool = False
@@ -195,7 +196,7 @@ def _not_windowed(problem: Problem) -> Reason | None:
 
 
 def _not_capped(problem: Problem) -> Reason | None:
-    return Reason("softcap", "caps no scores") if problem.capped else None
+    return Reason("softcap", "caps no scores and knows no sink") if problem.capped else None
 
 
 def _not_causal(problem: Problem) -> Reason | None:

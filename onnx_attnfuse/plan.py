@@ -177,7 +177,7 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
         windowed=way.windowed,
         cached=spec.cache is not None,
         grouped=length(shared_heads(spec)) != length(axes.n),
-        capped=spec.softcap is not None,
+        capped=spec.softcap is not None or spec.sink is not None,
         op=name_of(target),
     )
 

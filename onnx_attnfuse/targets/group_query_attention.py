@@ -7,25 +7,30 @@ reads it: without one it pays before Hopper only, with many scores.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.axes.arrange import arrange
 from onnx_attnfuse.axes.factors import leaves, length
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.masks.meaning import Causal, Meaning, Window
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.spec import AttentionSpec, Rotary
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
+from onnx_attnfuse.targets.rotary import long_tables
 from onnx_attnfuse.targets.rows import Rows
 
 OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
-_EIGHT = 8
+_EIGHT, _SINK = 8, 11
+"""What sizes must be a multiple of; the place of the sink among the inputs."""
 _AS_IT_IS = (0, 0, -1)
 """A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
 caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none."""
@@ -91,11 +96,11 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     del flat
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
-    operands = grouped(builder, spec, Rows(None), cached=way.cached)
+    operands = grouped(builder, spec, Rows(None), cached=way.cached, absorbs=absorbs_rotary)
     last, total = _lengths(builder, length(axes.b), length(axes.j))
     window = _window(spec, meaning)
     assert window is not None
-    attributes = {
+    attributes: dict[str, Any] = {
         "num_heads": axes.num_heads,
         "kv_num_heads": length(operands.kv_heads),
         "scale": operands.scale,
@@ -104,19 +109,33 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     query, key, value = operands.values
     if any(source.rotary is not None for source in operands.chosen):
         value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
+    inputs: list[ir.Value | None] = [query, key, value, *operands.past, last, total]
+    if spec.softcap is not None:
+        attributes["softcap"] = spec.softcap
+    if operands.rotary is not None:
+        attributes |= {"do_rotary": 1, "rotary_interleaved": int(operands.rotary.interleaved)}
+        inputs += long_tables(builder, operands.rotary, axes.b, axes.i, length(axes.j), spec.dtype)
+    if spec.sink is not None:
+        heads = arrange(builder, spec.sink.refined(), (axes.n,))
+        inputs += [None] * (_SINK - len(inputs)) + [builder.cast(heads, spec.dtype)]
     fused = builder.node(
         OP,
-        [query, key, value, *operands.past, last, total],
-        attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
+        inputs,
+        attributes,
         domain=DOMAIN,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
         outputs=3,
     )
-    words = "causal" if window == -1 else f"causal, local_window_size {window}"
-    form = f"{OP} {words}"
+    words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
+    form = f"{OP} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=way.cached)
+
+
+def absorbs_rotary(rotary: Rotary) -> bool:
+    """Whether the operator can rotate queries and keys itself."""
+    return rotary.width // 2 % _EIGHT == 0
 
 
 def _is_causal(spec: AttentionSpec, meaning: Meaning) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -14,10 +14,10 @@ from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Source
+from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
 from onnx_attnfuse.targets.cache import past, presents
 from onnx_attnfuse.targets.emitted import Emitted
-from onnx_attnfuse.targets.rotary import factors_of, rotated, takes
+from onnx_attnfuse.targets.rotary import factors_of, is_same, rotated, takes
 from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, scale_rows
 
 _RESCALE, _ROTATE, _SPELLED = 10.0, 10.0, 50.0
@@ -124,9 +124,13 @@ class Grouped:
     scale: float
     past: tuple[ir.Value | None, ir.Value | None]
     """Keys and values of earlier positions as (b, n, p, h), where the operator is to append to them."""
+    rotary: Rotary | None
+    """How the operator is to rotate queries and keys."""
 
 
-def grouped(builder: Builder, spec: AttentionSpec, rows: Rows, *, cached: bool = False) -> Grouped:
+def grouped(
+    builder: Builder, spec: AttentionSpec, rows: Rows, *, cached: bool = False, absorbs: Callable[[Rotary], bool] | None = None
+) -> Grouped:
     """Brings the operands of `spec` into the layout of operators that know grouped heads.
 
     Args:
@@ -134,6 +138,7 @@ def grouped(builder: Builder, spec: AttentionSpec, rows: Rows, *, cached: bool =
         spec: The attention.
         rows: What its rows need.
         cached: The operator appends keys and values to earlier ones itself.
+        absorbs: Whether the operator can rotate queries and keys itself, if it ever does.
 
     Raises:
         Refused: One of them cannot be brought there.
@@ -149,10 +154,16 @@ def grouped(builder: Builder, spec: AttentionSpec, rows: Rows, *, cached: bool =
         (axes.b, columns, (*shared, *axes.v)),
     )
     chosen = [cheapest(operand, target) for operand, target in zip(operands, targets, strict=True)]
+    turn, other = chosen[0].rotary, chosen[1].rotary
+    rotary = turn if turn and other and is_same(turn, other) and absorbs is not None and absorbs(turn) else None
+    if rotary is not None:
+        chosen[:2] = [dataclasses.replace(source, rotary=None) for source in chosen[:2]]
     query, key, value = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     earlier = (None, None) if cache is None else past(builder, spec, cache, shared)
-    return Grouped((prepared_query(builder, query, spec, rows, scale, axes), key, value), chosen, targets, shared, scale, earlier)
+    return Grouped(
+        (prepared_query(builder, query, spec, rows, scale, axes), key, value), chosen, targets, shared, scale, earlier, rotary
+    )
 
 
 def shared_heads(spec: AttentionSpec) -> Axis:

@@ -74,6 +74,46 @@ def tables(
     return cos, sin, builder.reshape(places, [length(batch), length(rows)])
 
 
+def is_same(one: Rotary, other: Rotary) -> bool:
+    """Whether two values are rotated alike, row by row."""
+    return _key(one) == _key(other)
+
+
+def _key(rotary: Rotary) -> tuple[object, ...]:
+    tables = ((table.laid.value, table.axis, table.start, table.step, table.negative) for table in (rotary.cos, rotary.sin))
+    places = None if rotary.positions is None else rotary.positions.value
+    return (*tables, rotary.width, rotary.interleaved, places)
+
+
+def long_tables(
+    builder: Builder, rotary: Rotary, batch: Axis, rows: Axis, least: Dim, dtype: ir.DataType | None
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The same for an operator that wants caches of `least` positions and a place for every row: (position, pair) and (b, s)."""
+    cos, sin, positions = tables(builder, rotary, batch, rows, dtype)
+    wanted = length(batch), length(rows)
+    if builder.facts.rank(positions) == 1:
+        first, one = (builder.constant(np.asarray(number)) for number in (0, 1))
+        counted = builder.node(
+            "Range", [first, builder.reshape(builder.shape([wanted[1]]), []), one], dims=[wanted[1]], dtype=ir.DataType.INT64
+        )
+        counted = builder.elementwise("Add", [counted, positions], ir.DataType.INT64)
+        positions = builder.expand(builder.reshape(counted, [1, wanted[1]]), [*wanted], [True, False])
+    nothing = builder.expand(builder.scalar(0.0, dtype), [least, rotary.width // 2], [True, True])
+    cos, sin = (
+        builder.node(
+            "Concat", [table, nothing], {"axis": 0}, dims=[_rows(builder, table) + least, rotary.width // 2], dtype=dtype
+        )
+        for table in (cos, sin)
+    )
+    return cos, sin, positions
+
+
+def _rows(builder: Builder, table: ir.Value) -> Dim:
+    dims = builder.facts.dims(table)
+    assert dims is not None
+    return dims[0]
+
+
 def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.DataType | None) -> ir.Value:
     """The columns of a table in the order of pairs, a row for each element of `turn`."""
     value, axes = _shared(builder, table.laid.value), refined(table.laid.axes)
