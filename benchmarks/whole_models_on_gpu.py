@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--arch", default="", help="for ours; by default that of the GPU here")
     parser.add_argument("--seconds", type=float, default=1.0, help="that each cell is measured for")
-    parser.add_argument("--cap", type=float, default=150, help="seconds that one variant of one model may take")
+    parser.add_argument("--cap", type=float, default=240, help="seconds that one variant of one model may take")
     parser.add_argument("--make-cap", type=float, default=240, help="seconds that a tool may take for a model")
     parser.add_argument("--limit", type=float, default=540, help="seconds for everything")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 3), help="tools that run at a time")

@@ -18,7 +18,8 @@ from benchmarks.whole.spec import Spec
 from benchmarks.whole.weights import PAGE, PLACE
 from benchmarks.whole.zoo import Whole
 
-OPSET = 18
+OPSET = 20
+"""What torch's exporter takes by itself."""
 SMALLEST_OUTSIDE = 512
 """Weights of fewer bytes stay in the graph."""
 LARGEST_INSIDE = 1 << 20
@@ -66,7 +67,7 @@ def module_of(build: Callable[[], nn.Module]) -> nn.Module:
     return module.eval()
 
 
-def export(whole: Whole) -> ir.Model:
+def export(whole: Whole, opset: int = OPSET) -> ir.Model:
     """What torch's exporter makes of a model, batch and length dynamic where they are in the specification."""
     spec = whole.spec
     example = {"batch": 2, "seq": 9, "past": 5}
@@ -80,7 +81,7 @@ def export(whole: Whole) -> ir.Model:
             module,
             tuple(values),
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=opset,
             input_names=[port.name for port in spec.inputs],
             output_names=[port.name for port in spec.outputs],
             dynamic_shapes=(shapes,),
@@ -118,9 +119,9 @@ def _untouched(tensor: Any) -> bool:
     return tensor.dtype == ir.DataType.FLOAT16 and np.count_nonzero(tensor.numpy()) < 2
 
 
-def write(whole: Whole, folder: pathlib.Path) -> pathlib.Path:
+def write(whole: Whole, folder: pathlib.Path, opset: int = OPSET) -> pathlib.Path:
     """Writes the graph and, beside it, the specification."""
     path = folder / f"{whole.spec.name}.onnx"
-    ir.save(export(whole), path)
+    ir.save(export(whole, opset), path)
     whole.spec.write(folder)
     return path
