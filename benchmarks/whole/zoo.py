@@ -1,0 +1,256 @@
+"""The whole models: what they are built from, and how they are run. Weights are random, sizes are those of the originals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from benchmarks.whole.spec import Case, Port, Spec
+from models.adapters import Cached, Flat, hidden, logits, sample
+
+IDS, MASK = ("batch", "seq"), ("batch", "past+seq")
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A model.
+
+    Attributes:
+        spec: All but the module.
+        build: Makes the module, in the default device and element type; inputs by position, outputs in the order of `spec`.
+    """
+
+    spec: Spec
+    build: Callable[[], nn.Module]
+
+
+class Speller(nn.Module):
+    """The decoder of Whisper with its last projection, without a cache."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.decoder, self.proj_out = model.get_decoder(), model.proj_out
+
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        found = self.decoder(**inputs, use_cache=False)
+        return self.proj_out(found.last_hidden_state)
+
+
+def itself(result: torch.Tensor) -> torch.Tensor:
+    """The result as it is."""
+    return result
+
+
+def of_transformers(model: str, config: str, settings: dict[str, Any]) -> Any:
+    """A model of transformers with torch's attention, in the default element type."""
+    made = getattr(transformers, config)(**settings)
+    return getattr(transformers, model)._from_config(made, attn_implementation="sdpa", dtype=torch.get_default_dtype()).eval()
+
+
+def bert(small: bool) -> Whole:
+    """BERT-base on a batch of which half is padding."""
+    settings = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128} if small else {}
+    batch, seq = (2, 16) if small else (8, 512)
+    width = settings.get("hidden_size", 768)
+    spec = Spec(
+        "bert-base",
+        (Port("input_ids", IDS, "ids", 30000), Port("attention_mask", IDS, "mask")),
+        (Port("last_hidden_state", ("batch", "seq", width)),),
+        (Case(f"{batch}x{seq}, half padding", {"batch": batch, "seq": seq}, padded=True),),
+        "bert",
+        settings.get("num_attention_heads", 12),
+        width,
+        small,
+    )
+    names = tuple(port.name for port in spec.inputs)
+    return Whole(spec, lambda: Flat(of_transformers("BertModel", "BertConfig", settings), names, hidden))
+
+
+def gpt2(small: bool) -> Whole:
+    """GPT-2-medium without a cache."""
+    heads, layers, width, vocabulary = (4, 2, 64, 999) if small else (16, 24, 1024, 50257)
+    batch, seq = (2, 16) if small else (4, 1024)
+    spec = Spec(
+        "gpt2-medium",
+        (Port("input_ids", IDS, "ids", vocabulary), Port("attention_mask", IDS, "mask")),
+        (Port("logits", ("batch", "seq", vocabulary)),),
+        (Case(f"{batch}x{seq}", {"batch": batch, "seq": seq}),),
+        "gpt2",
+        heads,
+        width,
+        small,
+    )
+    settings = {
+        "n_head": heads,
+        "n_layer": layers,
+        "n_embd": width,
+        "vocab_size": vocabulary,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
+    names = tuple(port.name for port in spec.inputs)
+    return Whole(spec, lambda: Flat(of_transformers("GPT2LMHeadModel", "GPT2Config", settings), names, logits, use_cache=False))
+
+
+def llama(small: bool) -> Whole:
+    """A Llama of 1.1 B parameters with its cache; the past may be empty."""
+    heads, kv_heads, layers, width, inner, vocabulary = (4, 2, 2, 64, 128, 999) if small else (32, 4, 22, 2048, 5632, 32000)
+    past, steps = (16, 4) if small else (512, 128)
+    head = width // heads
+    parts = [f"{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
+    inputs = (
+        Port("input_ids", IDS, "ids", vocabulary),
+        Port("attention_mask", MASK, "mask"),
+        Port("position_ids", IDS, "positions"),
+        *(Port(f"past_{part}", ("batch", kv_heads, "past", head)) for part in parts),
+    )
+    outputs = (
+        Port("logits", ("batch", "seq", vocabulary)),
+        *(Port(f"present_{part}", ("batch", kv_heads, "past+seq", head)) for part in parts),
+    )
+    prefill = [Case(f"prefill {batch}x{past}", {"batch": batch, "seq": past, "past": 0}) for batch in (1, 8)]
+    decode = [Case(f"decode {batch}x1 at {past}", {"batch": batch, "seq": 1, "past": past}, steps=steps) for batch in (1, 8)]
+    spec = Spec("llama-1b", inputs, outputs, (prefill[0], decode[0], decode[1], prefill[1]), "qwen3", heads, width, small)
+    settings = {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 2048,
+    }
+    names = tuple(port.name for port in inputs)
+    return Whole(spec, lambda: Cached(of_transformers("LlamaForCausalLM", "LlamaConfig", settings), names, logits))
+
+
+def vit(name: str, side: int, batch: int, small: bool) -> Whole:
+    """ViT-L/16 on images of one size."""
+    heads, layers, width, inner = (4, 2, 64, 128) if small else (16, 24, 1024, 4096)
+    side, batch = (side // 7, 2) if small else (side, batch)
+    tokens = (side // 16) ** 2 + 1
+    spec = Spec(
+        name,
+        (Port("pixel_values", ("batch", 3, side, side)),),
+        (Port("last_hidden_state", ("batch", tokens, width)),),
+        (Case(f"{batch}x{tokens}", {"batch": batch, "seq": tokens}),),
+        "vit",
+        heads,
+        width,
+        small,
+    )
+    settings = {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "image_size": side,
+        "patch_size": 16,
+    }
+    return Whole(spec, lambda: Flat(of_transformers("ViTModel", "ViTConfig", settings), ("pixel_values",), hidden))
+
+
+def unet(small: bool) -> Whole:
+    """The UNet of Stable Diffusion 1.5."""
+    side, text, tokens = (16, 32, 7) if small else (64, 768, 77)
+    settings: dict[str, Any] = {"sample_size": side, "cross_attention_dim": text, "attention_head_dim": 8}
+    if small:
+        settings |= {
+            "block_out_channels": (32, 64),
+            "layers_per_block": 1,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        }
+    spec = Spec(
+        "sd-unet",
+        (
+            Port("sample", ("batch", 4, side, side)),
+            Port("timestep", ("batch",), "ids", 999),
+            Port("encoder_hidden_states", ("batch", tokens, text)),
+        ),
+        (Port("out_sample", ("batch", 4, side, side)),),
+        (Case(f"2x4x{side}x{side}", {"batch": 2, "seq": side * side}),),
+        "unet",
+        0,
+        0,
+        small,
+    )
+
+    def build() -> nn.Module:
+        import diffusers
+
+        model = diffusers.UNet2DConditionModel(**settings).to(torch.get_default_dtype()).eval()
+        return Flat(model, tuple(port.name for port in spec.inputs), sample)
+
+    return Whole(spec, build)
+
+
+def whisper(part: str, small: bool) -> Whole:
+    """Whisper-small: its encoder on 30 s of sound, or its decoder on 128 tokens."""
+    heads, layers, width, inner, frames, vocabulary = (4, 2, 64, 128, 40, 999) if small else (12, 12, 768, 3072, 3000, 51865)
+    batch, seq = (2, 16) if small else (8, 128)
+    settings = {
+        "d_model": width,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": inner,
+        "decoder_ffn_dim": inner,
+        "max_source_positions": frames // 2,
+        "vocab_size": vocabulary,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 1,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    }
+    encoded = Port("last_hidden_state", ("batch", frames // 2, width))
+    encoder = part == "encoder"
+    inputs = (
+        (Port("input_features", ("batch", 80, frames)),)
+        if encoder
+        else (Port("input_ids", IDS, "ids", vocabulary), dataclasses.replace(encoded, name="encoder_hidden_states"))
+    )
+    spec = Spec(
+        f"whisper-{part}",
+        inputs,
+        (encoded,) if encoder else (Port("logits", ("batch", "seq", vocabulary)),),
+        (Case(f"{batch}x{frames // 2 if encoder else seq}", {"batch": batch, "seq": frames // 2 if encoder else seq}),),
+        "bart",
+        heads,
+        width,
+        small,
+    )
+
+    def build() -> nn.Module:
+        model = of_transformers("WhisperForConditionalGeneration", "WhisperConfig", settings)
+        return (
+            Flat(model.get_encoder(), ("input_features",), hidden)
+            if encoder
+            else Flat(Speller(model), tuple(port.name for port in inputs), itself)
+        )
+
+    return Whole(spec, build)
+
+
+def models(small: bool) -> dict[str, Whole]:
+    """All of them, by name, in the order of their memory."""
+    made = (
+        bert(small),
+        whisper("encoder", small),
+        whisper("decoder", small),
+        vit("vit-l-224", 224, 32, small),
+        vit("vit-l-896", 896, 2, small),
+        gpt2(small),
+        unet(small),
+        llama(small),
+    )
+    return {whole.spec.name: whole for whole in made}
