@@ -1,4 +1,7 @@
-"""Running a piece: by ONNX Runtime on the CPU with nothing optimised; where it refuses the original, by ONNX's own reference."""
+"""Running a piece: by ONNX Runtime on the CPU with nothing optimised; where it refuses the original, by ONNX's own reference.
+
+Where ONNX Runtime has no kernel on the CPU for an operator of the piece, the reference runs it, with the operator in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ _REFERENCE_ERRORS = (
     TypeError,
 )
 _SILENT = 4
+_CUDA_ONLY = frozenset(["PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding"])
+"""Operators of com.microsoft that ONNX Runtime has no kernel for on the CPU."""
 
 
 class RuntimeRefusal(Exception):
@@ -79,7 +84,7 @@ class Session:
 
 
 class Reference:
-    """A model in ONNX's reference implementation."""
+    """A model in ONNX's reference implementation, with the operators of ONNX Runtime in NumPy."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         """Loads a model.
@@ -89,8 +94,10 @@ class Reference:
         """
         from onnx.reference import ReferenceEvaluator
 
+        from onnx_attnfuse.verify.references import OPERATORS
+
         try:
-            self._evaluator: Any = ReferenceEvaluator(model)
+            self._evaluator: Any = ReferenceEvaluator(_all_named(model), new_ops=list(OPERATORS))
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
 
@@ -105,6 +112,30 @@ class Reference:
                 return cast("list[Array]", self._evaluator.run(None if outputs is None else list(outputs), dict(feeds)))
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
+
+
+def load(model: onnx.ModelProto) -> Session | Reference:
+    """A model in ONNX Runtime, or in the reference if ONNX Runtime has not all the kernels.
+
+    Raises:
+        RuntimeRefusal: It is not taken.
+    """
+    return Reference(model) if without_kernel(model) else Session(model.SerializeToString())
+
+
+def without_kernel(model: onnx.ModelProto) -> list[str]:
+    """The operators of the model that ONNX Runtime cannot run on the CPU."""
+    return sorted({node.op_type for node in model.graph.node if node.domain == "com.microsoft"} & _CUDA_ONLY)
+
+
+def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with a name for every output: the evaluator keeps one without as '', which is what absent inputs are called."""
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for part in (named.graph, *named.functions):
+        for count, node in enumerate(part.node):
+            node.output[:] = [name or f"unnamed {count} {place}" for place, name in enumerate(node.output)]
+    return named
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

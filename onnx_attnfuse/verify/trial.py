@@ -12,7 +12,7 @@ from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.verify.compare import LOOSE, Comparison, compare
 from onnx_attnfuse.verify.cut import Piece
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
+from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session, load, without_kernel
 from onnx_attnfuse.verify.standalone import Functions, Standalone
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
 
@@ -69,12 +69,13 @@ class _Sides:
         self._reads_attention = any(node.op_type == "Attention" and node.domain in {"", "ai.onnx"} for node in piece.nodes)
         self.model = self._make(piece)
         self.by_reference = False
-        self._both: Session | None = None
+        self.without_kernel = without_kernel(self.model.proto)
+        self._both: Session | Reference | None = None
         self._refusal = ""
         if rounded:
             return
         try:
-            self._both = Session(self.model.proto.SerializeToString())
+            self._both = load(self.model.proto)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)
 
@@ -146,9 +147,7 @@ class _Sides:
         values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
         model = self._make(self._piece.only(*values), shapes=True)
         try:
-            arrays = Session(model.proto.SerializeToString()).run(
-                model.results, {slot.name: found.evidence.inputs[slot.name] for slot in model.slots}
-            )
+            arrays = load(model.proto).run(model.results, {slot.name: found.evidence.inputs[slot.name] for slot in model.slots})
         except RuntimeRefusal:
             return None
         for value, array in zip(values, arrays, strict=True):
@@ -174,16 +173,16 @@ class _Sides:
         return self._make(self._piece.only(*self._piece.results[2 * self._pairs :]))
 
     @functools.cached_property
-    def _given_session(self) -> Session:
-        return Session(self._given_model.proto.SerializeToString())
+    def _given_session(self) -> Session | Reference:
+        return load(self._given_model.proto)
 
     @functools.cached_property
-    def _old_session(self) -> Session:
-        return Session(self._old_model.proto.SerializeToString())
+    def _old_session(self) -> Session | Reference:
+        return load(self._old_model.proto)
 
     @functools.cached_property
-    def _new_session(self) -> Session:
-        return Session(self._new_model.proto.SerializeToString())
+    def _new_session(self) -> Session | Reference:
+        return load(self._new_model.proto)
 
     @functools.cached_property
     def _reference(self) -> Reference:
@@ -318,7 +317,7 @@ class Trial:
             dict(zip(self._sides.old, old, strict=False)),
             dict(zip(self._sides.new, new, strict=False)),
         )
-        detail = f"{what}; case: {case}; sizes: {shapes}"
+        detail = f"{what}; case: {case}; sizes: {shapes}{self._by_reference()}"
         return Verdict(False, self._max_abs_error, self._cases + 1, detail, None, evidence)
 
     def _summary(self) -> Verdict:
@@ -328,7 +327,12 @@ class Trial:
             return undecided(self._refusal)
         if not self._telling:
             return undecided("every result of the original is NaN")
-        detail = f"equal in {self._cases} cases, error {self._relative:.1e} of the magnitude"
+        detail = f"equal in {self._cases} cases, error {self._relative:.1e} of the magnitude{self._by_reference()}"
         if self._sides.by_reference:
             detail += "; the original by ONNX's reference, as ONNX Runtime refuses it"
         return Verdict(True, self._max_abs_error, self._cases, detail)
+
+    def _by_reference(self) -> str:
+        """What to add where operators were not run by ONNX Runtime."""
+        names = ", ".join(self._sides.without_kernel)
+        return f"; by NumPy references, as ONNX Runtime has no kernel on the CPU for {names}" if names else ""

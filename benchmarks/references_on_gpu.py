@@ -1,0 +1,161 @@
+"""Every fused operator on a GPU, held against its NumPy reference; the errors, and what the kernels refuse.
+
+    python benchmarks/references_on_gpu.py OUT.json [--provider cuda|cpu] [--operators MultiHeadAttention,Attention]
+
+Each case is a model of one node, in three element types. The node reads and gives out float32 where it computes bfloat16, which
+NumPy does not have. OUT.json is written after each operator, so a kernel that ends the process takes no other operator with it;
+with `--operators` what it holds already stays. Nothing falls back to the CPU, and no product of float32 is rounded to TF32. With
+ORT_ENABLE_CUDNN_FLASH_ATTENTION=0 in the environment kernels are chosen as on cards before Hopper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper
+
+from benchmarks.reference_cases import cases
+from benchmarks.reference_inputs import Array, Case, Inputs
+from onnx_attnfuse.verify.compare import LOOSE, TIGHT, Comparison, compare
+from onnx_attnfuse.verify.runtime import Reference
+
+DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+TOLERANCES = {"float32": TIGHT, "float16": LOOSE, "bfloat16": 8 * LOOSE}
+"""Relative to the magnitude of the result; bfloat16 has eight times the rounding of float16."""
+PROVIDERS: dict[str, list[Any]] = {
+    "cpu": ["CPUExecutionProvider"],
+    "cuda": [("CUDAExecutionProvider", {"use_tf32": "0"})],
+}
+_IR_VERSION = 10
+_READABLE = 160
+
+
+def model_of(case: Case, inputs: Inputs) -> onnx.ModelProto:
+    """A model of the one node, whose inputs are `x0`, `x1`, ... and whose outputs `y0`, `y1`, ..."""
+    names = ["" if array is None else f"x{place}" for place, array in enumerate(inputs)]
+    results = [f"y{place}" for place in range(case.outputs)]
+    given = [(name, array) for name, array in zip(names, inputs, strict=True) if array is not None]
+    wide = {name for name, array in given if array.dtype.name == "bfloat16"}
+    casts = [helper.make_node("Cast", [name], [f"{name} narrow"], to=onnx.TensorProto.BFLOAT16) for name in wide]
+    read = [f"{name} narrow" if name in wide else name for name in names]
+    written = [f"{name} narrow" if wide and _is_float(case, place) else name for place, name in enumerate(results)]
+    node = helper.make_node(case.op, read, written, domain=case.domain, **dict(case.attributes))
+    back = [
+        helper.make_node("Cast", [inner], [name], to=onnx.TensorProto.FLOAT)
+        for inner, name in zip(written, results, strict=True)
+        if inner != name
+    ]
+    kind = _kind(given[0][1])
+    inner = [helper.make_tensor_value_info(name, _kind(array), array.shape) for name, array in given]
+    outer = [
+        helper.make_tensor_value_info(name, kind if _is_float(case, place) else onnx.TensorProto.INT32, None)
+        for place, name in enumerate(results)
+    ]
+    graph = helper.make_graph([*casts, node, *back], "case", inner, outer)
+    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=_IR_VERSION)
+
+
+def _is_float(case: Case, place: int) -> bool:
+    return case.op != "RemovePadding" or place == 0
+
+
+def _kind(array: Array) -> int:
+    return helper.np_dtype_to_tensor_dtype(_plain(array).dtype)
+
+
+def _plain(array: Array) -> Array:
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def feeds_of(inputs: Inputs) -> dict[str, Array]:
+    """What the model of a case is fed."""
+    return {f"x{place}": _plain(array) for place, array in enumerate(inputs) if array is not None}
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array], provider: str) -> list[Array]:
+    """The results of the kernel."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    if provider != "cpu":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS[provider])
+    return session.run(None, feeds)
+
+
+def held(case: Case, dtype: str, provider: str) -> list[Comparison]:
+    """How far each result of the kernel is from the reference, where it is defined."""
+    inputs = case.inputs(DTYPES[dtype])
+    model, feeds = model_of(case, inputs), feeds_of(inputs)
+    results = run(model, feeds, provider)
+    expected = Reference(model).run(None, feeds)
+    pairs = itertools.zip_longest(expected, results, case.where(inputs)[: len(results)])
+    return [compare(_defined(old, where), _defined(new, where), TOLERANCES[dtype]) for old, new, where in pairs]
+
+
+def _defined(array: Array, where: Array | None) -> Array:
+    if where is None:
+        return array
+    wide = where.reshape(*where.shape, *[1] * (array.ndim - where.ndim))
+    return np.where(wide, array, 0).astype(array.dtype)
+
+
+def of_operator(found: Iterable[Case], provider: str) -> dict[str, Any]:
+    """What is reported of one operator, by element type."""
+    report: dict[str, Any] = {}
+    for dtype, case in itertools.product(DTYPES, list(found)):
+        entry = report.setdefault(dtype, {"cases": 0, "error": 0.0, "relative": 0.0, "worst": "", "failed": {}, "refused": {}})
+        try:
+            comparisons = held(case, dtype, provider)
+        except Exception as error:  # noqa: BLE001 - what a kernel refuses, and how it ends, is a result
+            text = " ".join(str(error).split())[:_READABLE]
+            entry["refused"].setdefault(text, {"cases": 0, "first": case.name})["cases"] += 1
+            continue
+        entry["cases"] += 1
+        entry["error"] = max([entry["error"], *(item.max_abs_error for item in comparisons)])
+        relative = max(item.relative for item in comparisons)
+        if relative > entry["relative"]:
+            entry["relative"], entry["worst"] = relative, case.name
+        wrong = [f"output {place}: {item.detail}" for place, item in enumerate(comparisons) if not item.equal]
+        if wrong:
+            entry["failed"][case.name] = "; ".join(wrong)
+    return report
+
+
+def main() -> None:
+    """Runs everything, or the operators asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--provider", choices=sorted(PROVIDERS), default="cuda")
+    parser.add_argument("--operators", type=lambda text: set(text.split(",")))
+    chosen = parser.parse_args()
+    by_operator: dict[str, list[Case]] = collections.defaultdict(list)
+    for case in cases():
+        if chosen.provider in case.providers and (chosen.operators is None or case.op in chosen.operators):
+            by_operator[case.operator].append(case)
+    reports: dict[str, Any] = {"provider": chosen.provider, "onnxruntime": onnxruntime.__version__, "operators": {}}
+    if chosen.operators is not None and chosen.out.exists():
+        reports = json.loads(chosen.out.read_text())
+    for operator, found in by_operator.items():
+        reports["operators"][operator] = of_operator(found, chosen.provider)
+        chosen.out.write_text(json.dumps(reports, indent=1))
+        for dtype, entry in reports["operators"][operator].items():
+            refused = sum(item["cases"] for item in entry["refused"].values())
+            print(f"{operator} {dtype}: {entry['cases']} cases, relative error {entry['relative']:.1e}, ", end="")
+            print(f"{len(entry['failed'])} failed, {refused} refused", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What the references share: element types, heads, and the softmax over the scores of a row."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from onnx.reference.op_run import OpRun
+
+Array: TypeAlias = npt.NDArray[Any]
+Results: TypeAlias = tuple[Array, ...]
+_Compute = TypeVar("_Compute", bound=Callable[..., Results])
+_HALVES = frozenset(["float16", "bfloat16"])
+
+
+class Operator(OpRun):
+    """An operator as onnx's evaluator calls it, which wants the class to be called as the operator is."""
+
+    op_domain = "com.microsoft"
+    op_schema: ClassVar[None] = None
+    """Else the evaluator would take the defaults of the standard's operator of the same name."""
+    compute: ClassVar[Callable[..., Results]]
+
+    def _run(self, *inputs: Any, **attributes: Any) -> Results:
+        return type(self).compute(*inputs, **attributes)
+
+
+def in_float32(compute: _Compute) -> _Compute:
+    """Computes in float32 what is given in half precision, and rounds the results once, as kernels do.
+
+    What overflows is infinite, and no warning is given: masks are made of such numbers.
+    """
+
+    @functools.wraps(compute)
+    def computed(*inputs: Any, **options: Any) -> Results:
+        dtype = inputs[0].dtype
+        with np.errstate(all="ignore"):
+            results = compute(*map(_wide, inputs), **{name: _wide(option) for name, option in options.items()})
+            return tuple(result.astype(dtype) if dtype.name in _HALVES else result for result in results)
+
+    return cast("_Compute", computed)
+
+
+def _wide(item: Any) -> Any:
+    dtype = getattr(item, "dtype", None)
+    return item if dtype is None or dtype.name not in _HALVES else np.asarray(item, np.float32)
+
+
+def refuse(operator: str, **given: object) -> None:
+    """Ends with an error if an input or attribute is given that the reference does not know; 0 and NONE are defaults.
+
+    Raises:
+        NotImplementedError: One is.
+    """
+    unknown = [name for name, value in given.items() if isinstance(value, np.ndarray) or value not in (None, 0, "NONE")]
+    if unknown:
+        raise NotImplementedError(f"the reference of {operator} does not know {', '.join(unknown)}")
+
+
+def places(count: int) -> Array:
+    """0, 1, ... `count` - 1."""
+    return np.arange(count)
+
+
+def split_heads(array: Array, heads: int) -> Array:
+    """(b, s, n·h) as (b, n, s, h)."""
+    batch, length, width = array.shape
+    return np.transpose(np.reshape(array, (batch, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+def merge_heads(array: Array) -> Array:
+    """(b, n, s, h) as (b, s, n·h)."""
+    batch, heads, length, size = array.shape
+    return np.reshape(np.transpose(array, (0, 2, 1, 3)), (batch, length, heads * size))
+
+
+def repeat_heads(array: Array, heads: int) -> Array:
+    """Keys or values with each head as often as it serves a head of the queries, which are consecutive.
+
+    Raises:
+        ValueError: The numbers of heads do not divide.
+    """
+    times, rest = divmod(heads, array.shape[-3])
+    if rest:
+        raise ValueError(f"{array.shape[-3]} heads of keys cannot serve {heads} of queries")
+    return np.repeat(array, times, axis=-3)
+
+
+def scores(query: Array, key: Array, scale: float | None) -> Array:
+    """Scaled scores; no scale, or 0, is one over the root of the head size."""
+    factor = np.asarray(scale or 1 / math.sqrt(query.shape[-1]), query.dtype)
+    return np.matmul(query, np.swapaxes(key, -1, -2)) * factor
+
+
+def capped(logits: Array, cap: float | None) -> Array:
+    """Scores within ±`cap`; 0 caps nothing."""
+    return cap * np.tanh(logits / cap) if cap else logits
+
+
+def softmax(logits: Array, *, sink: Array | None = None, empty: float = math.nan) -> Array:
+    """The softmax over the last axis.
+
+    Args:
+        logits: Scores; -inf is not seen.
+        sink: Logits of one more column, without a value of its own.
+        empty: The weights of a row that sees nothing.
+    """
+    top = logits.max(axis=-1, keepdims=True, initial=-math.inf)
+    top = top if sink is None else np.maximum(top, sink)
+    powers = np.where(np.isneginf(logits), 0, np.exp(logits - top))
+    total = powers.sum(axis=-1, keepdims=True)
+    total = total if sink is None else total + np.exp(sink - top)
+    return np.where(total == 0, empty, powers / np.where(total == 0, 1, total)).astype(logits.dtype)

@@ -1,0 +1,36 @@
+"""The reference of com.microsoft's Attention against the kernel on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.reference_inputs import Case
+from onnx_attnfuse.verify.references.attention import attention
+from tests.held import cases_of, check
+
+OPERATOR = "com.microsoft.Attention"
+
+
+@pytest.mark.parametrize("case", cases_of(OPERATOR), ids=lambda case: case.name)
+def test_is_what_the_kernel_computes(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", cases_of(OPERATOR, every=5), ids=lambda case: case.name)
+def test_half_precision_is_rounded_once(case: Case) -> None:
+    check(case, "float16")
+
+
+def test_without_biases_they_are_zero() -> None:  # the kernel on the CPU ends the process
+    draw = np.random.default_rng(0)
+    tokens, weights = draw.random((2, 3, 8), np.float32), draw.random((8, 48), np.float32)
+    bare, zero = (attention(tokens, weights, bias, num_heads=2)[0] for bias in (None, np.zeros(48, np.float32)))
+    np.testing.assert_array_equal(bare, zero)
+
+
+def test_what_is_not_known_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="do_rotary"):
+        attention(np.ones((2, 3, 8)), np.ones((8, 48)), num_heads=2, do_rotary=1)
+    with pytest.raises(ValueError, match="mask"):
+        attention(np.ones((2, 3, 8)), np.ones((8, 48)), None, np.ones((2, 1, 4, 4), np.int32), num_heads=2)
