@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -61,20 +62,38 @@ class Court:
         Raises:
             Refused: It differs, or could not be shown equal.
         """
-        if self._judge is None:
-            return None
         stops = list(emitted.operands) or [operand[-1].laid.value for operand in spec.operands()]
         empty = frozenset[str]()
         if emitted.presents and spec.cache is not None:
             stops = [spec.query[-1].laid.value, *spec.cache.stops()]
             empty = frozenset(sizes.symbols(length(spec.cache.past_axis)))
+        return self.pairs(emitted.results, stops, scope, model, given, empty=empty, name=spec.name)
+
+    def pairs(
+        self,
+        pairs: Sequence[tuple[ir.Value, ir.Value]],
+        stops: Iterable[ir.Value],
+        scope: Scope,
+        model: ir.Model,
+        given: ir.Value | None = None,
+        *,
+        empty: frozenset[str] = frozenset(),
+        name: str = "",
+    ) -> Verified | None:
+        """Judges new values, each against an old one; None if nothing is judged. See `Judge.judge`.
+
+        Raises:
+            Refused: They differ, or could not be shown equal.
+        """
+        if self._judge is None:
+            return None
         opsets = scope.graph.opset_imports or model.opset_imports
-        verdict = self._judge.judge(emitted.results, stops, scope.facts, opsets, model.functions, given, empty)
+        verdict = self._judge.judge(pairs, stops, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
         if not verdict.equal:
             self.differing += 1
-            self._keep(verdict, spec.name)
+            self._keep(verdict, name)
             raise Refused("differs", verdict.detail)
         return Verified(verdict.max_abs_error, verdict.cases)
 

@@ -103,6 +103,12 @@ class Forecast:
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
 
+_TRT_LONG = frozenset([75, 80, 86, 89])
+_TRT_ARCHS = _TRT_LONG | {70}
+_TRT_SHORT_HEADS = frozenset([32, 64])
+_TRT_HEADS = frozenset([16, 32, 40, 64, 80, 128, 160, 256])
+_TRT_LIMIT = 384
+"""TensorRT's kernels up to this length are for short heads; beyond, for more of them, on fewer cards."""
 Condition = Callable[[Problem], "Reason | Open | None"]
 
 
@@ -240,6 +246,21 @@ def _long_unless_float16(problem: Problem) -> Reason | Open | None:
     return Reason("short", f"in {problem.dtype.name.lower()} it is chosen from {LONG} queries or keys on")
 
 
+def _fused_by_trt(problem: Problem) -> Reason | Open | None:
+    """TensorRT's kernels are made for some cards, head sizes and lengths."""
+    if problem.arch not in _TRT_ARCHS:
+        return Reason("no-trt-kernel", f"has no kernel for sm{problem.arch}")
+    if problem.head_size not in (_TRT_HEADS if problem.arch in _TRT_LONG else _TRT_SHORT_HEADS):
+        return Reason("head-size", f"has no kernel for a head size of {problem.head_size}")
+    if problem.head_size in _TRT_SHORT_HEADS and problem.arch in _TRT_LONG:
+        return None
+    if not isinstance(problem.rows, int):
+        return Open(f"there are {'more than' if problem.arch in _TRT_LONG else 'at most'} {_TRT_LIMIT} queries")
+    if (problem.rows > _TRT_LIMIT) == (problem.arch in _TRT_LONG):
+        return None
+    return Reason("no-trt-kernel", f"has no kernel for {problem.rows} queries of head size {problem.head_size}")
+
+
 _Kernels = tuple[tuple[str, tuple[Condition, ...]], ...]
 _CUDA: _Kernels = (
     ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _half, _head_sizes(8, 256), _masks("none", "lengths", "bias"))),
@@ -270,6 +291,12 @@ _CUDA_GROUPED: _Kernels = (
     ("EFFICIENT_ATTENTION", (_head_sizes(8, 1024),)),
     ("MATH", ()),
 )
+_CUDA_PACKED: _Kernels = (
+    ("FLASH_ATTENTION", (_from_arch(80), _only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
+    ("TRT_FUSED_ATTENTION", (_only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _fused_by_trt)),
+    ("EFFICIENT_ATTENTION", (_masks("none", "bias"), _head_sizes(8, 1024), _aligned_bias, _long_unless_float16)),
+    ("MATH", ()),
+)
 _KERNELS = {
     ("cpu", "MultiHeadAttention"): _CPU,
     ("cuda", "MultiHeadAttention"): _CUDA,
@@ -277,6 +304,7 @@ _KERNELS = {
     ("cuda", "onnx.Attention"): _CUDA_ATTENTION,
     ("cpu", "GroupQueryAttention"): _CPU_GROUPED,
     ("cuda", "GroupQueryAttention"): _CUDA_GROUPED,
+    ("cuda", "PackedMultiHeadAttention"): _CUDA_PACKED,
 }
 """The kernels of an execution provider for an operator, in the order in which they are tried."""
 
@@ -290,6 +318,16 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
+_PACKED: dict[tuple[bool, str], float] = {
+    (True, "FLASH_ATTENTION"): 0.9,
+    (True, "TRT_FUSED_ATTENTION"): 1.2,
+    (True, "EFFICIENT_ATTENTION"): 2.2,
+    (True, "MATH"): 9.4,
+    (False, "EFFICIENT_ATTENTION"): 7.5,
+    (False, "MATH"): 10.9,
+}
+"""The same for PackedMultiHeadAttention. Not measured: what the kernel takes for all tokens, halfway between none and half of them
+padding; what the operators between the attentions spare comes on top (benchmarks/packing_on_gpu.py measures both)."""
 _CAUSAL = 0.7
 """What is left of these times with the causal attribute."""
 _WINDOWED = 0.7
@@ -336,6 +374,8 @@ def _time(problem: Problem, kernel: str, device: Device) -> float:
         few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW
         return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "onnx.Attention" else 1.0)
     half = problem.dtype != ir.DataType.FLOAT
+    if problem.op == "PackedMultiHeadAttention":
+        return _PACKED[half, kernel]
     spared = _CAUSAL if problem.causal and kernel != "MATH" else 1.0
     wider = 1.0 if half or kernel == "MATH" else _wider(problem)[0]
     times = spared * wider * _TIMES[half, kernel][problem.mask]

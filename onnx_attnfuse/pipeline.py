@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -18,18 +19,20 @@ from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.heal import widen_caches
 from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.masks.meaning import understand
+from onnx_attnfuse.masks.meaning import Meaning, understand
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, read_candidate
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
+from onnx_attnfuse.packing.step import Packing
+from onnx_attnfuse.packing.told import note, told
 from onnx_attnfuse.plan import Plan, Policy, make_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import qualified
+from onnx_attnfuse.targets import packed, qualified
 from onnx_attnfuse.targets.emitted import Workbench
 
 _CONTRIB = "com.microsoft"
@@ -46,7 +49,9 @@ class Run:
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.sites: list[SiteReport] = []
-        self.replaced: set[ir.Value] = set()
+        self.replaced: dict[ir.Value, ir.Value] = {}
+        """Results that were replaced, and what by."""
+        self.notes: list[str] = []
         self.unsorted = False
         """Whether earlier nodes may read what later ones give."""
 
@@ -62,9 +67,12 @@ class Run:
             builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
             bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
             guards = Guards(builder)
-            for candidate in candidates:
+            if self.policy.target == packed.NAME:
+                self.options.progress("packing", done, total)
+                self.sites += self._packed(candidates, scope, bench, guards)
+            for candidate in candidates if self.policy.target != packed.NAME else ():
                 self.options.progress("fusing", done, total)
-                self.sites.append(_as_asked(self._site(candidate, scope, bench, guards), self.policy.target))
+                self.sites.append(_as_asked(self._site(candidate, scope, bench, guards, self.policy), self.policy.target))
                 done += 1
             if self.unsorted:
                 scope.graph.sort()
@@ -76,13 +84,46 @@ class Run:
         if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
             self.opset.restore()
         seconds = time.perf_counter() - start
-        notes = [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
+        notes = list(self.notes)
+        notes += [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
         if self.opset.raised_from is not None:
             notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(notes), self.court.differing)
 
-    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
-        if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
+    def _packed(self, candidates: Sequence[Candidate], scope: Scope, bench: Workbench, guards: Guards) -> list[SiteReport]:
+        """Packs what can be packed of one graph; where that is behind a test, the usual forms stand beside it."""
+        packing = Packing(scope, self.model, bench, self.court, self.policy)
+        found = [_unfused(candidate, scope) for candidate in candidates]
+        wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
+        for place, candidate in enumerate(candidates):
+            if candidate.spec is not None:
+                bench.builder.at(anchor_of(candidate.spec))
+                meaning = self.court.trusted(candidate.spec, understand(candidate.spec, bench.reader), scope, self.model)
+                found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
+                wanted[place] = candidate.spec, meaning
+        places = {id(spec): place for place, (spec, _) in wanted.items()}
+        usual = dataclasses.replace(self.policy, target="auto", padding="exact")
+        for woven in packing.weave(list(wanted.values())):
+            others: dict[int, SiteReport] = {}
+            if packing.is_vouched:
+                packing.connect(woven)
+            else:
+                for place in [places[id(site.spec)] for site in woven.region.sites]:
+                    others[place] = self._site(candidates[place], scope, bench, guards, usual)
+                packing.fork(woven, guards, self.replaced)
+            for site in woven.region.sites:
+                place = places[id(site.spec)]
+                found[place] = told(found[place], woven, site, self.policy, others.get(place))
+            self.notes.append(note(woven, vouched=packing.is_vouched))
+            self.unsorted = True
+        for place, (spec, _) in wanted.items():
+            reason = packing.reasons.get(id(spec))
+            if reason is not None:
+                found[place] = dataclasses.replace(found[place], reasons=(reason,))
+        return [_as_asked(site, self.policy.target) for site in found]
+
+    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards, policy: Policy) -> SiteReport:
+        if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
         found = _unfused(candidate, scope)
         spec = candidate.spec
@@ -94,10 +135,10 @@ class Run:
             meaning = self.court.trusted(spec, understand(spec, bench.reader), scope, self.model)
             found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
             reasons: list[Reason] = []
-            plans, refusals = make_plans(spec, meaning, self.policy, bench)
+            plans, refusals = make_plans(spec, meaning, policy, bench)
             for plan in plans:
                 if _is_in_place(found, plan):
-                    kept = refusals if len(plans) == 1 and refusals else [_kept(found, self.policy.target)]
+                    kept = refusals if len(plans) == 1 and refusals else [_kept(found, policy.target)]
                     kernel = kernel_of(plan, self.policy.device)
                     return dataclasses.replace(found, kernel=kernel, reasons=tuple(reasons or kept))
                 try:
@@ -120,7 +161,7 @@ class Run:
         """Connects what was built, and tells."""
         commit(spec, built.emitted, builder)
         tidy(builder)
-        self.replaced.update(old for old, _ in built.emitted.results)
+        self.replaced.update(built.emitted.results)
         self.unsorted |= bool(built.emitted.presents)
         return dataclasses.replace(
             found,

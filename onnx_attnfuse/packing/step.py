@@ -1,0 +1,161 @@
+"""All attentions of one graph on packed tokens, those with the same padding together.
+
+    packing = Packing(scope, model, bench, court, policy)
+    wovens = packing.weave(wanted)       # beside the graph; what is refused is in packing.reasons
+    packing.connect(woven)               # in place of the graph, or packing.fork(woven, ...) behind a test
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.court import Court
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.guard import Guards
+from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.match.finder import anchor_of
+from onnx_attnfuse.packing.marks import Tokens
+from onnx_attnfuse.packing.region import Region, Site, SiteRefused, grow, read_site
+from onnx_attnfuse.packing.weave import Loom, Woven, weave
+from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewrite import answer_shapes, check_shapes, connect, inner_values
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets import packed
+from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.targets.padding import KeyPadding, read_padding
+
+_SHAPES = frozenset(["Shape", "Size"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Attentions with the same padding."""
+
+    padding: KeyPadding
+    sites: list[Site]
+    added: tuple[ir.Node, ...]
+
+
+class Packing:
+    """Packs one graph."""
+
+    def __init__(self, scope: Scope, model: ir.Model, bench: Workbench, court: Court, policy: Policy) -> None:
+        self._scope = scope
+        self._model = model
+        self._bench = bench
+        self._court = court
+        self._policy = policy
+        self.reasons: dict[int, Reason] = {}
+        """Why attentions are not packed, by identity of what they mean."""
+
+    @property
+    def is_vouched(self) -> bool:
+        """Whether padding may be taken to be on the right without a test."""
+        return "right_padded" in self._policy.vouched
+
+    def weave(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[Woven]:
+        """Builds what can be packed beside the graph."""
+        wovens: list[Woven] = []
+        for group in self._groups(wanted):
+            try:
+                wovens.append(self._woven(group))
+            except Refused as refused:
+                self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), refused.reason))
+                sweep_unused(group.added)
+        return wovens
+
+    def _groups(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[_Group]:
+        groups: dict[object, _Group] = {}
+        builder = self._bench.builder
+        for spec, meaning in wanted:
+            reason = packed.refuse(spec, meaning, self._bench)
+            if reason is None and self._policy.padding == "exact":
+                reason = Reason("not-every-batch", "packed is exact for padding on the right only, and a test is not wanted")
+            if reason is not None:
+                self.reasons[id(spec)] = reason
+                continue
+            builder.at(anchor_of(spec))
+            try:
+                site = read_site(spec, meaning)
+                padding = read_padding(spec, meaning, self._bench)
+            except Refused as refused:
+                sweep_unused(builder.added)
+                self.reasons[id(spec)] = refused.reason
+                continue
+            key = padding.keep, padding.clean, length(spec.axes.b), length(spec.axes.i)
+            groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
+        return list(groups.values())
+
+    def _woven(self, group: _Group) -> Woven:
+        """Builds a group.
+
+        Raises:
+            Refused: It cannot be packed.
+        """
+        axes = group.sites[0].spec.axes
+        tokens = Tokens(self._scope.facts, length(axes.b), length(axes.i))
+        region = self._grown(group.sites, tokens)
+        inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))} - region.exits.keys()
+        check_shapes(list(inner), self._bench.builder)
+        self._bench.builder.at(anchor_of(region.sites[0].spec))
+        exact = group.padding.exact("right_padded")
+        return weave(region, Loom(self._bench, self._scope, self._model, self._court, group.padding, exact))
+
+    def _grown(self, sites: list[Site], tokens: Tokens) -> Region:
+        """The region around as many of `sites` as are of a sequence with itself.
+
+        Raises:
+            Refused: None is, or they cannot be packed.
+        """
+        while True:
+            try:
+                return grow(sites, self._scope.graph, tokens)
+            except SiteRefused as refused:
+                self.reasons[id(refused.site.spec)] = refused.reason
+                sites.remove(refused.site)
+                if not sites:
+                    raise Refused(refused.reason.code, refused.reason.message, refused.reason.node) from refused
+
+    def connect(self, woven: Woven) -> None:
+        """Puts packed values in the place of the old ones and removes what became needless."""
+        builder = self._bench.builder
+        self._answer(woven.region)
+        for old, new in woven.restored.items():
+            asking = [node for node, _ in old.uses() if node.op_type in _SHAPES]
+            connect(old, new, builder, [*woven.region.readers[old], *asking])
+        sweep([woven.exact, *reversed(woven.region.inner), *woven.restored])
+
+    def fork(self, woven: Woven, guards: Guards, moved: Mapping[ir.Value, ir.Value]) -> None:
+        """Takes packed values where padding is on the right, else the old ones.
+
+        Args:
+            woven: What was built.
+            guards: The tests of the graph.
+            moved: What has taken the place of old values meanwhile.
+        """
+        builder = self._bench.builder
+        self._answer(woven.region)
+        last = next(reversed(list(builder.graph)))
+        builder.at(last)
+        olds = [moved.get(old, old) for old in woven.restored]
+        chosen = guards.fork(woven.exact, list(woven.restored.values()), olds)
+        for old, other, new in zip(woven.restored, olds, chosen, strict=True):
+            connect(other, new, builder, woven.region.readers[old])
+
+    def _answer(self, region: Region) -> None:
+        """Whoever asks for the shape of an inner value gets it from elsewhere."""
+        builder = self._bench.builder
+        for value in _inner(region):
+            answer_shapes(value, builder)
+
+
+def _inner(region: Region) -> Iterable[ir.Value]:
+    for value in (*region.inner, *(value for site in region.sites for value in inner_values(site.spec))):
+        if value.graph is not None and value not in region.exits:
+            yield value
