@@ -141,7 +141,9 @@ def _handed_on(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Gr
     nodes = [ir.node("Identity", [value], name=builder.name(f"attnfuse/{name}")) for value in values]
     for node, value in zip(nodes, values, strict=True):
         node.outputs[0].name = builder.name(f"{node.name}_output")
-        node.outputs[0].dtype = builder.facts.dtype(value)
+        dtype = builder.facts.dtype(value)
+        if dtype is not None:
+            node.outputs[0].dtype = dtype
     return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=builder.name(f"attnfuse/{name}"))
 
 

@@ -103,12 +103,9 @@ class Forecast:
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
 
-_TRT_LONG = frozenset([75, 80, 86, 89])
-_TRT_ARCHS = _TRT_LONG | {70}
-_TRT_SHORT_HEADS = frozenset([32, 64])
-_TRT_HEADS = frozenset([16, 32, 40, 64, 80, 128, 160, 256])
-_TRT_LIMIT = 384
-"""TensorRT's kernels up to this length are for short heads; beyond, for more of them, on fewer cards."""
+_SHORT_HEADS, _LONG_HEADS = frozenset([32, 64]), frozenset([16, 32, 40, 64, 80, 128, 160, 256])
+_TRT = {70: (_SHORT_HEADS, frozenset[int]())} | dict.fromkeys((75, 80, 86, 89), (_SHORT_HEADS, _LONG_HEADS))
+"""The head sizes that TensorRT's kernels are made for on a card, up to 384 queries and beyond."""
 Condition = Callable[[Problem], "Reason | Open | None"]
 
 
@@ -247,18 +244,12 @@ def _long_unless_float16(problem: Problem) -> Reason | Open | None:
 
 
 def _fused_by_trt(problem: Problem) -> Reason | Open | None:
-    """TensorRT's kernels are made for some cards, head sizes and lengths."""
-    if problem.arch not in _TRT_ARCHS:
-        return Reason("no-trt-kernel", f"has no kernel for sm{problem.arch}")
-    if problem.head_size not in (_TRT_HEADS if problem.arch in _TRT_LONG else _TRT_SHORT_HEADS):
-        return Reason("head-size", f"has no kernel for a head size of {problem.head_size}")
-    if problem.head_size in _TRT_SHORT_HEADS and problem.arch in _TRT_LONG:
+    short, long = (problem.head_size in heads for heads in _TRT.get(problem.arch, ((), ())))
+    if (short and long) or (isinstance(problem.rows, int) and (long if problem.rows > 384 else short)):
         return None
-    if not isinstance(problem.rows, int):
-        return Open(f"there are {'more than' if problem.arch in _TRT_LONG else 'at most'} {_TRT_LIMIT} queries")
-    if (problem.rows > _TRT_LIMIT) == (problem.arch in _TRT_LONG):
-        return None
-    return Reason("no-trt-kernel", f"has no kernel for {problem.rows} queries of head size {problem.head_size}")
+    if (short or long) and not isinstance(problem.rows, int):
+        return Open(f"there are {'up to' if short else 'more than'} 384 queries")
+    return Reason("no-trt-kernel", f"TensorRT has none for sm{problem.arch}, head size {problem.head_size} and so many queries")
 
 
 _Kernels = tuple[tuple[str, tuple[Condition, ...]], ...]
@@ -318,16 +309,11 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
-_PACKED: dict[tuple[bool, str], float] = {
-    (True, "FLASH_ATTENTION"): 0.9,
-    (True, "TRT_FUSED_ATTENTION"): 1.2,
-    (True, "EFFICIENT_ATTENTION"): 2.2,
-    (True, "MATH"): 9.4,
-    (False, "EFFICIENT_ATTENTION"): 7.5,
-    (False, "MATH"): 10.9,
+_PACKED: dict[bool, dict[str, float]] = {
+    True: {"FLASH_ATTENTION": 0.9, "TRT_FUSED_ATTENTION": 1.2, "EFFICIENT_ATTENTION": 2.2, "MATH": 9.4},
+    False: {"EFFICIENT_ATTENTION": 7.5, "MATH": 10.9},
 }
-"""The same for PackedMultiHeadAttention. Not measured: what the kernel takes for all tokens, halfway between none and half of them
-padding; what the operators between the attentions spare comes on top (benchmarks/packing_on_gpu.py measures both)."""
+"""The same for PackedMultiHeadAttention, from the same kernels; not measured yet (benchmarks/packing_on_gpu.py)."""
 _CAUSAL = 0.7
 """What is left of these times with the causal attribute."""
 _WINDOWED = 0.7
@@ -375,7 +361,7 @@ def _time(problem: Problem, kernel: str, device: Device) -> float:
         return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "onnx.Attention" else 1.0)
     half = problem.dtype != ir.DataType.FLOAT
     if problem.op == "PackedMultiHeadAttention":
-        return _PACKED[half, kernel]
+        return _PACKED[half][kernel]
     spared = _CAUSAL if problem.causal and kernel != "MATH" else 1.0
     wider = 1.0 if half or kernel == "MATH" else _wider(problem)[0]
     times = spared * wider * _TIMES[half, kernel][problem.mask]

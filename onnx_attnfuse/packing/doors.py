@@ -17,7 +17,7 @@ from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.packing.marks import Marks, Tokens, as_axes, others
+from onnx_attnfuse.packing.marks import Marks, Tokens, as_axes, count_of, others
 from onnx_attnfuse.targets.packed import DOMAIN, Packing
 
 _TRUTH, _INDEX = ir.DataType.BOOL, ir.DataType.INT64
@@ -41,7 +41,7 @@ class Doors(abc.ABC):
         channels = others(marks, axes)
         flat = arrange(build, Laid(whole, axes), ((batch,), (rows,), tuple(leaf for axis in channels for leaf in axis)))
         removed = self._removed(flat)
-        count = (build.facts.dims(removed) or ())[0]
+        count = count_of(removed, build.facts)
         packed = build.reshape(removed, (count, *others(marks, dims)))
         return packed if dtype is None else build.cast(packed, dtype)
 
@@ -51,7 +51,7 @@ class Doors(abc.ABC):
         assert dims is not None
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         channels = tuple(leaf for axis in others(marks, axes) for leaf in axis)
-        count = (build.facts.dims(packed) or ())[0]
+        count = count_of(packed, build.facts)
         number = build.cast(packed, ir.DataType.FLOAT) if dtype == _TRUTH else packed
         flat = build.reshape(number, (count, sizes.product(others(marks, dims))))
         whole: Axes = ((batch,), (rows,), channels)

@@ -36,7 +36,12 @@ def least_cut(
         room.setdefault(one, {})[other] = capacity
         room.setdefault(other, {}).setdefault(one, 0.0)
 
-    values = {*ahead, *(value for found in ahead.values() for value in found), *(sources := list(sources)), *(sinks := list(sinks))}
+    values = {
+        *ahead,
+        *(value for found in ahead.values() for value in found),
+        *(sources := list(sources)),
+        *(sinks := list(sinks)),
+    }
     for value in values:
         connect((value, 0), (value, 1), 1.0 if value in cuttable else math.inf)
     for value, found in ahead.items():

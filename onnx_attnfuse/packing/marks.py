@@ -38,14 +38,27 @@ class Tokens:
     def is_full(self, value: ir.Value, marks: Marks) -> bool:
         """Whether a value has every token, rather than one for all entries or positions."""
         dims = self.facts.dims(value)
-        return dims is not None and len(dims) == len(marks) and all(not m or d == self.size(m) for m, d in zip(marks, dims, strict=True))
+        return (
+            dims is not None
+            and len(dims) == len(marks)
+            and all(not m or d == self.size(m) for m, d in zip(marks, dims, strict=True))
+        )
 
     def fits(self, value: ir.Value, marks: Marks) -> bool:
         """Whether a value broadcasts to every token."""
         dims = self.facts.dims(value)
         if dims is None or len(dims) > len(marks):
             return False
-        return all(not mark or dim in {1, self.size(mark)} for mark, dim in zip(marks[len(marks) - len(dims) :], dims, strict=True))
+        return all(
+            not mark or dim in {1, self.size(mark)} for mark, dim in zip(marks[len(marks) - len(dims) :], dims, strict=True)
+        )
+
+
+def count_of(packed: ir.Value, facts: Facts) -> Dim:
+    """How many tokens a packed value has."""
+    dims = facts.dims(packed)
+    assert dims
+    return dims[0]
 
 
 def others(marks: Marks, items: Sequence[_Item]) -> tuple[_Item, ...]:

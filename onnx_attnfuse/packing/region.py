@@ -113,6 +113,8 @@ class _Growing:
         self._marks: dict[ir.Value, Marks] = {}
         self._steps: dict[ir.Value, Step] = {}
         """By output, what is computed on packed tokens."""
+        self._given: dict[ir.Value, Reason] = {}
+        """Why other values cannot be."""
         self._place = {node: place for place, node in enumerate(graph)}
 
     def region(self) -> Region:
@@ -121,7 +123,7 @@ class _Growing:
         self._walk_up()
         self._check_sequences()
         entries = self._entries()
-        tail = self._walk_down()
+        tail = self._walk_down(self._at_hand(entries))
         exits, readers = self._exits(tail)
         self._steps.update((value, step) for step in tail for value in step.node.outputs)
         items = self._needed(entries, exits)
@@ -155,6 +157,7 @@ class _Growing:
             if isinstance(step, Reason):
                 if value in self._late:
                     raise Refused("operator-between", f"between the attentions {step.message}", step.node)
+                self._given[value] = step
                 continue
             for output, own in zip(step.node.outputs, step.outputs, strict=False):
                 self._note(output, own)
@@ -179,12 +182,21 @@ class _Growing:
             if isinstance(item, Site):
                 found = [self._origins(source.laid.value, origins) for source in item.chosen]
                 if not found[0] & found[1] & found[2]:
-                    reason = Reason("cross-attention", "queries, keys and values are not of the same sequence", item.spec.name)
-                    raise SiteRefused(item, reason)
+                    raise SiteRefused(item, self._unrelated(found))
                 origins[item.result.value] = found[2]
                 continue
             union = frozenset[ir.Value]().union(*(self._origins(value, origins) for value, _ in item.inputs()))
             origins.update(dict.fromkeys(item.node.outputs, union))
+
+    def _unrelated(self, origins: Iterable[Iterable[ir.Value]]) -> Reason:
+        message = "queries, keys and values are not proven to be of the same sequence"
+        reasons = (self._given.get(value) for found in origins for value in found)
+        unread = next((reason for reason in reasons if reason is not None and reason.code == "not-position-wise"), None)
+        return (
+            Reason("cross-attention", message)
+            if unread is None
+            else Reason("cross-attention", f"{message}: {unread.message}", unread.node)
+        )
 
     def _origins(self, value: ir.Value, known: dict[ir.Value, frozenset[ir.Value]]) -> frozenset[ir.Value]:
         """What a value is computed from that tells one sequence from another."""
@@ -213,7 +225,14 @@ class _Growing:
     def _carried(self, values: Iterable[ir.Value]) -> set[ir.Value]:
         return {value for value in values if self._tokens.facts.dtype(value) in CARRIED}
 
-    def _walk_down(self) -> list[Step]:
+    def _at_hand(self, entries: set[ir.Value]) -> set[ir.Value]:
+        """The values before the attentions that are packed anyway."""
+        found = set(entries)
+        for item in self._needed(entries, [source.laid.value for site in self._sites for source in site.chosen]):
+            found.update(value for value in _results(item) if value not in self._late)
+        return found
+
+    def _walk_down(self, packed: set[ir.Value]) -> list[Step]:
         """What computes each token by itself after the last attention, from nothing but tokens that are packed anyway."""
         live = _live(self._graph, set(self._produced))
         known = {step.node for step in self._steps.values()}
@@ -227,7 +246,9 @@ class _Growing:
             step = read_step(node, first, self._marks[first], self._tokens)
             if isinstance(step, Reason) or not self._late.isdisjoint(step.free()):
                 continue
-            if all(value in self._late and self._marks.get(value) == marks for value, marks in step.inputs()):
+            if all(
+                self._marks.get(value) == marks and (value in self._late or value in packed) for value, marks in step.inputs()
+            ):
                 tail.append(step)
                 for output, own in zip(node.outputs, step.outputs, strict=False):
                     self._note(output, own)
@@ -266,7 +287,7 @@ class _Growing:
                 pending += [value for value, _ in step.inputs()]
         return list(found)
 
-    def _needed(self, entries: set[ir.Value], exits: set[ir.Value]) -> list[Item]:
+    def _needed(self, entries: set[ir.Value], exits: Iterable[ir.Value]) -> list[Item]:
         """What computes the exits from the entries, in order."""
         found: dict[Item, None] = {}
         pending = list(exits)
@@ -337,4 +358,3 @@ def _live(graph: ir.Graph | ir.Function, given: set[ir.Value]) -> set[ir.Node]:
         for nested in subgraphs(node):
             pending += [item for inner in nested.all_nodes() for item in inner.inputs]
     return found
-

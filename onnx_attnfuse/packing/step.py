@@ -1,8 +1,8 @@
 """All attentions of one graph on packed tokens, those with the same padding together.
 
-    packing = Packing(scope, model, bench, court, policy)
-    wovens = packing.weave(wanted)       # beside the graph; what is refused is in packing.reasons
-    packing.connect(woven)               # in place of the graph, or packing.fork(woven, ...) behind a test
+packing = Packing(scope, model, bench, court, policy)
+wovens = packing.weave(wanted)       # beside the graph; what is refused is in packing.reasons
+packing.connect(woven)               # in place of the graph, or packing.fork(woven, ...) behind a test
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx_attnfuse.packing.marks import Tokens
 from onnx_attnfuse.packing.region import Region, Site, SiteRefused, grow, read_site
 from onnx_attnfuse.packing.weave import Loom, Woven, weave
 from onnx_attnfuse.plan import Policy
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.rewrite import answer_shapes, check_shapes, connect, inner_values
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import packed
@@ -61,14 +61,8 @@ class Packing:
 
     def weave(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[Woven]:
         """Builds what can be packed beside the graph."""
-        wovens: list[Woven] = []
-        for group in self._groups(wanted):
-            try:
-                wovens.append(self._woven(group))
-            except Refused as refused:
-                self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), refused.reason))
-                sweep_unused(group.added)
-        return wovens
+        wovens = [self._woven(group) for group in self._groups(wanted)]
+        return [woven for woven in wovens if woven is not None]
 
     def _groups(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[_Group]:
         groups: dict[object, _Group] = {}
@@ -92,7 +86,19 @@ class Packing:
             groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
         return list(groups.values())
 
-    def _woven(self, group: _Group) -> Woven:
+    def _woven(self, group: _Group) -> Woven | None:
+        """Builds a group, or notes why not."""
+        try:
+            return self._built(group)
+        except Refused as refused:
+            reason = refused.reason
+        except Exception as error:  # noqa: BLE001 - the group is reported and undone, the others go on
+            reason = defect(error, group.sites[0].spec.name)
+        self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), reason))
+        sweep_unused(group.added)
+        return None
+
+    def _built(self, group: _Group) -> Woven:
         """Builds a group.
 
         Raises:
@@ -113,14 +119,15 @@ class Packing:
         Raises:
             Refused: None is, or they cannot be packed.
         """
-        while True:
-            try:
-                return grow(sites, self._scope.graph, tokens)
-            except SiteRefused as refused:
-                self.reasons[id(refused.site.spec)] = refused.reason
-                sites.remove(refused.site)
-                if not sites:
-                    raise Refused(refused.reason.code, refused.reason.message, refused.reason.node) from refused
+        try:
+            return grow(sites, self._scope.graph, tokens)
+        except SiteRefused as refused:
+            reason, site = refused.reason, refused.site
+        if len(sites) == 1:
+            raise Refused(reason.code, reason.message, reason.node)
+        self.reasons[id(site.spec)] = reason
+        sites.remove(site)
+        return self._grown(sites, tokens)
 
     def connect(self, woven: Woven) -> None:
         """Puts packed values in the place of the old ones and removes what became needless."""

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, subgraphs
-from onnx_attnfuse.packing.marks import Marks, Tokens, others
+from onnx_attnfuse.packing.marks import Marks, Tokens, count_of, others
 from onnx_attnfuse.reasons import Reason
 
 Build = Callable[[Builder, Mapping[int, ir.Value]], Sequence[ir.Value]]
@@ -88,9 +88,10 @@ def again(
     """
     facts = builder.facts
     attributes = {name: item.value for name, item in step_node.attributes.items() if name not in changed}
-    known = facts.dims(count)
-    assert known is not None
-    shapes = [(known[0], *others(marks, facts.dims(item) or ())) for item, marks in zip(step_node.outputs, outputs, strict=False)]
+    shapes = [
+        (count_of(count, facts), *others(marks, facts.dims(item) or ()))
+        for item, marks in zip(step_node.outputs, outputs, strict=False)
+    ]
     first = builder.node(
         step_node.op_type,
         inputs,
@@ -105,8 +106,10 @@ def again(
     assert node is not None
     node.metadata_props.update(step_node.metadata_props)
     for old, new, dims in zip(step_node.outputs, node.outputs, shapes, strict=False):
-        facts.record(new, dims, facts.dtype(old))
-        new.dtype = facts.dtype(old)
+        dtype = facts.dtype(old)
+        facts.record(new, dims, dtype)
+        if dtype is not None:
+            new.dtype = dtype
     return node.outputs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from onnx_attnfuse.devices import Device
 from onnx_attnfuse.kernels import Forecast, forecast
 from onnx_attnfuse.packing.region import Site
 from onnx_attnfuse.packing.weave import Woven
@@ -28,7 +27,8 @@ def told(found: SiteReport, woven: Woven, site: Site, policy: Policy, usual: Sit
         usual: What computes it where padding is not on the right; None if it is taken to be.
     """
     attended = woven.attended[site]
-    form = "packed" if usual is None else f"packed, else {usual.mask_form or 'spelled out'}"
+    form = "packed + attention_bias" if site.meaning.biases else "packed"
+    form = form if usual is None else f"{form}, else {usual.mask_form or 'spelled out'}"
     return dataclasses.replace(
         found,
         status="fused",
@@ -44,7 +44,7 @@ def told(found: SiteReport, woven: Woven, site: Site, policy: Policy, usual: Sit
 
 
 def _kernel(site: Site, policy: Policy, usual: SiteReport | None) -> Kernel:
-    problem = problem_of(site.spec, Way("none", when="right_padded"), multi_head_attention)
+    problem = problem_of(site.spec, Way("bias" if site.meaning.biases else "none", when="right_padded"), multi_head_attention)
     problem = dataclasses.replace(problem, op=packed.OP).settled(policy.lengths)
     chain: list[LaterKernel] = []
     first = forecast(problem, policy.device)

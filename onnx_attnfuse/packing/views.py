@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_array
 from onnx_attnfuse.graph.rules.reading import slice_bounds
-from onnx_attnfuse.packing.marks import Marks, Tokens, others, through
+from onnx_attnfuse.packing.marks import Marks, Tokens, count_of, others, through
 from onnx_attnfuse.packing.steps import Rule, Step, again, int_attribute, packed_axis, refusal
 from onnx_attnfuse.reasons import Reason
 
@@ -30,9 +30,7 @@ def view(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step |
             perm: list[int] = attribute(node, "perm") or [*range(len(before))][::-1]
             places = [packed_axis(before, axis) for axis in perm]
             return [builder.transpose(packed[0], [0, *(place for place in places if place is not None)])]
-        count = builder.facts.dims(packed[0])
-        assert count is not None
-        return [builder.reshape(packed[0], (count[0], *others(after, dims)))]
+        return [builder.reshape(packed[0], (count_of(packed[0], builder.facts), *others(after, dims)))]
 
     return Step(node, {0: before}, (after,), build)
 
@@ -68,14 +66,18 @@ def _slice(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step
         return refusal(node, "takes a part that is not known")
     taken = [(packed_axis(marks, axis), *bound) for axis, bound in bounds.items()]
     parts = [
-        [axis, start, end, step] for axis, start, end, step in taken if axis is not None and isinstance(start, int) and isinstance(end, int)
+        [axis, start, end, step]
+        for axis, start, end, step in taken
+        if axis is not None and isinstance(start, int) and isinstance(end, int)
     ]
     if len(parts) < len(taken):
         return refusal(node, "takes some of the positions")
 
     def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
         axes, starts, ends, steps = (builder.constant([int(item) for item in column]) for column in zip(*parts, strict=True))
-        return again(node, builder, [packed[0], starts, ends, axes, steps], (marks,), packed[0], axes=None, starts=None, ends=None)
+        return again(
+            node, builder, [packed[0], starts, ends, axes, steps], (marks,), packed[0], axes=None, starts=None, ends=None
+        )
 
     return Step(node, {0: marks}, (marks,), build)
 

@@ -19,7 +19,7 @@ from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.packing.doors import Doors, PaddingDoors, RowDoors
-from onnx_attnfuse.packing.marks import Marks, others
+from onnx_attnfuse.packing.marks import Marks, count_of, others
 from onnx_attnfuse.packing.region import Item, Region, Site, anchor
 from onnx_attnfuse.packing.steps import Step
 from onnx_attnfuse.reasons import Refused
@@ -96,7 +96,7 @@ class _Weaving:
                 else:
                     self._packed.update(zip(item.node.outputs, _built(item, operands, self._builder), strict=False))
             restored = {value: self._restored(value, marks) for value, marks in self._region.exits.items()}
-        except Refused:
+        except Exception:
             self._undo()
             raise
         self._added += self._builder.added
@@ -119,14 +119,14 @@ class _Weaving:
         sweep_unused(self._added)
 
     def _attend(self, site: Site, operands: Sequence[ir.Value], doors: PaddingDoors) -> Attended:
-        packed_tokens = Factor((self._builder.facts.dims(operands[0]) or (0,))[0])
+        packed_tokens = Factor(count_of(operands[0], self._builder.facts))
         laid = [
             Laid(operand, ((packed_tokens,), *others(marks, source.laid.refined().axes)))
             for operand, marks, source in zip(operands, site.operands, site.chosen, strict=True)
         ]
         assert doors.packing is not None
         wanted: Axes = others(site.marks, site.result.axes)
-        return attend(self._loom.bench, site.spec, site.chosen, laid, doors.packing, wanted)
+        return attend(self._loom.bench, site.spec, site.meaning, site.chosen, laid, doors.packing, wanted)
 
     def _judged(self, item: Item) -> Verified | None:
         """Has an item judged by itself.
@@ -151,7 +151,8 @@ class _Weaving:
             outputs = list(zip(item.node.outputs, item.outputs, strict=False))
         news = compute([doors.enter(value, marks) for value, marks in _operands(item)])
         pairs = [
-            (doors.masked(old, marks, keep), doors.leave(new, old, marks)) for (old, marks), new in zip(outputs, news, strict=False)
+            (doors.masked(old, marks, keep), doors.leave(new, old, marks))
+            for (old, marks), new in zip(outputs, news, strict=False)
         ]
         stops = [value for value, _ in _operands(item)] + _weights(item)
         self._trials += [value for pair in pairs for value in pair]

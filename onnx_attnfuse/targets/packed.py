@@ -16,7 +16,9 @@ from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.targets.layout import typed
 from onnx_attnfuse.targets.padding import is_padding
 
 OP: str = "PackedMultiHeadAttention"
@@ -41,7 +43,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
     axes = spec.axes
     if bench.device.ep != "cuda":
         return Reason("no-kernel-for-device", f"PackedMultiHeadAttention has no kernel on {bench.device.ep}")
-    if spec.dtype not in _DTYPES or spec.output_dtype not in {None, spec.dtype}:
+    if spec.dtype not in _DTYPES:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"PackedMultiHeadAttention has no kernel for {name}")
     if spec.softcap is not None:
@@ -54,8 +56,6 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
         return Reason("cross-attention", "queries and keys are not proven to be of the same sequence")
     if meaning.is_trivial:
         return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
-    if meaning.biases:
-        return Reason("bias", "something is added to the scores besides the mask")
     if not is_padding(meaning.predicates, spec):
         return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
     if not axes.b or not axes.i:
@@ -83,6 +83,7 @@ def choose(operand: Sequence[Source], batch: Axis, rows: Axis, channels: Axis) -
 def attend(
     bench: Workbench,
     spec: AttentionSpec,
+    meaning: Meaning,
     chosen: Sequence[Source],
     operands: Sequence[Laid],
     packing: Packing,
@@ -93,6 +94,7 @@ def attend(
     Args:
         bench: What to build with.
         spec: The attention.
+        meaning: Its mask; where it adds something too, all of it is handed over.
         chosen: The sources of query, key and value.
         operands: The same in packed form, their first axis the tokens.
         packing: Where the tokens come from.
@@ -101,14 +103,15 @@ def attend(
     builder, axes = bench.builder, spec.axes
     assert spec.dtype is not None
     tokens = operands[0].axes[0]
-    query, key = (*axes.n, *axes.h), (*axes.n, *axes.h)
-    targets: tuple[Axes, ...] = ((tokens, query), (tokens, key), (tokens, (*axes.n, *axes.v)))
+    targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
     laid = [Laid(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
-    inputs = [builder.cast(arrange(builder, item, target), spec.dtype) for item, target in zip(laid, targets, strict=True)]
+    bias = BiasEmitter(builder, axes, spec.dtype)
+    added = [bias.full(bias.compact(spec.mask))] if spec.mask is not None and meaning.biases else []
+    inputs = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(laid, targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     fused = builder.node(
         OP,
-        [*inputs, None, packing.offset, packing.starts],
+        [*inputs, None, packing.offset, packing.starts, *added],
         {"num_heads": axes.num_heads, "scale": scale},
         domain=DOMAIN,
         dims=[length(tokens), length((*axes.n, *axes.v))],
@@ -120,7 +123,8 @@ def attend(
     if chosen[2].factor != 1.0:
         fused = builder.elementwise("Mul", [fused, builder.scalar(chosen[2].factor, spec.dtype)], spec.dtype)
     result = Laid(fused, targets[2])
-    names = axes.names() | {leaf: "t" for leaf in tokens}
-    expressions = (einops(item, target, names) for item, target in zip(laid, targets, strict=True))
-    layouts = Layouts(*expressions, einops(result, (tokens, *wanted), names))
-    return Attended(node, arrange(builder, result, (tokens, *wanted)), scale, layouts)
+    names = axes.names() | dict.fromkeys(tokens, "t")
+    query, key, value = (einops(item, target, names) for item, target in zip(laid, targets, strict=True))
+    layouts = Layouts(query, key, value, einops(result, (tokens, *wanted), names))
+    final = typed(builder, arrange(builder, result, (tokens, *wanted)), spec.output_dtype or spec.dtype)
+    return Attended(node, final, scale, layouts)
