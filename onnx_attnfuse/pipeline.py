@@ -103,7 +103,7 @@ class Run:
                 wanted[place] = candidate.spec, meaning
         places = {id(spec): place for place, (spec, _) in wanted.items()}
         usual = dataclasses.replace(self.policy, target="auto", padding="exact")
-        for woven in packing.weave(list(wanted.values())):
+        for woven in packing.weave(list(wanted.values()), [item.node for item in candidates]):
             others: dict[int, SiteReport] = {}
             if packing.is_vouched:
                 packing.connect(woven)

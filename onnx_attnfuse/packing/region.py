@@ -109,7 +109,7 @@ class _Growing:
         self._graph = graph
         self._tokens = tokens
         self._produced = {site.result.value: site for site in sites}
-        self._late = _below(self._produced, graph)
+        self._late = below(self._produced, graph)
         self._marks: dict[ir.Value, Marks] = {}
         self._steps: dict[ir.Value, Step] = {}
         """By output, what is computed on packed tokens."""
@@ -264,14 +264,14 @@ class _Growing:
             for item, _ in step.inputs():
                 ahead.setdefault(item, []).extend(step.node.outputs[: len(step.outputs)])
         late = [*core, *(value for step in tail for value in step.node.outputs[: len(step.outputs)])]
-        outside = {value: [node for node in _users(value) if node in self._live and node not in inside] for value in late}
+        outside = {value: [node for node in users(value) if node in self._live and node not in inside] for value in late}
         sinks = [value for value in late if outside[value] or value.is_graph_output()]
         cut = least_cut(ahead, core, sinks, self._carried(late), latest=True)
         if cut is None:
             raise Refused("not-carried", "padding would have to be restored in integers")
         beyond = {step.node for step in tail} - {step.node for step in self._above(cut, tail)}
         readers = {
-            value: tuple(dict.fromkeys((*outside[value], *(node for node in _users(value) if node in beyond)))) for value in cut
+            value: tuple(dict.fromkeys((*outside[value], *(node for node in users(value) if node in beyond)))) for value in cut
         }
         return cut, readers
 
@@ -320,12 +320,12 @@ def _results(item: Item) -> Sequence[ir.Value]:
     return [item.result.value] if isinstance(item, Site) else item.node.outputs
 
 
-def _users(value: ir.Value) -> list[ir.Node]:
+def users(value: ir.Value) -> list[ir.Node]:
     """The nodes that read the elements of a value."""
     return [node for node, _ in value.uses() if node.op_type not in _SHAPES]
 
 
-def _below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.Value]:
+def below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.Value]:
     """Every value that is computed from the elements of `values`, and these.
 
     Raises:
@@ -334,7 +334,7 @@ def _below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.
     found = set(values)
     pending = list(found)
     while pending:
-        for node in _users(pending.pop()):
+        for node in users(pending.pop()):
             if node.graph is not graph:
                 raise Refused("control-flow", "what is computed from the attentions is read in a branch", node.name)
             fresh = [value for value in node.outputs if value not in found]

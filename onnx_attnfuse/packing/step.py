@@ -8,7 +8,7 @@ packing.connect(woven)               # in place of the graph, or packing.fork(wo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,6 +19,7 @@ from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.match.finder import anchor_of
+from onnx_attnfuse.packing.after import check_after
 from onnx_attnfuse.packing.marks import Tokens
 from onnx_attnfuse.packing.region import Region, Site, SiteRefused, grow, read_site
 from onnx_attnfuse.packing.weave import Loom, Woven, weave
@@ -59,10 +60,17 @@ class Packing:
         """Whether padding may be taken to be on the right without a test."""
         return "right_padded" in self._policy.vouched
 
-    def weave(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[Woven]:
-        """Builds what can be packed beside the graph."""
-        wovens = [self._woven(group) for group in self._groups(wanted)]
-        return [woven for woven in wovens if woven is not None]
+    def weave(self, wanted: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]) -> Iterator[Woven]:
+        """Builds what can be packed beside the graph, one after the other: each is to be connected before the next.
+
+        Args:
+            wanted: The attentions that were understood.
+            attentions: A node of each attention of the graph.
+        """
+        for group in self._groups(wanted):
+            woven = self._woven(group, wanted, attentions)
+            if woven is not None:
+                yield woven
 
     def _groups(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[_Group]:
         groups: dict[object, _Group] = {}
@@ -78,6 +86,7 @@ class Packing:
             try:
                 site = read_site(spec, meaning)
                 padding = read_padding(spec, meaning, self._bench)
+                _check_padding(padding, meaning)
             except Refused as refused:
                 sweep_unused(builder.added)
                 self.reasons[id(spec)] = refused.reason
@@ -86,10 +95,15 @@ class Packing:
             groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
         return list(groups.values())
 
-    def _woven(self, group: _Group) -> Woven | None:
+    def _woven(
+        self, group: _Group, others: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
+    ) -> Woven | None:
         """Builds a group, or notes why not."""
         try:
-            return self._built(group)
+            axes = group.sites[0].spec.axes
+            region = self._grown(group.sites, Tokens(self._scope.facts, length(axes.b), length(axes.i)))
+            check_after(region, others, attentions, self._scope.graph)
+            return self._built(group, region)
         except Refused as refused:
             reason = refused.reason
         except Exception as error:  # noqa: BLE001 - the group is reported and undone, the others go on
@@ -98,15 +112,12 @@ class Packing:
         sweep_unused(group.added)
         return None
 
-    def _built(self, group: _Group) -> Woven:
+    def _built(self, group: _Group, region: Region) -> Woven:
         """Builds a group.
 
         Raises:
-            Refused: It cannot be packed.
+            Refused: It is not equal, or the shape of something inside cannot be told otherwise.
         """
-        axes = group.sites[0].spec.axes
-        tokens = Tokens(self._scope.facts, length(axes.b), length(axes.i))
-        region = self._grown(group.sites, tokens)
         inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))} - region.exits.keys()
         check_shapes(list(inner), self._bench.builder)
         self._bench.builder.at(anchor_of(region.sites[0].spec))
@@ -160,6 +171,11 @@ class Packing:
         builder = self._bench.builder
         for value in _inner(region):
             answer_shapes(value, builder)
+
+
+def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:
+    if meaning.biases and padding.of_scores:
+        raise Refused("padding-unread", "which keys are padding cannot be told from what else is added to the scores")
 
 
 def _inner(region: Region) -> Iterable[ir.Value]:
