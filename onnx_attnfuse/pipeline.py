@@ -105,6 +105,7 @@ class Run:
         usual = dataclasses.replace(self.policy, target="auto", padding="exact")
         for woven in packing.weave(list(wanted.values()), [item.node for item in candidates]):
             others: dict[int, SiteReport] = {}
+            self.notes.append(note(woven.region, vouched=packing.is_vouched))
             if packing.is_vouched:
                 packing.connect(woven)
             else:
@@ -114,7 +115,6 @@ class Run:
             for site in woven.region.sites:
                 place = places[id(site.spec)]
                 found[place] = told(found[place], woven, site, self.policy, others.get(place))
-            self.notes.append(note(woven, vouched=packing.is_vouched))
             self.unsorted = True
         for place, (spec, _) in wanted.items():
             reason = packing.reasons.get(id(spec))

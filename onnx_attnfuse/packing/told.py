@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from onnx_attnfuse.kernels import Forecast, forecast
-from onnx_attnfuse.packing.region import Site
+from onnx_attnfuse.packing.region import Region, Site
 from onnx_attnfuse.packing.weave import Woven
 from onnx_attnfuse.plan import Policy, problem_of
 from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel, SiteReport
@@ -59,11 +59,10 @@ def _kernel(site: Site, policy: Policy, usual: SiteReport | None) -> Kernel:
     return Kernel(policy.device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused)
 
 
-def note(woven: Woven, *, vouched: bool) -> str:
-    """A line on what was packed together."""
-    region = woven.region
+def note(region: Region, *, vouched: bool) -> str:
+    """A line on what is packed together, its values still called as they are in the source."""
     removed = _listed(sorted(value.name or "" for value in region.entries))
-    restored = _listed(sorted((new if vouched else old).name or "" for old, new in woven.restored.items()))
+    restored = _listed(sorted(value.name or "" for value in region.exits))
     where = "taken to be on the right" if vouched else "where it is on the right"
     what = f"padding, {where}, is removed from {removed} and restored as 0 in {restored}"
     readers = sorted({node.op_type for found in region.readers.values() for node in found})

@@ -82,9 +82,10 @@ class _Weaving:
 
     def go(self) -> Woven:
         try:
-            for item in self._region.items:
+            verdicts = [self._judged(item) for item in self._region.items]
+            self._forget_trials()
+            for item, verdict in zip(self._region.items, verdicts, strict=True):
                 self._at(anchor(item))
-                verdict = self._judged(item)
                 for value, marks in _operands(item):
                     if value not in self._packed:
                         self._packed[value] = self._doors.enter(value, marks)
@@ -99,8 +100,6 @@ class _Weaving:
         except Exception:
             self._undo()
             raise
-        self._added += self._builder.added
-        sweep(self._trials)
         return Woven(self._region, restored, self._attended, self._verified, self._loom.exact)
 
     def _restored(self, value: ir.Value, marks: Marks) -> ir.Value:
@@ -112,6 +111,16 @@ class _Weaving:
     def _at(self, node: ir.Node) -> None:
         self._added += self._builder.added
         self._builder.at(node)
+
+    def _forget_trials(self) -> None:
+        """Removes what was built for the judge, so that its names are free again."""
+        self._added += self._builder.added
+        sweep(self._trials)
+        self._trials = []
+        removed = [node for node in self._added if node.graph is None]
+        self._builder.names.difference_update(name for node in removed for name in (node.name, *_names(node)) if name is not None)
+        self._added = [node for node in self._added if node.graph is not None]
+        self._builder.added = []
 
     def _undo(self) -> None:
         self._added += self._builder.added
@@ -136,6 +145,7 @@ class _Weaving:
         """
         if self._loom.court.level == "none":
             return None
+        self._at(anchor(item))
         keep = self._loom.padding.keep
         doors: Doors = RowDoors(self._builder, self._region.tokens, keep)
         given = None
@@ -173,6 +183,10 @@ def _operands(item: Item) -> list[tuple[ir.Value, Marks]]:
 def _built(step: Step, operands: Sequence[ir.Value], builder: Builder) -> Sequence[ir.Value]:
     """The outputs of a node on packed tokens."""
     return step.build(builder, dict(zip(step.marks, operands, strict=True)))
+
+
+def _names(node: ir.Node) -> list[str | None]:
+    return [value.name for value in node.outputs]
 
 
 def _weights(item: Item) -> list[ir.Value]:
