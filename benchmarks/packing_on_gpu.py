@@ -1,11 +1,11 @@
 """Padding on a GPU: as a bias, as lengths, with offsets, and removed; times, kernels and errors, beside torch.
 
     python benchmarks/packing_models.py FOLDER
-    python benchmarks/packing_on_gpu.py FOLDER OUT.json [--sizes 8x512x12x64,32x128x12x64] [--kept 0.5] [--seconds 400]
+    python benchmarks/packing_on_gpu.py FOLDER OUT.json [--sizes 8x512x12x64,4x2048x16x64] [--kept 0.5]
 
-FOLDER holds what `packing_models.py` wrote. Lengths of entries are spread evenly so that `--kept` of all tokens is no padding, and one
-entry is full. Times are milliseconds per layer, the median of runs that take turns; errors are the largest at tokens that are no
-padding, against torch in float32.
+FOLDER holds what `packing_models.py` wrote. Lengths of entries are spread evenly so that `--kept` of all tokens is no padding, one
+entry being full. Times are milliseconds per layer, the median of runs that take turns; errors are the largest at tokens that are
+no padding, against torch in float32.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def cell(name: str, size: tuple[int, ...], folder: pathlib.Path, kept: float) ->
     alive: list[Any] = []
     paths = {"unfused": folder / f"{name}.onnx"} | {form: folder / f"{name}.{form}.onnx" for form in FORMS}
     for form, path in paths.items():
+        if not path.exists():
+            continue
         try:
             found["ran"][form] = [*kernels_of(path, data), operators(path)]
             session = session_of(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -67,28 +67,23 @@ class Court:
         if emitted.presents and spec.cache is not None:
             stops = [spec.query[-1].laid.value, *spec.cache.stops()]
             empty = frozenset(sizes.symbols(length(spec.cache.past_axis)))
-        return self.pairs(emitted.results, stops, scope, model, given, empty=empty, name=spec.name)
+        return self.pairs(emitted.results, stops, spec.name, scope, model, given, empty)
 
     def pairs(
         self,
-        pairs: Sequence[tuple[ir.Value, ir.Value]],
-        stops: Iterable[ir.Value],
+        results: Sequence[tuple[ir.Value, ir.Value]],
+        stops: Sequence[ir.Value],
+        name: str,
         scope: Scope,
         model: ir.Model,
         given: ir.Value | None = None,
-        *,
         empty: frozenset[str] = frozenset(),
-        name: str = "",
     ) -> Verified | None:
-        """Judges new values, each against an old one; None if nothing is judged. See `Judge.judge`.
-
-        Raises:
-            Refused: They differ, or could not be shown equal.
-        """
+        """Judges new values against old ones, computed from `stops`; the rest as for `site`."""
         if self._judge is None:
             return None
         opsets = scope.graph.opset_imports or model.opset_imports
-        verdict = self._judge.judge(pairs, stops, scope.facts, opsets, model.functions, given, empty)
+        verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
         if not verdict.equal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -34,6 +35,7 @@ from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import packed, qualified
 from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.unblock import unblock
 
 _CONTRIB = "com.microsoft"
 
@@ -61,7 +63,7 @@ class Run:
         start = time.perf_counter()
         before = count_ops(self.model)
         work = [(scope, find_candidates(scope, self.options.keep_outputs)) for scope in scopes(self.model)]
-        widened = 0
+        widened, unblocked = 0, Counter[str]()
         total, done = sum(len(candidates) for _, candidates in work), 0
         for scope, candidates in work:
             builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
@@ -79,6 +81,8 @@ class Run:
                 self.unsorted = False
             guards.spare()
             widened += widen_caches(builder)
+            if candidates:
+                unblocked += unblock(scope, self.model, builder, self.court)
         if any(site.status == "fused" for site in self.sites):
             self._import_contrib()
         if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
@@ -88,6 +92,7 @@ class Run:
         notes += [f"{widened} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if widened else []
         if self.opset.raised_from is not None:
             notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
+        notes += [f"{count} {what}" for what, count in unblocked.items()]
         return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(notes), self.court.differing)
 
     def _packed(self, candidates: Sequence[Candidate], scope: Scope, bench: Workbench, guards: Guards) -> list[SiteReport]:

@@ -189,6 +189,8 @@ class AttentionSpec:
     """The nodes that compute it now, last one first computed last."""
     cache: Cache | None = None
     """How keys and values come about where they are appended to earlier ones."""
+    sink: Laid | None = None
+    """One more score in each row, which takes weight and has no value; it is neither scaled nor masked."""
 
     @property
     def axes(self) -> Axes4:
@@ -208,6 +210,8 @@ class AttentionSpec:
             yield from (source.laid.value for source in operand)
         if self.cache is not None:
             yield from (laid.value for laid in self.cache.past)
+        if self.sink is not None:
+            yield self.sink.value
         yield from (laid.value for laid in self.output)
         yield from (scale.laid.value for scale in (*self.scale_values, *self.result_scales))
         yield from (rule.condition.value for rule in self.row_rules if rule.condition is not None)

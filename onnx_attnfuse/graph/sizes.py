@@ -193,14 +193,20 @@ def maximum(left: Dim, right: Dim) -> Dim:
     """The larger of two sizes."""
     if isinstance(left, int) and isinstance(right, int):
         return max(left, right)
-    return left if left == right else _function(f"max({left}, {right})", (left, right), max)
+    gap = right - left
+    if isinstance(gap, int):
+        return right if gap >= 0 else left
+    return _function(f"max({left}, {right})", (left, right), max)
 
 
 def minimum(left: Dim, right: Dim) -> Dim:
     """The smaller of two sizes."""
     if isinstance(left, int) and isinstance(right, int):
         return min(left, right)
-    return left if left == right else _function(f"min({left}, {right})", (left, right), min)
+    gap = right - left
+    if isinstance(gap, int):
+        return left if gap >= 0 else right
+    return _function(f"min({left}, {right})", (left, right), min)
 
 
 def _function(key: str, parts: tuple[Dim, ...], evaluate: Callable[[list[int]], int]) -> Size:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.match.attention_op import is_attention, read_attention
+from onnx_attnfuse.match.sinks import with_sink
 from onnx_attnfuse.match.site import read_site
 from onnx_attnfuse.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.reasons import Reason, Refused, defect
@@ -47,6 +48,7 @@ def find_candidates(scope: Scope, keep_outputs: bool) -> list[Candidate]:
             softmax = find_softmax(node, scope.facts, scope.opset)
             if softmax is None:
                 continue
+            softmax = with_sink(softmax, scope.facts)
         candidate = read_candidate(node, softmax, scope, keep_outputs)
         order = position if candidate.spec is None else positions.get(anchor_of(candidate.spec), position)
         found.append((order, candidate))

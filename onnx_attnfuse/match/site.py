@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axis, leaves, new_axes
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
@@ -75,7 +75,17 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
         cache=read_cache(key, value, key_axis, facts),
+        sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
     )
+
+
+def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Laid:
+    """The score that takes weight and has no value, as little repeated as it is anywhere."""
+    alone = tuple(() if index == softmax.axis else axis for index, axis in enumerate(axes))
+    laid = aligned(value, alone, facts)
+    if laid is None:
+        raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", softmax.node.name)
+    return operands.sources(Laid(value, laid), facts, plain=True)[-1].laid
 
 
 def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:

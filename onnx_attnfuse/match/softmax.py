@@ -21,6 +21,8 @@ class Softmax:
     weights: ir.Value
     axis: int
     nodes: tuple[ir.Node, ...]
+    sink: ir.Value | None = None
+    """One more score in each row, whose weight is dropped."""
 
 
 def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:

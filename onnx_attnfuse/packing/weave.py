@@ -167,7 +167,8 @@ class _Weaving:
         stops = [value for value, _ in _operands(item)] + _weights(item)
         self._trials += [value for pair in pairs for value in pair]
         try:
-            return self._loom.court.pairs(pairs, stops, self._loom.scope, self._loom.model, given, name=anchor(item).name or "")
+            name = anchor(item).name or ""
+            return self._loom.court.pairs(pairs, stops, name, self._loom.scope, self._loom.model, given)
         except Refused as refused:
             reason = refused.reason
             raise Refused(reason.code, f"on packed tokens: {reason.message}", anchor(item).name) from refused

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.axes.factors import leaves, length
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.masks.meaning import Causal, Meaning, Window
@@ -52,6 +52,8 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
     rest = [item for item in meaning.predicates if not isinstance(item, (Causal, Window))]
     if meaning.biases or _window(spec, meaning) is None or (rest and not is_padding(rest, spec)):
         return Reason("mask-form", "GroupQueryAttention takes a causal triangle and a window, nothing besides")
+    if spec.sink is not None and not {leaf for axis in spec.sink.axes for leaf in leaves(axis)} <= set(axes.n):
+        return Reason("sink-differs", "GroupQueryAttention takes one sink for each head, and here it differs by row")
     if any(rule.condition is not None for rule in spec.row_rules):
         return Reason("weights-zeroed", "the weights are set to 0 after the softmax")
     return None

@@ -17,6 +17,7 @@ from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, pri
 from onnx_attnfuse.targets.padding import is_padding, read_padding
 from onnx_attnfuse.targets.projection import read_projection
 from onnx_attnfuse.targets.rows import Rows, read_rows
+from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
@@ -48,6 +49,8 @@ def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
     triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
     causal = len(triangles) == 1 and triangles[0].offset == 0 and length(axes.i) == length(axes.j)
     rest = [item for item in meaning.predicates if item not in triangles]
+    if spec.sink is not None:
+        return (Way("bias"),)
     if meaning.is_trivial:
         return (Way("none"),)
     if causal and meaning.only_causal:
@@ -76,10 +79,17 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     bias = BiasEmitter(builder, axes, spec.dtype)
     compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
     rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
-    targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat or way.causal))
+    flat = flat or way.causal or spec.sink is not None
+    targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
-    plain = scale != 0 and not spec.scale_values and rows.zero_query is None and len(targets[1]) == len(targets[0])
+    plain = (
+        spec.sink is None
+        and scale != 0
+        and not spec.scale_values
+        and rows.zero_query is None
+        and len(targets[1]) == len(targets[0])
+    )
     projected = read_projection(builder, chosen, targets, spec.dtype) if plain and bench.device.ep == "cuda" else None
     inputs: list[ir.Value | None] = []
     if projected is not None:
@@ -87,7 +97,11 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     else:
         query, *rest = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
         inputs += [prepared_query(builder, query, spec, rows, scale, axes), *rest, None]
-    if rows.bias is not None:
+    if spec.sink is not None:
+        inputs[1:3] = [with_zeros(builder, value, 1) for value in inputs[1:3] if value is not None]
+        full = None if rows.bias is None else bias.full(rows.bias)
+        inputs += [None, with_sink(builder, full, spec.sink, axes, spec.dtype)]
+    elif rows.bias is not None:
         inputs += [None, bias.full(rows.bias)]
     elif way.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, bench)
@@ -103,7 +117,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    emitted = replacing(builder, fused, spec, rows, chosen, targets, _shown(way, rows.bias))
+    form = _shown(way, rows.bias) if spec.sink is None else "attention_bias b n s t, a column for the sink"
+    emitted = replacing(builder, fused, spec, rows, chosen, targets, form)
     return emitted if projected is None else dataclasses.replace(emitted, operands=projected.operands)
 
 

@@ -19,6 +19,7 @@ from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rows import Rows, read_rows
+from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 OP: str = "Attention"
 DOMAIN: str = ""
@@ -48,6 +49,8 @@ def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
 
     The operator's triangle begins with the first new row and the first key, or with the first new key where there is a cache.
     """
+    if spec.sink is not None:
+        return (Way("bias"),)
     cached = spec.cache is not None and not spec.causal and refuse_cache(spec, shared_heads(spec)) is None
     first = length(spec.cache.past_axis) if cached and spec.cache is not None else 0
     triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
@@ -79,7 +82,11 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     operands = grouped(builder, spec, rows, cached=way.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
-    inputs: list[ir.Value | None] = [*operands.values, None if rows.bias is None else bias.full(rows.bias), *operands.past]
+    mask = None if rows.bias is None else bias.full(rows.bias)
+    inputs: list[ir.Value | None] = [*operands.values, mask, *operands.past]
+    if spec.sink is not None:
+        inputs[1:3] = [with_zeros(builder, value, 1) for value in operands.values[1:]]
+        inputs[3] = with_sink(builder, mask, spec.sink, axes, spec.dtype)
     while inputs[-1] is None:
         inputs.pop()
     attributes = {
@@ -97,7 +104,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         hint=f"{spec.name}/{OP}",
         outputs=3 if way.cached else 1,
     )
-    return replacing(builder, fused, spec, rows, operands.chosen, operands.targets, _shown(way, rows.bias), cached=way.cached)
+    form = _shown(way, rows.bias) if spec.sink is None else "attn_mask b n s t, a column for the sink"
+    return replacing(builder, fused, spec, rows, operands.chosen, operands.targets, form, cached=way.cached)
 
 
 def _shown(way: Way, bias: Laid | None) -> str:

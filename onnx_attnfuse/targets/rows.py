@@ -66,7 +66,7 @@ def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench
     """
     builder, bounds = bench.builder, bench.bounds
     rows = Rows(compact)
-    if _see_a_key(meaning, bench) and all(rule.condition is None for rule in spec.row_rules):
+    if (spec.sink is not None or _see_a_key(meaning, bench)) and all(rule.condition is None for rule in spec.row_rules):
         return rows
     lowest = bounds.lowest(spec.mask)
     _check_fills(spec.mask, bounds)
