@@ -3,7 +3,7 @@
     python benchmarks/packing_models.py FOLDER
     python benchmarks/packing_on_gpu.py FOLDER OUT.json [--sizes 8x512x12x64,4x2048x16x64] [--kept 0.5]
 
-FOLDER holds what `packing_models.py` wrote. Lengths of entries are spread evenly so that `--kept` of all tokens is no padding, one
+FOLDER holds what `packing_models.py` wrote. Lengths are spread evenly so that `--kept` of all tokens is no padding, one
 entry being full. Times are milliseconds per layer, the median of runs that take turns; errors are the largest at tokens that are
 no padding, against torch in float32.
 """
