@@ -47,6 +47,9 @@ _PADDING = "bias = Where(row, open, closed)"
 _CAUSAL = """
    count = Squeeze(length) rows = Range(first, count, one) i = Unsqueeze(rows, positions) j = Unsqueeze(rows, zero)
    past = LessOrEqual(j, i) both = And(row, past) bias = Where(both, open, closed)"""
+_SLOPED = """
+   count = Squeeze(length) rows = Range(first, count, one) i = Unsqueeze(rows, positions) j = Unsqueeze(rows, zero)
+   behind = Sub(i, j) slope = Cast<to=1>(behind) padded = Where(row, open, closed) bias = Add(padded, slope)"""
 _OUT = "out = Identity(y1)"
 
 
@@ -164,6 +167,44 @@ def test_a_mean_over_positions_sees_zeros() -> None:
     old, new = _before(plain, feeds), _after(_pack(plain).model, feeds)
     kept = feeds["mask"].astype(bool)[..., None]
     np.testing.assert_allclose(new[1], (old[0] * kept).sum(1), atol=2e-5)
+
+
+def test_what_is_added_to_the_scores_besides_is_handed_over() -> None:
+    model = _model(bias=_SLOPED)
+    result = _pack(model)
+    assert _ops(result.model)["PackedMultiHeadAttention"] == 2
+    assert all(len(node.input) == 7 for node in result.model.graph.node if node.op_type == "PackedMultiHeadAttention")
+    assert result.report.sites[0].mask_form == "packed + attention_bias"
+    _assert_same_tokens(model, result.model)
+
+
+_ROTATED = """
+   count = Squeeze(length) rows = Range(first, count, one) turns = Cast<to=1>(rows) angle = Unsqueeze(turns, channels)
+   angles = Expand(angle, four) cosine = Cos(angles) sine = Sin(angles) bias = Where(row, open, closed)"""
+
+
+def test_what_differs_by_position_is_removed_from_once_for_all_layers() -> None:
+    """Cosines and sines as rotary embeddings have them, (s, h), on queries of (b, n, s, h)."""
+    model = _model(bias=_ROTATED)
+    graph = model.graph
+    for index in range(2):
+        (place,) = [at for at, node in enumerate(graph.node) if node.output[0] == f"qk{index}"]
+        product = graph.node[place]
+        turning = [
+            onnx.helper.make_node("Neg", [f"qt{index}"], [f"negative{index}"]),
+            onnx.helper.make_node("Mul", [f"qt{index}", "cosine"], [f"along{index}"]),
+            onnx.helper.make_node("Mul", [f"negative{index}", "sine"], [f"across{index}"]),
+            onnx.helper.make_node("Add", [f"along{index}", f"across{index}"], [f"turned{index}"]),
+        ]
+        product.input[0] = f"turned{index}"
+        nodes = [*graph.node[:place], *turning, *graph.node[place:]]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 4]), "four"))
+    result = _pack(model)
+    ops = _ops(result.model)
+    assert (ops["RemovePadding"], ops["RestorePadding"], ops["PackedMultiHeadAttention"]) == (3, 1, 2)
+    _assert_same_tokens(model, result.model)
 
 
 def test_every_hidden_state_that_is_an_output_is_restored() -> None:

@@ -18,6 +18,7 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.masks.walk import elements_of
 from onnx_attnfuse.match.finder import anchor_of
 from onnx_attnfuse.packing.after import check_after
 from onnx_attnfuse.packing.marks import Tokens
@@ -91,7 +92,9 @@ class Packing:
                 sweep_unused(builder.added)
                 self.reasons[id(spec)] = refused.reason
                 continue
-            key = padding.keep, padding.clean, length(spec.axes.b), length(spec.axes.i)
+            key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
+            if key in groups:
+                sweep_unused(builder.added)
             groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
         return list(groups.values())
 
@@ -171,6 +174,13 @@ class Packing:
         builder = self._bench.builder
         for value in _inner(region):
             answer_shapes(value, builder)
+
+
+def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
+    """What paddings that are the same share: what they are computed from, or what they say where each mask is computed anew."""
+    if not padding.of_scores:
+        return padding.keep, padding.clean
+    return meaning.text, frozenset(item.value for item in elements_of(meaning.allowed))
 
 
 def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:
