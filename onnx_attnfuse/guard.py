@@ -89,6 +89,17 @@ class Guards:
         value, *kept = node.outputs
         return dataclasses.replace(otherwise, value=value, presents=tuple(zip(presents, kept, strict=True)))
 
+    def fork(self, test: ir.Value, chosen: Sequence[ir.Value], otherwise: Sequence[ir.Value]) -> list[ir.Value]:
+        """Values that are `chosen` where a test holds, else `otherwise`; what only one of both needs moves to it in the end."""
+        build = self._builder
+        then, other = (_handed_on(build, values, name) for values, name in ((chosen, "packed"), (otherwise, "padded")))
+        branches = {"then_branch": then, "else_branch": other}
+        node = _producer(build.node("If", [test], branches, hint="attnfuse/fork", outputs=len(chosen)))
+        for value, output in zip(chosen, node.outputs, strict=True):
+            build.facts.copy(value, output)
+        self._homes += [_Home(node, (test, test), then), _Home(node, (test,), other)]
+        return list(node.outputs)
+
     def spare(self) -> None:
         """Moves what only some branches need there.
 
@@ -123,6 +134,17 @@ def _leaf(op: str, inputs: Sequence[ir.Value], attributes: dict[str, ir.TensorPr
     node = ir.node(op, inputs, attributes, name=builder.name(f"attnfuse/{op}"))
     node.outputs[0].name = builder.name(f"{node.name}_output")
     return ir.Graph([], node.outputs, nodes=[node], name=node.name)
+
+
+def _handed_on(builder: Builder, values: Sequence[ir.Value], name: str) -> ir.Graph:
+    """A branch that gives values from outside."""
+    nodes = [ir.node("Identity", [value], name=builder.name(f"attnfuse/{name}")) for value in values]
+    for node, value in zip(nodes, values, strict=True):
+        node.outputs[0].name = builder.name(f"{node.name}_output")
+        dtype = builder.facts.dtype(value)
+        if dtype is not None:
+            node.outputs[0].dtype = dtype
+    return ir.Graph([], [node.outputs[0] for node in nodes], nodes=nodes, name=builder.name(f"attnfuse/{name}"))
 
 
 def _branch(builder: Builder, emitted: Emitted, presents: Sequence[ir.Value], name: str) -> ir.Graph:

@@ -104,6 +104,9 @@ class Forecast:
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
 
+_SHORT_HEADS, _LONG_HEADS = frozenset([32, 64]), frozenset([16, 32, 40, 64, 80, 128, 160, 256])
+_TRT = {70: (_SHORT_HEADS, frozenset[int]())} | dict.fromkeys((75, 80, 86, 89), (_SHORT_HEADS, _LONG_HEADS))
+"""The head sizes that TensorRT's kernels are made for on a card, up to 384 queries and beyond."""
 Condition = Callable[[Problem], "Reason | Open | None"]
 
 
@@ -241,6 +244,15 @@ def _long_unless_float16(problem: Problem) -> Reason | Open | None:
     return Reason("short", f"in {problem.dtype.name.lower()} it is chosen from {LONG} queries or keys on")
 
 
+def _fused_by_trt(problem: Problem) -> Reason | Open | None:
+    short, long = (problem.head_size in heads for heads in _TRT.get(problem.arch, ((), ())))
+    if (short and long) or (isinstance(problem.rows, int) and (long if problem.rows > 384 else short)):
+        return None
+    if (short or long) and not isinstance(problem.rows, int):
+        return Open(f"there are {'up to' if short else 'more than'} 384 queries")
+    return Reason("no-trt-kernel", f"TensorRT has none for sm{problem.arch}, head size {problem.head_size} and so many queries")
+
+
 _Kernels = tuple[tuple[str, tuple[Condition, ...]], ...]
 _CUDA: _Kernels = (
     ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _half, _head_sizes(8, 256), _masks("none", "lengths", "bias"))),
@@ -271,6 +283,12 @@ _CUDA_GROUPED: _Kernels = (
     ("EFFICIENT_ATTENTION", (_head_sizes(8, 1024),)),
     ("MATH", ()),
 )
+_CUDA_PACKED: _Kernels = (
+    ("FLASH_ATTENTION", (_from_arch(80), _only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
+    ("TRT_FUSED_ATTENTION", (_only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _fused_by_trt)),
+    ("EFFICIENT_ATTENTION", (_masks("none", "bias"), _head_sizes(8, 1024), _aligned_bias, _long_unless_float16)),
+    ("MATH", ()),
+)
 _KERNELS = {
     ("cpu", "MultiHeadAttention"): _CPU,
     ("cuda", "MultiHeadAttention"): _CUDA,
@@ -278,6 +296,7 @@ _KERNELS = {
     ("cuda", "onnx.Attention"): _CUDA_ATTENTION,
     ("cpu", "GroupQueryAttention"): _CPU_GROUPED,
     ("cuda", "GroupQueryAttention"): _CUDA_GROUPED,
+    ("cuda", "PackedMultiHeadAttention"): _CUDA_PACKED,
 }
 """The kernels of an execution provider for an operator, in the order in which they are tried."""
 
@@ -291,6 +310,11 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""
+_PACKED: dict[bool, dict[str, float]] = {
+    True: {"FLASH_ATTENTION": 0.9, "TRT_FUSED_ATTENTION": 1.2, "EFFICIENT_ATTENTION": 2.2, "MATH": 9.4},
+    False: {"EFFICIENT_ATTENTION": 7.5, "MATH": 10.9},
+}
+"""The same for PackedMultiHeadAttention, from the same kernels; not measured yet (benchmarks/packing_on_gpu.py)."""
 _CAUSAL = 0.7
 """What is left of these times with the causal attribute."""
 _WINDOWED = 0.7
@@ -337,6 +361,8 @@ def _time(problem: Problem, kernel: str, device: Device) -> float:
         few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW
         return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "onnx.Attention" else 1.0)
     half = problem.dtype != ir.DataType.FLOAT
+    if problem.op == "PackedMultiHeadAttention":
+        return _PACKED[half][kernel]
     spared = _CAUSAL if problem.causal and kernel != "MATH" else 1.0
     wider = 1.0 if half or kernel == "MATH" else _wider(problem)[0]
     times = spared * wider * _TIMES[half, kernel][problem.mask]

@@ -11,8 +11,9 @@ Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """How padding is handed over as lengths."""
-TargetName = Literal["auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention"]
-"""A fused operator; those of ai.onnx have their domain before them."""
+TargetName = Literal["auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "packed"]
+"""A fused operator; those of ai.onnx have their domain before them. `packed` is PackedMultiHeadAttention on tokens without
+padding, which is removed once and restored once."""
 
 
 def _no_progress(step: str, done: int, total: int) -> None:

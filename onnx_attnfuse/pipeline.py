@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import leaves, length
-from onnx_attnfuse.building import Building, Built
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.heal import widen_caches
 from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.masks.reader import Reader
-from onnx_attnfuse.match.finder import Candidate, anchor_of, find_candidates, read_candidate
+from onnx_attnfuse.match.finder import Candidate, find_candidates
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Plan, Policy, make_plans
-from onnx_attnfuse.reasons import Reason, Refused, defect
-from onnx_attnfuse.report.kernel import kernel_of
-from onnx_attnfuse.report.model import Report, SiteReport, Status
-from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
-from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import qualified
+from onnx_attnfuse.packed_sites import pack
+from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.report.model import Report, SiteReport
+from onnx_attnfuse.report.site import as_asked
+from onnx_attnfuse.sites import Sites
+from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.emitted import Workbench
-from onnx_attnfuse.targets.layout import replaces_rotation
 from onnx_attnfuse.turning import Turning
 from onnx_attnfuse.unblock import AFTER, BEFORE, unblock
 from onnx_attnfuse.unblock.rule import Rule
@@ -52,173 +45,83 @@ class Run:
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.sites: list[SiteReport] = []
-        self.replaced: set[ir.Value] = set()
+        self.notes: list[str] = []
+        self.widened: list[ir.Node] = []
+        self.turned = 0
         self.unblocked: Counter[str] = Counter()
-        self.unsorted = False
-        """Whether earlier nodes may read what later ones give."""
 
     def go(self) -> Report:
         """Fuses what can be fused, in place."""
         load_packs()
         start = time.perf_counter()
         before = count_ops(self.model)
-        work: list[tuple[Scope, list[Candidate]]] = []
-        widened: list[ir.Node] = []
-        turned = 0
-        for scope in scopes(self.model):
-            widened += widen_caches(Builder(scope.graph, scope.facts, scope.opset, self.names))
-            work.append((scope, self._candidates(scope)))
-        total, done = sum(len(candidates) for _, candidates in work), 0
+        work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
+        total = sum(len(candidates) for _, candidates in work)
         for scope, candidates in work:
-            builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
-            bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
-            guards = Guards(builder)
-            for candidate in candidates:
-                self.options.progress("fusing", done, total)
-                self.sites.append(_as_asked(self._site(candidate, scope, bench, guards), self.policy.target))
-                done += 1
-            turned += self._turn(candidates, scope, builder)
-            if self.unsorted:
-                scope.graph.sort()
-                self.unsorted = False
-            guards.spare()
-            if candidates:
-                self._unblock(AFTER, scope)
-        self._import_contrib()
-        if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
-            self.opset.restore()
+            self._scope(scope, candidates, total)
+        self._settle_imports()
+        notes = (*self.notes, *self._around())
         seconds = time.perf_counter() - start
-        left = sum(node.graph is not None for node in widened)
-        notes = [f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"] if left else []
-        if turned:
-            notes.append(f"{turned} rotary embeddings became RotaryEmbedding where they stand, outside of the attentions")
-        if self.opset.raised_from is not None:
-            notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
-        notes += [f"{count} {what}" for what, count in self.unblocked.items()]
-        return Report(tuple(self.sites), seconds, before, count_ops(self.model), tuple(notes), self.court.differing)
+        return Report(tuple(self.sites), seconds, before, count_ops(self.model), notes, self.court.differing)
 
     def _candidates(self, scope: Scope) -> list[Candidate]:
         """The candidates of a graph, after what is to be done before they are read."""
+        self.widened += widen_caches(self._builder(scope))
         found = find_candidates(scope, self.options.keep_outputs)
         return find_candidates(scope, self.options.keep_outputs) if found and self._unblock(BEFORE, scope) else found
 
+    def _scope(self, scope: Scope, candidates: Sequence[Candidate], total: int) -> None:
+        """Fuses the attentions of one graph, then mends what stands around them."""
+        builder = self._builder(scope)
+        bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
+        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options)
+        self.sites += [as_asked(site, self.policy.target) for site in self._fused(sites, candidates, total)]
+        turning = Turning(scope, self.model, builder, self.court)
+        turned = sum(turning.turn(candidate.spec) for candidate in candidates if candidate.spec is not None)
+        self.turned += turned
+        if sites.unsorted or turned:
+            scope.graph.sort()
+        sites.guards.spare()
+        if candidates:
+            self._unblock(AFTER, scope)
+
+    def _fused(self, sites: Sites, candidates: Sequence[Candidate], total: int) -> list[SiteReport]:
+        if self.policy.target == packed.NAME:
+            self.options.progress("packing", len(self.sites), total)
+            found, notes = pack(sites, candidates, self.policy)
+            self.notes += notes
+            return found
+        found: list[SiteReport] = []
+        for candidate in candidates:
+            self.options.progress("fusing", len(self.sites) + len(found), total)
+            found.append(sites.fuse(candidate, self.policy))
+        return found
+
+    def _builder(self, scope: Scope) -> Builder:
+        return Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
+
     def _unblock(self, rules: Sequence[Rule], scope: Scope) -> bool:
         """Applies rewrites around the attention; whether there was anything to do."""
-        builder = Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
-        done = unblock(rules, scope, self.model, builder, self.court, self.policy.device.ep)
+        done = unblock(rules, scope, self.model, self._builder(scope), self.court, self.policy.device.ep)
         self.unblocked += done
         return bool(done)
 
-    def _turn(self, candidates: Sequence[Candidate], scope: Scope, builder: Builder) -> int:
-        """Rotates by the operator what is still rotated by operators that spell it out; returns how many there were."""
-        turning = Turning(scope, self.model, builder, self.court)
-        turned = sum(turning.turn(candidate.spec) for candidate in candidates if candidate.spec is not None)
-        self.unsorted |= turned > 0
-        return turned
+    def _settle_imports(self) -> None:
+        """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
+        for part in (self.model.graph, *self.model.functions.values()):
+            imports = self.model.opset_imports if part is self.model.graph else part.opset_imports
+            if any(node.domain == _CONTRIB for node in part.all_nodes()):
+                imports.setdefault(_CONTRIB, 1)
+        if not any(node.op_type == "Attention" and node.domain == "" for node in self.model.graph.all_nodes()):
+            self.opset.restore()
 
-    def _site(self, candidate: Candidate, scope: Scope, bench: Workbench, guards: Guards) -> SiteReport:
-        if candidate.spec is not None and not self.replaced.isdisjoint(candidate.spec.values()):
-            candidate = read_candidate(candidate.node, candidate.softmax, scope, self.options.keep_outputs)
-        found = _unfused(candidate, scope)
-        spec = candidate.spec
-        if spec is None:
-            return found
-        builder = bench.builder
-        builder.at(anchor_of(spec))
-        try:
-            meaning = self.court.trusted(spec, understand(spec, bench.reader), scope, self.model)
-            found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-            reasons: list[Reason] = []
-            plans, refusals = make_plans(spec, meaning, self.policy, bench)
-            for plan in plans:
-                if _is_in_place(found, plan, spec):
-                    kept = refusals if len(plans) == 1 and refusals else [_kept(found, self.policy.target)]
-                    kernel = kernel_of(plan, self.policy.device)
-                    return dataclasses.replace(found, kernel=kernel, reasons=tuple(reasons or kept))
-                try:
-                    check_shape_users(spec, builder, cached=any(item.way.cached for item in (plan.main, *plan.faster)))
-                    built = Building(spec, meaning, plan, scope, self.model, bench, self.court, guards).build()
-                except Refused as refused:
-                    tidy(builder)
-                    reasons.append(refused.reason)
-                else:
-                    return self._fused(found, spec, built, builder)
-            reasons = reasons or refusals
-        except Refused as refused:
-            reasons = [refused.reason]
-        except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
-            reasons = [defect(error, found.name)]
-        tidy(builder)
-        return dataclasses.replace(found, reasons=tuple(reasons))
-
-    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, builder: Builder) -> SiteReport:
-        """Connects what was built, and tells."""
-        commit(spec, built.emitted, builder)
-        tidy(builder)
-        self.replaced.update(old for old, _ in built.emitted.results)
-        self.unsorted |= bool(built.emitted.presents)
-        return dataclasses.replace(
-            found,
-            status="fused",
-            op=built.plan.main.target.OP,
-            domain=built.plan.main.target.DOMAIN,
-            scale=None if spec.scale_values else built.emitted.scale,
-            mask_form=built.emitted.mask,
-            kernel=kernel_of(built.plan, self.policy.device),
-            layout=built.emitted.layouts,
-            verified=built.verified,
-            reasons=built.reasons,
-        )
-
-    def _import_contrib(self) -> None:
-        if any(node.domain == _CONTRIB for node in self.model.graph.all_nodes()):
-            self.model.opset_imports.setdefault(_CONTRIB, 1)
-        for function in self.model.functions.values():
-            if any(node.domain == _CONTRIB for node in function.all_nodes()):
-                function.opset_imports.setdefault(_CONTRIB, 1)
-
-
-def _is_in_place(found: SiteReport, plan: Plan, spec: AttentionSpec) -> bool:
-    """Whether what the plan would build stands there already."""
-    same = (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN)
-    return same and not plan.faster and not plan.main.way.cached and not replaces_rotation(spec)
-
-
-def _kept(found: SiteReport, asked: str) -> Reason:
-    """Why an operator stays that a plan would have put in its own place."""
-    if asked != "auto":
-        return Reason("as-asked", f"{found.op} is what was asked for, and stays")
-    return Reason("fastest", f"{found.op} is the faster operator here, and stays")
-
-
-def _as_asked(site: SiteReport, asked: str) -> SiteReport:
-    """The report on a site that is done; an operator of the standard that stays where another is asked for is not."""
-    name = qualified(site.op or "", site.domain or "")
-    if asked in {"auto", name} or site.status != "already-fused" or site.domain == _CONTRIB:
-        return site
-    reason = Reason("not-as-asked", f"it stays {name}, and {asked} was asked for")
-    return dataclasses.replace(site, status="skipped", reasons=(*site.reasons, reason))
-
-
-def _unfused(candidate: Candidate, scope: Scope) -> SiteReport:
-    """The report on a site as it is before anything is done."""
-    node, spec, refusal = candidate.node, candidate.spec, candidate.refusal
-    found = SiteReport(node.name or node.outputs[0].name or "", scope.path, "skipped")
-    if candidate.softmax is None:
-        heads = attribute(node, "num_heads", attribute(node, "q_num_heads"))
-        kv_heads = attribute(node, "kv_num_heads", heads)
-        status: Status = "already-fused"
-        found = dataclasses.replace(
-            found, status=status, op=node.op_type, domain=node.domain, num_heads=heads, kv_num_heads=kv_heads
-        )
-    if refusal is not None:
-        status = "not-attention" if refusal.code == "not-attention" else found.status
-        return dataclasses.replace(found, status=status, reasons=(refusal,))
-    if spec is None:
-        return found
-    axes = spec.axes
-    present = {leaf for axis in spec.key[-1].laid.axes for leaf in leaves(axis)}
-    kv_axis = tuple(leaf for leaf in axes.n if leaf in present)
-    sizes = [length(axis) for axis in (axes.n, kv_axis, axes.h, axes.v)]
-    known = [size if isinstance(size, int) else None for size in sizes]
-    return dataclasses.replace(found, num_heads=known[0], kv_num_heads=known[1], head_size=known[2], v_head_size=known[3])
+    def _around(self) -> list[str]:
+        """Lines on what was done that belongs to no single site."""
+        notes: list[str] = []
+        if left := sum(node.graph is not None for node in self.widened):
+            notes.append(f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants")
+        if self.turned:
+            notes.append(f"{self.turned} rotary embeddings became RotaryEmbedding where they stand, outside of the attentions")
+        if self.opset.raised_from is not None:
+            notes.append(f"opset raised from {self.opset.raised_from} to {self.opset.version}, which ai.onnx Attention needs")
+        return notes + [f"{count} {what}" for what, count in self.unblocked.items()]

@@ -17,7 +17,7 @@ from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import TARGETS, Target, name_of
+from onnx_attnfuse.targets import TARGETS, Target, name_of, packed
 from onnx_attnfuse.targets.emitted import Way, When, Workbench
 from onnx_attnfuse.targets.layout import shared_heads
 
@@ -95,7 +95,7 @@ class Policy:
     """The only operator to use, whatever is faster; `auto`: the fastest."""
 
     def __post_init__(self) -> None:
-        names = ("auto", *map(name_of, TARGETS))
+        names = ("auto", *map(name_of, TARGETS), packed.NAME)
         if self.target not in names:
             raise OptionError(f"target is {self.target!r}; choose {', '.join(names)}")
         if self.padding not in get_args(PaddingPolicy):
@@ -103,6 +103,11 @@ class Policy:
         for name, number in self.lengths.items():
             if number < 1:
                 raise OptionError(f"dim {name!r} is {number}; choose a length of 1 or more")
+
+    @property
+    def vouched(self) -> frozenset[When]:
+        """The batches that the caller vouches for."""
+        return _VOUCHED.get(self.padding, frozenset())
 
 
 def make_plans(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
@@ -184,7 +189,7 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
 
 def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: Policy) -> Plan | Reason:
     """What is built around a way for every batch, or why it is better left alone."""
-    vouched = _VOUCHED.get(policy.padding, frozenset())
+    vouched = policy.vouched
     for item in some:
         single = item.way.single and policy.padding != "assume-none"
         if item.way.when not in vouched or single or (item.time >= main.time and policy.target == "auto"):

@@ -5,7 +5,7 @@ Until `commit` nothing that was in the graph has changed, so undoing is removing
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -37,7 +37,15 @@ def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) ->
         Refused: It cannot.
     """
     presents = spec.cache.present if cached and spec.cache is not None else ()
-    inner = [*inner_values(spec), *(laid.value for laid in presents)]
+    check_shapes([*inner_values(spec), *(laid.value for laid in presents)], builder)
+
+
+def check_shapes(inner: Sequence[ir.Value], builder: Builder) -> None:
+    """The same for any values that become needless.
+
+    Raises:
+        Refused: The shape of one is asked for and not known elsewhere.
+    """
     for value in inner:
         for node in shape_nodes(value):
             asked = node.inputs[0]
@@ -125,8 +133,12 @@ def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.N
 
 def _answer_shapes(value: ir.Value, builder: Builder) -> None:
     """Gives what asks for the shape of a needless value the same numbers from elsewhere."""
-    if value.graph is None or value.is_graph_output() or viewers(value):
-        return
+    if value.graph is not None and not value.is_graph_output() and not viewers(value):
+        answer_shapes(value, builder)
+
+
+def answer_shapes(value: ir.Value, builder: Builder) -> None:
+    """Gives what asks for the shape of a value the same numbers from elsewhere."""
     for node in list(shape_nodes(value)):
         dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
         if dims is None:

@@ -44,6 +44,8 @@ class KeyPadding:
     """Truth values (b, t): the key is seen."""
     clean: ir.Value | None
     """Truth values that broadcast to (b, t): the mask is what `keep` says; None where that is certain."""
+    of_scores: bool = False
+    """It was read off what is added to the scores, which must be nothing else then."""
 
     def lengths(self) -> ir.Value:
         """How many keys are kept, (b) int32."""
@@ -84,6 +86,7 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Key
     padded = conjunction(item.predicate for item in meaning.predicates if isinstance(item, Padding))
     emitter, before = _Emitter(builder, axes), len(builder.added)
     keep, clean = emitter.truth(padded), None
+    of_scores = keep is None
     if keep is None:
         sweep_unused(builder.added[before:])
         keep, clean = _last_row(spec, bench)
@@ -92,7 +95,7 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Key
     batch, columns = length(axes.b), length(axes.j)
     if builder.facts.dims(keep) != (batch, columns):
         keep = builder.expand(keep, [batch, columns], [True, True])
-    return KeyPadding(builder, batch, length(axes.i), columns, keep, clean)
+    return KeyPadding(builder, batch, length(axes.i), columns, keep, clean, of_scores)
 
 
 def _last_row(spec: AttentionSpec, bench: Workbench) -> tuple[ir.Value, ir.Value]:

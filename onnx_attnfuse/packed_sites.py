@@ -1,0 +1,52 @@
+"""The attentions of one graph packed together, where that is asked for; behind a test the usual forms stand beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from onnx_attnfuse.masks.meaning import Meaning, understand
+from onnx_attnfuse.match.finder import Candidate, anchor_of
+from onnx_attnfuse.packing.step import Packing
+from onnx_attnfuse.packing.told import note, told
+from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.report.site import unfused
+from onnx_attnfuse.sites import Sites
+from onnx_attnfuse.spec import AttentionSpec
+
+
+def pack(sites: Sites, candidates: Sequence[Candidate], policy: Policy) -> tuple[list[SiteReport], list[str]]:
+    """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group."""
+    packing = Packing(sites.scope, sites.model, sites.bench, sites.court, policy)
+    found = [unfused(candidate, sites.scope) for candidate in candidates]
+    wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
+    for place, candidate in enumerate(candidates):
+        if candidate.spec is not None:
+            sites.bench.builder.at(anchor_of(candidate.spec))
+            meaning = sites.court.trusted(
+                candidate.spec, understand(candidate.spec, sites.bench.reader), sites.scope, sites.model
+            )
+            found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
+            wanted[place] = candidate.spec, meaning
+    places = {id(spec): place for place, (spec, _) in wanted.items()}
+    usual = dataclasses.replace(policy, target="auto", padding="exact")
+    notes: list[str] = []
+    for woven in packing.weave(list(wanted.values()), [item.node for item in candidates]):
+        others: dict[int, SiteReport] = {}
+        notes.append(note(woven.region, vouched=packing.is_vouched))
+        if packing.is_vouched:
+            packing.connect(woven)
+        else:
+            for place in [places[id(site.spec)] for site in woven.region.sites]:
+                others[place] = sites.fuse(candidates[place], usual)
+            packing.fork(woven, sites.guards, sites.replaced)
+        for site in woven.region.sites:
+            place = places[id(site.spec)]
+            found[place] = told(found[place], woven, site, policy, others.get(place))
+        sites.unsorted = True
+    for place, (spec, _) in wanted.items():
+        reason = packing.reasons.get(id(spec))
+        if reason is not None:
+            found[place] = dataclasses.replace(found[place], reasons=(reason,))
+    return found, notes

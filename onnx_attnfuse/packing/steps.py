@@ -1,0 +1,125 @@
+"""Operators that compute every token by itself, and what becomes of them on packed tokens.
+
+`read_step` is asked with a value of the node, its output or an input, whose marks are known; each rule is one function that gives
+a `Step` or says why not. An operator without a rule is taken to mix positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, subgraphs
+from onnx_attnfuse.packing.marks import Marks, Tokens, count_of, others
+from onnx_attnfuse.reasons import Reason
+
+Build = Callable[[Builder, Mapping[int, ir.Value]], Sequence[ir.Value]]
+"""Given what takes the place of each input that consists of tokens, the node's outputs for these."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A node that computes every token by itself."""
+
+    node: ir.Node
+    marks: Mapping[int, Marks]
+    """Its inputs that consist of tokens, by place, and their marks."""
+    outputs: tuple[Marks, ...]
+    """The marks of its outputs."""
+    build: Build
+
+    def inputs(self) -> list[tuple[ir.Value, Marks]]:
+        """The inputs that consist of tokens."""
+        found = [(self.node.inputs[place], marks) for place, marks in self.marks.items()]
+        return [(value, marks) for value, marks in found if value is not None]
+
+    def free(self) -> list[ir.Value]:
+        """The inputs that are the same for all tokens."""
+        return [value for place, value in enumerate(self.node.inputs) if value is not None and place not in self.marks]
+
+
+Rule = Callable[[ir.Node, ir.Value, Marks, Tokens], "Step | Reason"]
+
+
+def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """What becomes of a node, or why it cannot be computed token by token."""
+    from onnx_attnfuse.packing.rules import RULES
+
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    rule = RULES.get((domain, node.op_type))
+    if rule is None or has_unknown_attribute(node) or any(True for _ in subgraphs(node)):
+        return refusal(node, "is not known to compute every token by itself")
+    step = rule(node, value, marks, tokens)
+    if isinstance(step, Reason):
+        return step
+    dims = [tokens.facts.dims(item) for item in node.outputs[: len(step.outputs)]]
+    if any(found is None or len(found) != len(own) for found, own in zip(dims, step.outputs, strict=True)):
+        return refusal(node, "has outputs of unknown shape")
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[len(step.outputs) :]):
+        return refusal(node, "has further outputs that are used")
+    return step
+
+
+def refusal(node: ir.Node, why: str) -> Reason:
+    """Why a node stays as it is."""
+    return Reason("not-position-wise", f"{node.op_type} {why}", node.name)
+
+
+def again(
+    step_node: ir.Node,
+    builder: Builder,
+    inputs: Sequence[ir.Value | None],
+    outputs: Sequence[Marks],
+    count: ir.Value,
+    **changed: object,
+) -> Sequence[ir.Value]:
+    """The same operator on packed tokens.
+
+    Args:
+        step_node: The operator.
+        builder: What to build with.
+        inputs: Its inputs.
+        outputs: Marks of its outputs.
+        count: A packed value, whose first axis is as long as that of the outputs.
+        **changed: Attributes that are others now.
+    """
+    facts = builder.facts
+    attributes = {name: item.value for name, item in step_node.attributes.items() if name not in changed}
+    shapes = [
+        (count_of(count, facts), *others(marks, facts.dims(item) or ()))
+        for item, marks in zip(step_node.outputs, outputs, strict=False)
+    ]
+    first = builder.node(
+        step_node.op_type,
+        inputs,
+        {**attributes, **{name: item for name, item in changed.items() if item is not None}},
+        domain=step_node.domain,
+        dims=shapes[0],
+        dtype=facts.dtype(step_node.outputs[0]),
+        hint=f"{step_node.name or step_node.op_type}/packed",
+        outputs=len(outputs),
+    )
+    node = first.producer()
+    assert node is not None
+    node.metadata_props.update(step_node.metadata_props)
+    for old, new, dims in zip(step_node.outputs, node.outputs, shapes, strict=False):
+        dtype = facts.dtype(old)
+        facts.record(new, dims, dtype)
+        if dtype is not None:
+            new.dtype = dtype
+    return node.outputs
+
+
+def packed_axis(marks: Marks, axis: int) -> int | None:
+    """Where an axis of channels lies in packed form; None for one of tokens."""
+    axis %= len(marks)
+    return None if marks[axis] else 1 + sum(not mark for mark in marks[:axis])
+
+
+def int_attribute(node: ir.Node, name: str, default: int) -> int:
+    """An attribute that is a number."""
+    found: int = attribute(node, name, default)
+    return found

@@ -1,0 +1,105 @@
+"""One attention at a time: understood, planned, built, judged, connected; or left as it is, with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.building import Building, Built
+from onnx_attnfuse.court import Court
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.guard import Guards
+from onnx_attnfuse.masks.meaning import understand
+from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.plan import Plan, Policy, make_plans
+from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.report.kernel import kernel_of
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.report.site import kept, unfused
+from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
+from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.targets.layout import replaces_rotation
+
+
+@dataclasses.dataclass
+class Sites:
+    """The attentions of one graph."""
+
+    scope: Scope
+    model: ir.Model
+    bench: Workbench
+    court: Court
+    guards: Guards
+    options: Options
+    replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
+    """Results that were replaced, and what by."""
+    unsorted: bool = False
+    """Whether earlier nodes may read what later ones give."""
+
+    def fuse(self, candidate: Candidate, policy: Policy) -> SiteReport:
+        """Fuses one, or says why not; a defect of ours costs this site only."""
+        if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
+            candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.options.keep_outputs)
+        found = unfused(candidate, self.scope)
+        if candidate.spec is None:
+            return found
+        self.bench.builder.at(anchor_of(candidate.spec))
+        try:
+            found, reasons = self._planned(candidate.spec, found, policy)
+        except Refused as refused:
+            reasons = (refused.reason,)
+        except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
+            reasons = (defect(error, found.name),)
+        tidy(self.bench.builder)
+        return dataclasses.replace(found, reasons=reasons)
+
+    def _planned(self, spec: AttentionSpec, found: SiteReport, policy: Policy) -> tuple[SiteReport, tuple[Reason, ...]]:
+        """Carries out the first plan that can be, and what kept it from being another one.
+
+        Raises:
+            Refused: The mask cannot be looked at.
+        """
+        meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
+        found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
+        plans, refusals = make_plans(spec, meaning, policy, self.bench)
+        reasons: list[Reason] = []
+        for plan in plans:
+            if _is_in_place(found, plan, spec):
+                why = refusals if len(plans) == 1 and refusals else [kept(found, policy.target)]
+                return dataclasses.replace(found, kernel=kernel_of(plan, policy.device)), tuple(reasons or why)
+            try:
+                cached = any(item.way.cached for item in (plan.main, *plan.faster))
+                check_shape_users(spec, self.bench.builder, cached=cached)
+                built = Building(spec, meaning, plan, self.scope, self.model, self.bench, self.court, self.guards).build()
+            except Refused as refused:
+                tidy(self.bench.builder)
+                reasons.append(refused.reason)
+            else:
+                return self._fused(found, spec, built, policy), built.reasons
+        return found, tuple(reasons or refusals)
+
+    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, policy: Policy) -> SiteReport:
+        """Connects what was built, and tells."""
+        commit(spec, built.emitted, self.bench.builder)
+        self.replaced.update(built.emitted.results)
+        self.unsorted |= bool(built.emitted.presents)
+        return dataclasses.replace(
+            found,
+            status="fused",
+            op=built.plan.main.target.OP,
+            domain=built.plan.main.target.DOMAIN,
+            scale=None if spec.scale_values else built.emitted.scale,
+            mask_form=built.emitted.mask,
+            kernel=kernel_of(built.plan, policy.device),
+            layout=built.emitted.layouts,
+            verified=built.verified,
+        )
+
+
+def _is_in_place(found: SiteReport, plan: Plan, spec: AttentionSpec) -> bool:
+    """Whether what the plan would build stands there already."""
+    same = (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN)
+    return same and not plan.faster and not plan.main.way.cached and not replaces_rotation(spec)

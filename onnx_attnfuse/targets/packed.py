@@ -1,0 +1,130 @@
+"""com.microsoft.PackedMultiHeadAttention: attention of every entry with itself, over tokens without padding.
+
+It is never chosen where nobody asks for it: rows of the result that are padding become 0, where the source has something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange, cost, einops
+from onnx_attnfuse.axes.factors import Axes, Axis, length
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.targets.layout import typed
+from onnx_attnfuse.targets.padding import is_padding
+
+OP: str = "PackedMultiHeadAttention"
+DOMAIN: str = "com.microsoft"
+NAME: str = "packed"
+"""What a caller asks for."""
+_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """Where the tokens of a packed batch come from."""
+
+    offset: ir.Value
+    """(b, s): the places of the tokens, then those of padding."""
+    starts: ir.Value
+    """(b + 1): where entries start."""
+
+
+def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+    """Why this operator cannot compute `spec`, or None if it can, by itself."""
+    axes = spec.axes
+    if bench.device.ep != "cuda":
+        return Reason("no-kernel-for-device", f"PackedMultiHeadAttention has no kernel on {bench.device.ep}")
+    if spec.dtype not in _DTYPES:
+        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
+        return Reason("no-kernel-for-type", f"PackedMultiHeadAttention has no kernel for {name}")
+    if spec.softcap is not None:
+        return Reason("no-softcap", "PackedMultiHeadAttention cannot cap scores by tanh")
+    if spec.scale_values or spec.result_scales or spec.scale == 0:
+        return Reason("scaled-at-run-time", "PackedMultiHeadAttention takes one scale, which is a constant and not 0")
+    if spec.cache is not None:
+        return Reason("cached", "keys and values are appended to earlier ones, which packed tokens cannot be")
+    if length(axes.i) != length(axes.j):
+        return Reason("cross-attention", "queries and keys are not proven to be of the same sequence")
+    if meaning.is_trivial:
+        return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
+    if not is_padding(meaning.predicates, spec):
+        return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
+    if not axes.b or not axes.i:
+        return Reason("one-token", "there is one entry or one position, and so nothing to pack")
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """A packed attention."""
+
+    node: ir.Node
+    value: ir.Value
+    """The result in packed form, its channels laid out as asked for."""
+    scale: float
+    layouts: Layouts
+
+
+def choose(operand: Sequence[Source], batch: Axis, rows: Axis, channels: Axis) -> Source:
+    """The source that costs least to bring into (b, s, n·h); of equals the one furthest up, so that views die."""
+    target: Axes = (batch, rows, channels)
+    return min(reversed(operand), key=lambda source: cost(source.laid, target))
+
+
+def attend(
+    bench: Workbench,
+    spec: AttentionSpec,
+    meaning: Meaning,
+    chosen: Sequence[Source],
+    operands: Sequence[Laid],
+    packing: Packing,
+    wanted: Axes,
+) -> Attended:
+    """Builds the operator.
+
+    Args:
+        bench: What to build with.
+        spec: The attention.
+        meaning: Its mask; where it adds something too, all of it is handed over.
+        chosen: The sources of query, key and value.
+        operands: The same in packed form, their first axis the tokens.
+        packing: Where the tokens come from.
+        wanted: Layout of the channels of the result.
+    """
+    builder, axes = bench.builder, spec.axes
+    assert spec.dtype is not None
+    tokens = operands[0].axes[0]
+    targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
+    laid = [Laid(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
+    bias = BiasEmitter(builder, axes, spec.dtype)
+    added = [bias.full(bias.compact(spec.mask))] if spec.mask is not None and meaning.biases else []
+    inputs = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(laid, targets, strict=True)]
+    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    fused = builder.node(
+        OP,
+        [*inputs, None, packing.offset, packing.starts, *added],
+        {"num_heads": axes.num_heads, "scale": scale},
+        domain=DOMAIN,
+        dims=[length(tokens), length((*axes.n, *axes.v))],
+        dtype=spec.dtype,
+        hint=f"{spec.name}/{OP}",
+    )
+    node = fused.producer()
+    assert node is not None
+    if chosen[2].factor != 1.0:
+        fused = builder.elementwise("Mul", [fused, builder.scalar(chosen[2].factor, spec.dtype)], spec.dtype)
+    result = Laid(fused, targets[2])
+    names = axes.names() | dict.fromkeys(tokens, "t")
+    query, key, value = (einops(item, target, names) for item, target in zip(laid, targets, strict=True))
+    layouts = Layouts(query, key, value, einops(result, (tokens, *wanted), names))
+    final = typed(builder, arrange(builder, result, (tokens, *wanted)), spec.output_dtype or spec.dtype)
+    return Attended(node, final, scale, layouts)
