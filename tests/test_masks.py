@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse import pipeline
+from onnx_attnfuse import sites
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.masks.expression import TRUE, Compare, combine, constant, negation
@@ -182,7 +182,7 @@ def test_a_misread_mask_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch)
     def misread(spec: AttentionSpec, reader: Reader) -> Meaning:
         return dataclasses.replace(understand(spec, reader), allowed=TRUE, predicates=(), kind="no_mask")
 
-    monkeypatch.setattr(pipeline, "understand", misread)
+    monkeypatch.setattr(sites, "understand", misread)
     (site,) = onnx_attnfuse.optimize(_model("", TRIANGLE), verify="sites").report.sites
     assert (site.status, site.mask, site.mask_form) == ("fused", "arbitrary", "attention_bias 1 1 s t")
     assert "the mask is" in (site.mask_text or "")
