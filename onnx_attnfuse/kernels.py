@@ -44,6 +44,7 @@ class Problem:
     """Keys too far back are left out by an attribute."""
     capped: bool = False
     op: str = "MultiHeadAttention"
+    """The operator, `onnx.` before it if it is a standard one."""
     arch: int = 0
 
     @property
@@ -255,6 +256,10 @@ _CUDA_ATTENTION: _Kernels = (
     ("MATH", ()),
 )
 _CPU_ATTENTION: _Kernels = (("MATH", ()),)
+_CPU_GROUPED: _Kernels = (
+    ("FLASH_ATTENTION", (_only(ir.DataType.FLOAT), _not_capped)),
+    ("MATH", ()),
+)
 _CUDA_GROUPED: _Kernels = (
     ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _not_windowed, _not_capped, _head_sizes(8, 256))),
     ("FLASH_ATTENTION", (_from_arch(80), _head_sizes(8, 256))),
@@ -264,8 +269,9 @@ _CUDA_GROUPED: _Kernels = (
 _KERNELS = {
     ("cpu", "MultiHeadAttention"): _CPU,
     ("cuda", "MultiHeadAttention"): _CUDA,
-    ("cpu", "Attention"): _CPU_ATTENTION,
-    ("cuda", "Attention"): _CUDA_ATTENTION,
+    ("cpu", "onnx.Attention"): _CPU_ATTENTION,
+    ("cuda", "onnx.Attention"): _CUDA_ATTENTION,
+    ("cpu", "GroupQueryAttention"): _CPU_GROUPED,
     ("cuda", "GroupQueryAttention"): _CUDA_GROUPED,
 }
 """The kernels of an execution provider for an operator, in the order in which they are tried."""
@@ -298,7 +304,9 @@ _CACHE_WRITTEN, _MANY = 2.4, 1 << 26
 _CPU_TIMES = {
     ("MultiHeadAttention", "FLASH_ATTENTION"): 1.0,
     ("MultiHeadAttention", "MATH"): 1.1,
-    ("Attention", "MATH"): 1.1,
+    ("onnx.Attention", "MATH"): 1.1,
+    ("GroupQueryAttention", "FLASH_ATTENTION"): 1.1,
+    ("GroupQueryAttention", "MATH"): 1.1,
 }
 _FEW, _FEW_TIMES = 256 * 256, 0.8
 """Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""
@@ -308,7 +316,7 @@ def _time(problem: Problem, kernel: str, device: Device) -> float:
     """How long a kernel takes."""
     if device.ep == "cpu":
         few = isinstance(problem.rows, int) and isinstance(problem.columns, int) and problem.rows * problem.columns <= _FEW
-        return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "Attention" else 1.0)
+        return _CPU_TIMES[problem.op, kernel] * (_FEW_TIMES if few and problem.op == "onnx.Attention" else 1.0)
     half = problem.dtype != ir.DataType.FLOAT
     spared = _CAUSAL if problem.causal and kernel != "MATH" else 1.0
     wider = 1.0 if half or kernel == "MATH" else _wider(problem)[0]
@@ -316,7 +324,7 @@ def _time(problem: Problem, kernel: str, device: Device) -> float:
     if problem.op == "GroupQueryAttention":
         small = isinstance(problem.scores, int) and problem.scores < _MANY
         return times * (_WINDOWED if problem.windowed else 1.0) + _CACHE_WRITTEN * (2 if small else 1)
-    return times * (_STANDARD if problem.op == "Attention" else 1.0)
+    return times * (_STANDARD if problem.op == "onnx.Attention" else 1.0)
 
 
 def _wider(problem: Problem) -> tuple[float, float]:

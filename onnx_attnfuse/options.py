@@ -11,6 +11,8 @@ Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right"]
 """How padding is handed over as lengths."""
+TargetName = Literal["auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention"]
+"""A fused operator; those of ai.onnx have their domain before them."""
 
 
 def _no_progress(step: str, done: int, total: int) -> None:
@@ -32,6 +34,8 @@ class Options:
     taking it as given that padding is on the right."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
+    target: TargetName = "auto"
+    """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False

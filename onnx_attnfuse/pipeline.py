@@ -28,6 +28,7 @@ from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import Report, SiteReport, Status
 from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets import qualified
 from onnx_attnfuse.targets.emitted import Workbench
 
 _CONTRIB = "com.microsoft"
@@ -40,7 +41,7 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
-        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always)
+        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
         self.names = all_names(model)
         self.sites: list[SiteReport] = []
         self.replaced: set[ir.Value] = set()
@@ -59,7 +60,7 @@ class Run:
             guards = Guards(builder)
             for candidate in candidates:
                 self.options.progress("fusing", done, total)
-                self.sites.append(self._site(candidate, scope, bench, guards))
+                self.sites.append(_as_asked(self._site(candidate, scope, bench, guards), self.policy.target))
                 done += 1
             guards.spare()
             widened += widen_caches(builder)
@@ -85,7 +86,7 @@ class Run:
             plans, refusals = make_plans(spec, meaning, self.policy, bench)
             for plan in plans:
                 if (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN):
-                    kept = Reason("fastest", f"{found.op} is the faster operator here, and stays")
+                    kept = _kept(found, self.policy.target)
                     return dataclasses.replace(
                         found, kernel=kernel_of(plan, self.policy.device), reasons=tuple(reasons or refusals or [kept])
                     )
@@ -129,6 +130,22 @@ class Run:
         for function in self.model.functions.values():
             if any(node.domain == _CONTRIB for node in function.all_nodes()):
                 function.opset_imports.setdefault(_CONTRIB, 1)
+
+
+def _kept(found: SiteReport, asked: str) -> Reason:
+    """Why an operator stays that a plan would have put in its own place."""
+    if asked != "auto":
+        return Reason("as-asked", f"{found.op} is what was asked for, and stays")
+    return Reason("fastest", f"{found.op} is the faster operator here, and stays")
+
+
+def _as_asked(site: SiteReport, asked: str) -> SiteReport:
+    """The report on a site that is done; an operator of the standard that stays where another is asked for is not."""
+    name = qualified(site.op or "", site.domain or "")
+    if asked in {"auto", name} or site.status != "already-fused" or site.domain == _CONTRIB:
+        return site
+    reason = Reason("not-as-asked", f"it stays {name}, and {asked} was asked for")
+    return dataclasses.replace(site, status="skipped", reasons=(*site.reasons, reason))
 
 
 def _unfused(candidate: Candidate, scope: Scope) -> SiteReport:

@@ -14,10 +14,10 @@ from onnx_attnfuse.devices import Device
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import MOST_SCORES, Forecast, MaskForm, Problem, forecast, unfused_time
 from onnx_attnfuse.masks.meaning import Meaning
-from onnx_attnfuse.options import PaddingPolicy
+from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import TARGETS, Target
+from onnx_attnfuse.targets import TARGETS, Target, name_of
 from onnx_attnfuse.targets.emitted import Way, Workbench
 
 _NOISE = 1.1
@@ -85,8 +85,13 @@ class Policy:
     """Numbers that symbolic sizes will have; they decide what is fast, never what is exact."""
     always: bool = False
     """Fuse also where what is spelled out is faster."""
+    target: TargetName = "auto"
+    """The only operator to use, whatever is faster; `auto`: the fastest."""
 
     def __post_init__(self) -> None:
+        names = ("auto", *map(name_of, TARGETS))
+        if self.target not in names:
+            raise OptionError(f"target is {self.target!r}; choose {', '.join(names)}")
         if self.padding not in get_args(PaddingPolicy):
             raise OptionError(f"padding is {self.padding!r}; choose {', '.join(get_args(PaddingPolicy))}")
         for name, number in self.lengths.items():
@@ -96,22 +101,26 @@ class Policy:
 
 def make_plans(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
     """A plan for each target that takes `spec` whatever the batch is, the fastest first, and why the others do not."""
-    asked = [target for target in TARGETS if policy.device.ep in target.PROVIDERS]
-    refused = {target.OP: target.refuse(spec, meaning, bench) for target in asked}
-    takers = [target for target in asked if refused[target.OP] is None]
+    asked = [target for target in TARGETS if _is_asked(target, policy)]
+    refused = {name_of(target): target.refuse(spec, meaning, bench) for target in asked}
+    takers = [target for target in asked if refused[name_of(target)] is None]
     plans: list[Plan] = []
     for target, plan in _plans(takers, spec, meaning, policy):
         if isinstance(plan, Reason):
-            refused[target.OP] = plan
+            refused[name_of(target)] = plan
         else:
             plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, policy))))
     return sorted(plans, key=lambda plan: plan.best.time), [reason for reason in refused.values() if reason is not None]
 
 
+def _is_asked(target: Target, policy: Policy) -> bool:
+    return policy.device.ep in target.PROVIDERS if policy.target == "auto" else name_of(target) == policy.target
+
+
 def _plans(
     takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy
 ) -> Iterator[tuple[Target, Plan | Reason]]:
-    """A plan for each target that has a way for every batch, with the faster ways of all."""
+    """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
     found = [_planned(spec, way, target, policy) for target in takers for way in target.ways(spec, meaning)]
     some = [item for item in found if item.way.when != "always" and not math.isinf(item.time)]
     some.sort(key=lambda item: item.time)
@@ -119,6 +128,8 @@ def _plans(
         always = [item for item in found if item.way.when == "always" and item.target is target]
         if always:
             yield target, _plan(min(always, key=lambda item: item.time), some, spec, policy)
+        elif policy.target != "auto":
+            yield target, Reason("not-every-batch", f"{policy.target} is exact for batches without padding only")
 
 
 def _gains(plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
@@ -149,7 +160,7 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
         causal=way.causal,
         windowed=way.windowed,
         capped=spec.softcap is not None,
-        op=target.OP,
+        op=name_of(target),
     )
 
 
@@ -162,7 +173,8 @@ def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: P
             return Plan(assumed)
     if main.forecast.fails is not None and (not some or policy.padding == "exact"):
         return main.forecast.fails
-    slower = None if policy.always else _slower(spec, min([main, *some], key=lambda item: item.time), policy)
+    best = min([main, *some], key=lambda item: item.time)
+    slower = None if policy.always or policy.target != "auto" else _slower(spec, best, policy)
     if slower is not None:
         return slower
     guarded = policy.padding != "exact" and _is_large(problem_of(spec, main.way, main.target), policy)

@@ -103,12 +103,34 @@ def test_require_all(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "Error: 1 of 1 sites are not fused, --require-all asks for all\n"
 
 
+STANDARD = """<ir_version: 9, opset_import: ["" : 23]>
+attention (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v, float[b, 1, s, t] mask) => (float[b, 2, s, 4] out)
+{ [standard] out = Attention<softcap = 2.0>(q, k, v, mask) }"""
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "codes"),
+    [("auto", 0, []), ("onnx.Attention", 0, []), ("MultiHeadAttention", 1, ["no-softcap", "not-as-asked"])],
+)
+def test_an_operator_that_stays_is_not_the_one_asked_for(
+    target: str, status: int, codes: list[str], model: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    small.written(STANDARD, model)
+    arguments = ["optimize", str(model), "-q", "--target", target, "--require-all", "--report", "report.json"]
+    assert main(arguments) == status
+    (site,) = json.loads((tmp_path / "report.json").read_text())["sites"]
+    assert site["status"] == ("skipped" if status else "already-fused")
+    assert (site["op"], site["domain"]) == ("Attention", "")
+    assert [reason["code"] for reason in site["reasons"] if status] == codes
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["optimize"], "Missing argument 'MODEL'."),
         (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'."),
         (["optimize", "model.onnx", "--padding", "left"], "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right'."),
+        (["optimize", "model.onnx", "--target", "SDPA"], "Invalid value for '--target': 'SDPA' is not one of 'auto', "),
         (["optimize", "model.onnx", "--dim", "b=none"], "Invalid value for '--dim': 'b=none' is not NAME=N with N from 1 on"),
         (["explain", "model.onnx", "--dim", "4"], "Invalid value for '--dim': '4' is not NAME=N with N from 1 on"),
         (["optimize", "model.onnx", "--fast"], "No such option '--fast'."),

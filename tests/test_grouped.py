@@ -92,3 +92,19 @@ def test_what_it_is_not_for(model: onnx.ModelProto, choices: dict[str, object]) 
     (site,) = onnx_attnfuse.optimize(model, **chosen).report.sites
     assert site.op == "MultiHeadAttention"
     assert "GroupQueryAttention" not in (site.mask_form or "")
+
+
+@pytest.mark.parametrize(("ep", "arch"), [("cpu", None), ("cuda", "sm90")])
+def test_it_is_taken_where_it_is_asked_for(ep: str, arch: str | None) -> None:
+    model = _model()
+    result = onnx_attnfuse.optimize(model, ep=ep, arch=arch, target="GroupQueryAttention", verify="sites")
+    (site,) = result.report.sites
+    assert site.op == "GroupQueryAttention"
+    mask = np.ones((2, 7), np.int64)
+    np.testing.assert_allclose(_run(result.model, mask), _run(model, mask), atol=4e-3)
+
+
+def test_asked_for_alone_it_does_not_take_padding() -> None:
+    choices = {"ep": "cuda", "arch": "sm80", "target": "GroupQueryAttention"}
+    (site,) = onnx_attnfuse.optimize(_model(_PADDED), **choices).report.sites
+    assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["not-every-batch"])

@@ -163,6 +163,37 @@ def test_options_are_given_as_an_object_or_by_name() -> None:
         optimize(model, no_such_option=1)
 
 
+@pytest.mark.parametrize("ep", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("target", "opset", "op"),
+    [
+        ("auto", 18, "MultiHeadAttention"),
+        ("MultiHeadAttention", 23, "MultiHeadAttention"),
+        ("onnx.Attention", 23, "Attention"),
+        ("onnx.Attention", 18, "old-opset"),
+        ("GroupQueryAttention", 18, "head-size"),
+    ],
+)
+def test_the_operator_that_is_asked_for(ep: str, target: str, opset: int, op: str) -> None:
+    model = parsed(ATTENTION.replace(": 18", f": {opset}"))
+    (site,) = optimize(model, ep=ep, target=target).report.sites
+    if target == "GroupQueryAttention" and ep == "cuda":
+        op = "no-kernel-for-type"
+    assert (site.op or site.reasons[0].code) == op
+
+
+def test_it_is_taken_where_what_is_spelled_out_is_faster() -> None:
+    choices = {"ep": "cuda", "arch": "sm80", "dim": {"b": 8, "s": 8192, "t": 8192}}
+    for target, code in (("auto", "unfused-faster"), ("MultiHeadAttention", None)):
+        (site,) = optimize(parsed(ATTENTION), target=target, **choices).report.sites
+        assert (site.reasons[0].code if site.reasons else None) == code
+
+
+def test_an_operator_that_does_not_exist() -> None:
+    with pytest.raises(onnx_attnfuse.OptionError, match="target is 'SDPA'; choose auto, MultiHeadAttention, "):
+        optimize(parsed(ATTENTION), target="SDPA")
+
+
 def test_explaining_changes_nothing() -> None:
     model = ir.from_proto(parsed(ATTENTION))
     report = onnx_attnfuse.explain(model, verify="none")

@@ -17,7 +17,7 @@ from onnx_attnfuse_cli.show import show, start_logging, verbose_option
 @click.command("explain", short_help="Say what would be fused, and why the rest would not.")
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/report.md).")
-@derived_options(only=("ep", "arch", "padding", "dim", "always", "keep_outputs"))
+@derived_options(only=("ep", "arch", "padding", "dim", "target", "always", "keep_outputs"))
 @verbose_option
 def command(*, model: pathlib.Path, as_json: bool, verbose: bool, **chosen: Any) -> int:
     """Say what each attention of MODEL is and whether it would be fused; write nothing."""

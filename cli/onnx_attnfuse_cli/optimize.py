@@ -52,7 +52,7 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
 @derived_options()
 @click.option("--report", "report_path", type=click.Path(path_type=pathlib.Path), help="Write the report there as JSON.")
 @click.option("--min-fused", type=click.IntRange(min=0), default=0, metavar="N", help="Exit 1 if fewer than N sites are fused.")
-@click.option("--require-all", is_flag=True, help="Exit 1 if any attention is left unfused.")
+@click.option("--require-all", is_flag=True, help="Exit 1 if any attention is left unfused, or not --target.")
 @click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
 @verbose_option
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")

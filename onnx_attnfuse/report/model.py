@@ -121,7 +121,7 @@ class Report:
 
     @property
     def skipped(self) -> int:
-        """Number of attention sites left spelled out."""
+        """Number of attention sites left spelled out, or left to another operator than the one asked for."""
         return self._count("skipped")
 
     def _count(self, status: Status) -> int:

@@ -17,7 +17,7 @@ class Target(Protocol):
     OP: str
     DOMAIN: str
     PROVIDERS: frozenset[str]
-    """The execution providers on which it is considered."""
+    """The execution providers on which it is considered where nobody asks for it."""
 
     def refuse(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
         """Why this operator cannot compute `spec`, or None if it can."""
@@ -33,3 +33,13 @@ class Target(Protocol):
 
 
 TARGETS: tuple[Target, ...] = (multi_head_attention, group_query_attention, onnx_attention)
+
+
+def name_of(target: Target) -> str:
+    """What a caller calls it: the operator, an `onnx.` before it if it is a standard one."""
+    return qualified(target.OP, target.DOMAIN)
+
+
+def qualified(op: str, domain: str) -> str:
+    """The name of an operator among fused operators."""
+    return op if domain not in {"", "ai.onnx"} else f"onnx.{op}"

@@ -25,15 +25,15 @@ OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cuda"])
 _EIGHT = 8
-_DTYPES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
+_DTYPES = {"cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16}, "cuda": {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
-    del bench
-    if spec.dtype not in _DTYPES:
+    ep = bench.device.ep
+    if spec.dtype not in _DTYPES[ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"GroupQueryAttention has no kernel on CUDA for {name}")
+        return Reason("no-kernel-for-type", f"GroupQueryAttention has no kernel on {ep} for {name}")
     axes = spec.axes
     size = length(axes.h)
     if size != length(axes.v) or not isinstance(size, int) or size % _EIGHT:
