@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnx_attnfuse.devices import resolve
-from onnx_attnfuse.errors import MissingDependencyError, OptionError, VerificationError
+from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.masks.meaning import Meaning, distrusted
 from onnx_attnfuse.options import Options
@@ -95,7 +95,10 @@ class Court:
             return None
         from onnx_attnfuse.verify.model import judge_models
 
-        verdict = judge_models(before, after)
+        try:
+            verdict = judge_models(before, after)
+        except ModelError as error:
+            return f"the whole model could not be verified: {error}"
         if verdict.undecided is not None:
             return f"the whole model could not be verified: {verdict.undecided}"
         if not verdict.equal:

@@ -13,6 +13,7 @@ from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.heal import widen_caches
@@ -62,6 +63,7 @@ class Run:
                 self.options.progress("fusing", done, total)
                 self.sites.append(_as_asked(self._site(candidate, scope, bench, guards), self.policy.target))
                 done += 1
+            fold(builder.rearranged, builder, "attnfuse/weight")
             guards.spare()
             widened += widen_caches(builder)
         if any(site.status == "fused" for site in self.sites):

@@ -75,9 +75,10 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
     builder.facts.copy(old, new)
     inner = inner_values(spec)
     sweep([old, *inner])
-    for value in inner:
+    needless = [value for value in emitted.needless if _known_elsewhere(value, {*inner, *emitted.needless}, builder)]
+    for value in (*inner, *needless):
         _answer_shapes(value, builder)
-    sweep(inner)
+    sweep((*inner, *needless))
 
 
 def _answer_shapes(value: ir.Value, builder: Builder) -> None:

@@ -7,9 +7,9 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnx_attnfuse.conditions import MaskForm
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.spec import Layouts
@@ -55,3 +55,5 @@ class Emitted:
     scale: float
     operands: tuple[ir.Value, ...] = ()
     """Values further up than the operands of the attention that it reads in their place."""
+    needless: tuple[ir.Value, ...] = ()
+    """What lies between these and the attention, and serves nothing else."""

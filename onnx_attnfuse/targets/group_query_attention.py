@@ -24,6 +24,7 @@ from onnx_attnfuse.targets.rows import Rows
 OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cuda"])
+ALONE: bool = False
 _EIGHT = 8
 _DTYPES = {"cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16}, "cuda": {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
