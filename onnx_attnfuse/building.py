@@ -7,12 +7,12 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.conditions import LONG
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.guard import Choice, Guards
-from onnx_attnfuse.kernels import LONG
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned, problem_of
 from onnx_attnfuse.reasons import Reason, Refused

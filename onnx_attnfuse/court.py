@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.devices import resolve
-from onnx_attnfuse.errors import MissingDependencyError, OptionError, VerificationError
+from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.masks.meaning import Meaning, distrusted
@@ -117,7 +117,10 @@ class Court:
             return "the whole model was not verified: rows of padding differ, and packed attention has no kernel on the CPU"
         from onnx_attnfuse.verify.model import judge_models
 
-        verdict = judge_models(before, after)
+        try:
+            verdict = judge_models(before, after)
+        except ModelError as error:
+            return f"the whole model could not be verified: {error}"
         if verdict.undecided is not None:
             return f"the whole model could not be verified: {verdict.undecided}"
         if not verdict.equal:

@@ -1,70 +1,46 @@
 """Which kernel ONNX Runtime will run for a fused attention, why not the faster ones before it, and how long it takes.
 
-Every condition is one small function that gives a `Reason`, what it needs of sizes that are not known, or None; a kernel is a
-name and its conditions; a device is an ordered list of kernels. The conditions are those of ONNX Runtime 1.31 (docs/targets.md
-says how each was measured).
+A kernel is a name and its conditions; a device is an ordered list of kernels. The conditions are those of ONNX Runtime 1.31
+(docs/targets.md says how each was measured).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal
 
 import onnx_ir as ir
 
+from onnx_attnfuse.conditions import (
+    Condition,
+    MaskForm,
+    Open,
+    Problem,
+    aligned_bias,
+    aligned_mask,
+    from_arch,
+    from_rows,
+    fused_by_trt,
+    half_precision,
+    head_size_among,
+    head_sizes,
+    long_unless_float16,
+    masks,
+    not_brain,
+    not_capped,
+    not_causal,
+    not_causal_with_ranges,
+    not_windowed,
+    on_archs,
+    only,
+    same_head_sizes,
+    up_to_rows,
+)
 from onnx_attnfuse.devices import Device
-from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
-MaskForm = Literal["none", "lengths", "ranges", "bias"]
-"""How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias."""
-LONG = 256
-"""Queries or keys from which on the memory-efficient kernel takes what is not float16."""
 MOST_SCORES = 1 << 31
 """From this many scores on, b·n·s·t, the math kernel on CUDA reads outside of its memory and ends the process."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What a kernel is asked to do."""
-
-    dtype: ir.DataType
-    batch: Dim
-    heads: int
-    rows: Dim
-    columns: Dim
-    head_size: Dim
-    v_head_size: Dim
-    mask: MaskForm
-    causal: bool = False
-    windowed: bool = False
-    """Keys too far back are left out by an attribute."""
-    capped: bool = False
-    """Scores are capped, or there is a sink among them."""
-    cached: bool = False
-    """Keys and values are appended to those of earlier positions, by the operator or before it."""
-    grouped: bool = False
-    """Several heads share keys and values, repeated before the operator if it does not know that."""
-    op: str = "MultiHeadAttention"
-    """The operator, `onnx.` before it if it is a standard one."""
-    arch: int = 0
-
-    @property
-    def scores(self) -> Dim:
-        """How many scores there are, b·n·s·t."""
-        return sizes.product([self.batch, self.heads, self.rows, self.columns])
-
-    def settled(self, lengths: Mapping[str, int]) -> Problem:
-        """The same with numbers for symbols, as far as all symbols of a size have one."""
-
-        def settle(dim: Dim) -> Dim:
-            return sizes.evaluate(dim, lengths) if sizes.symbols(dim) <= lengths.keys() else dim
-
-        names = ("batch", "rows", "columns", "head_size", "v_head_size")
-        return dataclasses.replace(self, **{name: settle(getattr(self, name)) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +49,6 @@ class Refusal:
 
     kernel: str
     reason: Reason
-
-
-@dataclasses.dataclass(frozen=True)
-class Open:
-    """What a kernel needs of a size that is not known, for a reader to put after `if`."""
-
-    needs: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,17 +73,18 @@ class Forecast:
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
 
-_SHORT_HEADS, _LONG_HEADS = frozenset([32, 64]), frozenset([16, 32, 40, 64, 80, 128, 160, 256])
-_TRT = {70: (_SHORT_HEADS, frozenset[int]())} | dict.fromkeys((75, 80, 86, 89), (_SHORT_HEADS, _LONG_HEADS))
-"""The head sizes that TensorRT's kernels are made for on a card, up to 384 queries and beyond."""
-Condition = Callable[[Problem], "Reason | Open | None"]
-
-
 def forecast(problem: Problem, device: Device) -> Forecast:
     """The first kernel of the device that takes the problem."""
     kernels = _KERNELS[device.ep, problem.op]
     found = _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
-    return dataclasses.replace(found, time=math.inf if found.fails is not None else _time(problem, found.kernel, device))
+    return dataclasses.replace(found, time=math.inf if found.fails is not None else _forecast_time(problem, found, device))
+
+
+def _forecast_time(problem: Problem, found: Forecast, device: Device) -> float:
+    """How long it takes; with the projections inside as long as without, which is what was measured on a CPU."""
+    if problem.op == "Attention":
+        return forecast(dataclasses.replace(problem, op="MultiHeadAttention"), device).time
+    return _time(problem, found.kernel, device)
 
 
 def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) -> Forecast:
@@ -130,7 +100,7 @@ def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) ->
 
 def _failing(problem: Problem) -> Reason | None:
     """What the math kernel on CUDA cannot do; it is the last one, so what it cannot do fails."""
-    if problem.arch == 0 or problem.op != "MultiHeadAttention":
+    if problem.arch == 0 or problem.op not in {"MultiHeadAttention", "Attention"}:
         return None
     if isinstance(problem.scores, int) and problem.scores >= MOST_SCORES:
         return Reason("too-many-scores", f"the math kernel ends the process at {problem.scores} scores, 2^31 or more")
@@ -141,157 +111,70 @@ def _failing(problem: Problem) -> Reason | None:
     return None
 
 
-def _half(problem: Problem) -> Reason | None:
-    if problem.dtype in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
-        return None
-    return Reason("not-half", f"takes float16 and bfloat16, not {problem.dtype.name.lower()}")
-
-
-def _only(dtype: ir.DataType) -> Condition:
-    name = "float32" if dtype == ir.DataType.FLOAT else dtype.name.lower()
-
-    def condition(problem: Problem) -> Reason | None:
-        return None if problem.dtype == dtype else Reason(f"not-{name}", f"takes {name}, not {problem.dtype.name.lower()}")
-
-    return condition
-
-
-def _from_arch(least: int) -> Condition:
-    def condition(problem: Problem) -> Reason | None:
-        if problem.arch >= least:
-            return None
-        return Reason("old-architecture", f"is chosen from sm{least} on, this is sm{problem.arch}")
-
-    return condition
-
-
-def _head_sizes(multiple: int, most: int) -> Condition:
-    def condition(problem: Problem) -> Reason | None:
-        for name, size in (("head size", problem.head_size), ("value head size", problem.v_head_size)):
-            if not isinstance(size, int):
-                return Reason("unknown-head-size", f"the {name} is not known")
-            if size % multiple or size > most:
-                return Reason("head-size", f"{name} {size} is no multiple of {multiple} up to {most}")
-        return None
-
-    return condition
-
-
-def _same_head_sizes(problem: Problem) -> Reason | None:
-    if problem.head_size == problem.v_head_size:
-        return None
-    return Reason("v-head-size", f"value head size {problem.v_head_size} differs from head size {problem.head_size}")
-
-
-def _masks(*allowed: MaskForm) -> Condition:
-    words = {"none": "no mask", "lengths": "lengths", "ranges": "lengths with offsets", "bias": "a bias"}
-
-    def condition(problem: Problem) -> Reason | None:
-        if problem.mask in allowed:
-            return None
-        return Reason("mask-form", f"takes {' or '.join(words[form] for form in allowed)}, and the mask is {words[problem.mask]}")
-
-    return condition
-
-
-def _not_windowed(problem: Problem) -> Reason | None:
-    return Reason("window", "takes no window") if problem.windowed else None
-
-
-def _not_capped(problem: Problem) -> Reason | None:
-    return Reason("softcap", "caps no scores and knows no sink") if problem.capped else None
-
-
-def _not_causal(problem: Problem) -> Reason | None:
-    return Reason("causal", "takes no causal attribute") if problem.causal else None
-
-
-def _not_causal_with_ranges(problem: Problem) -> Reason | None:
-    if problem.causal and problem.mask == "ranges":
-        return Reason("causal-ranges", "with offsets it aligns the triangle to the end of each length")
-    return None
-
-
-def _aligned_bias(problem: Problem) -> Reason | Open | None:
-    multiple = 16 if problem.dtype == ir.DataType.FLOAT else 8
-    if problem.mask != "bias":
-        return None
-    if not isinstance(problem.rows, int):
-        return Open(f"the number of queries is a multiple of {multiple}")
-    if problem.rows % multiple == 0:
-        return None
-    return Reason("bias-alignment", f"with a bias the number of queries must be a multiple of {multiple}, it is {problem.rows}")
-
-
-def _aligned_mask(problem: Problem) -> Reason | Open | None:
-    if problem.mask != "bias":
-        return None
-    if not isinstance(problem.columns, int):
-        return Open("the number of keys is a multiple of 4")
-    if problem.columns % 4 == 0:
-        return None
-    return Reason("mask-alignment", f"with a mask the number of keys must be a multiple of 4, it is {problem.columns}")
-
-
-def _long_unless_float16(problem: Problem) -> Reason | Open | None:
-    if problem.dtype == ir.DataType.FLOAT16:
-        return None
-    known = [size for size in (problem.rows, problem.columns) if isinstance(size, int)]
-    if max(known, default=0) >= LONG:
-        return None
-    if len(known) < 2:
-        return Open(f"there are {LONG} queries or keys")
-    return Reason("short", f"in {problem.dtype.name.lower()} it is chosen from {LONG} queries or keys on")
-
-
-def _fused_by_trt(problem: Problem) -> Reason | Open | None:
-    short, long = (problem.head_size in heads for heads in _TRT.get(problem.arch, ((), ())))
-    if (short and long) or (isinstance(problem.rows, int) and (long if problem.rows > 384 else short)):
-        return None
-    if (short or long) and not isinstance(problem.rows, int):
-        return Open(f"there are {'up to' if short else 'more than'} 384 queries")
-    return Reason("no-trt-kernel", f"TensorRT has none for sm{problem.arch}, head size {problem.head_size} and so many queries")
-
-
 _Kernels = tuple[tuple[str, tuple[Condition, ...]], ...]
 _CUDA: _Kernels = (
-    ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _half, _head_sizes(8, 256), _masks("none", "lengths", "bias"))),
-    ("FLASH_ATTENTION", (_from_arch(80), _only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
+    ("CUDNN_FLASH_ATTENTION", (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))),
+    ("FLASH_ATTENTION", (from_arch(80), only(ir.DataType.FLOAT16), masks("none"), same_head_sizes, head_sizes(8, 256))),
     (
         "EFFICIENT_ATTENTION",
-        (_masks("none", "ranges", "bias"), _head_sizes(8, 1024), _not_causal_with_ranges, _aligned_bias, _long_unless_float16),
+        (masks("none", "ranges", "bias"), head_sizes(8, 1024), not_causal_with_ranges, aligned_bias, long_unless_float16),
     ),
     ("MATH", ()),
 )
 _CPU: _Kernels = (
-    ("FLASH_ATTENTION", (_only(ir.DataType.FLOAT), _masks("none"), _not_causal)),
+    ("FLASH_ATTENTION", (only(ir.DataType.FLOAT), masks("none"), not_causal)),
     ("MATH", ()),
 )
 _CUDA_ATTENTION: _Kernels = (
-    ("FLASH_ATTENTION", (_from_arch(80), _half, _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
-    ("EFFICIENT_ATTENTION", (_head_sizes(8, 1024), _aligned_mask)),
+    ("FLASH_ATTENTION", (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256))),
+    ("EFFICIENT_ATTENTION", (head_sizes(8, 1024), aligned_mask)),
     ("MATH", ()),
 )
+_TENSORRT = (only(ir.DataType.FLOAT16), not_causal, masks("none", "lengths"), same_head_sizes)
+_CUDA_PROJECTED: _Kernels = (
+    ("CUDNN_FLASH_ATTENTION", (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))),
+    ("FLASH_ATTENTION", (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256), from_rows(513))),
+    (
+        "TRT_FLASH_ATTENTION",
+        (on_archs(75, 80, 86, 89), *_TENSORRT, head_size_among(16, 32, 40, 64, 80, 128, 160, 256), from_rows(385)),
+    ),
+    ("TRT_FUSED_ATTENTION", (on_archs(70, 75, 80, 86, 89), *_TENSORRT, head_size_among(32, 64), up_to_rows(384))),
+    (
+        "EFFICIENT_ATTENTION",
+        (
+            not_brain,
+            masks("none", "ranges", "bias"),
+            head_sizes(8, 1024),
+            not_causal_with_ranges,
+            aligned_bias,
+            long_unless_float16,
+        ),
+    ),
+    ("MATH", ()),
+)
+"""As they were read in the source; none of it is measured yet."""
 _CPU_ATTENTION: _Kernels = (("MATH", ()),)
 _CPU_GROUPED: _Kernels = (
-    ("FLASH_ATTENTION", (_only(ir.DataType.FLOAT), _not_capped)),
+    ("FLASH_ATTENTION", (only(ir.DataType.FLOAT), not_capped)),
     ("MATH", ()),
 )
 _CUDA_GROUPED: _Kernels = (
-    ("CUDNN_FLASH_ATTENTION", (_from_arch(90), _not_windowed, _not_capped, _head_sizes(8, 256))),
-    ("FLASH_ATTENTION", (_from_arch(80), _head_sizes(8, 256))),
-    ("EFFICIENT_ATTENTION", (_head_sizes(8, 1024),)),
+    ("CUDNN_FLASH_ATTENTION", (from_arch(90), not_windowed, not_capped, head_sizes(8, 256))),
+    ("FLASH_ATTENTION", (from_arch(80), head_sizes(8, 256))),
+    ("EFFICIENT_ATTENTION", (head_sizes(8, 1024),)),
     ("MATH", ()),
 )
 _CUDA_PACKED: _Kernels = (
-    ("FLASH_ATTENTION", (_from_arch(80), _only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _head_sizes(8, 256))),
-    ("TRT_FUSED_ATTENTION", (_only(ir.DataType.FLOAT16), _masks("none"), _same_head_sizes, _fused_by_trt)),
-    ("EFFICIENT_ATTENTION", (_masks("none", "bias"), _head_sizes(8, 1024), _aligned_bias, _long_unless_float16)),
+    ("FLASH_ATTENTION", (from_arch(80), only(ir.DataType.FLOAT16), masks("none"), same_head_sizes, head_sizes(8, 256))),
+    ("TRT_FUSED_ATTENTION", (only(ir.DataType.FLOAT16), masks("none"), same_head_sizes, fused_by_trt)),
+    ("EFFICIENT_ATTENTION", (masks("none", "bias"), head_sizes(8, 1024), aligned_bias, long_unless_float16)),
     ("MATH", ()),
 )
 _KERNELS = {
     ("cpu", "MultiHeadAttention"): _CPU,
     ("cuda", "MultiHeadAttention"): _CUDA,
+    ("cpu", "Attention"): _CPU_ATTENTION,
+    ("cuda", "Attention"): _CUDA_PROJECTED,
     ("cpu", "onnx.Attention"): _CPU_ATTENTION,
     ("cuda", "onnx.Attention"): _CUDA_ATTENTION,
     ("cpu", "GroupQueryAttention"): _CPU_GROUPED,

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
@@ -81,6 +82,7 @@ class Run:
         self.turned += turned
         if sites.unsorted or turned:
             scope.graph.sort()
+        fold(builder.rearranged, builder, "attnfuse/weight")
         sites.guards.spare()
         if candidates:
             self._unblock(AFTER, scope)

@@ -10,9 +10,10 @@ from typing import get_args
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.conditions import MaskForm, Problem
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.kernels import MOST_SCORES, Forecast, MaskForm, Problem, forecast, unfused_time
+from onnx_attnfuse.kernels import MOST_SCORES, Forecast, forecast, unfused_time
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
@@ -148,7 +149,8 @@ def _plans(
     for target in takers:
         always = [item for item in found if item.way.is_exact and item.target is target]
         if always:
-            yield target, _plan(min(always, key=lambda item: item.time), some, spec, policy)
+            together = [item for item in some if item.target is target or not (target.ALONE or item.target.ALONE)]
+            yield target, _plan(min(always, key=lambda item: item.time), together, spec, policy)
         elif policy.target == name_of(target) and len(takers) == 1:
             yield target, Reason("not-every-batch", f"{policy.target} is exact for some batches only, and a test is not wanted")
 

@@ -85,9 +85,10 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
         connect(old, new, builder, viewers(old) if old in presents else [node for node, _ in old.uses()])
     inner = [*inner_values(spec), *presents]
     sweep([emitted.replaced, *inner])
-    for value in inner:
+    needless = [value for value in emitted.needless if _known_elsewhere(value, {*inner, *emitted.needless}, builder)]
+    for value in (*inner, *needless):
         _answer_shapes(value, builder)
-    sweep(inner)
+    sweep((*inner, *needless))
     turning = _turning(spec)
     for value in turning:
         if all(_known_elsewhere(asked, set(turning), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import onnx_ir as ir
 import pytest
 
+from onnx_attnfuse.conditions import MaskForm, Problem
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.sizes import symbol
-from onnx_attnfuse.kernels import MaskForm, Problem, forecast, unfused_time
+from onnx_attnfuse.kernels import forecast, unfused_time
 
 HALF, FLOAT, BRAIN = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.BFLOAT16
 
@@ -39,6 +41,31 @@ def _problem(dtype: ir.DataType, mask: MaskForm, rows: int = 640, head: int = 64
 def test_is_what_ran(problem: Problem, hopper: str, ampere: str) -> None:
     assert forecast(problem, resolve("cuda", "sm90")).kernel == hopper
     assert forecast(problem, resolve("cuda", "sm80")).kernel == ampere
+
+
+@pytest.mark.parametrize(
+    ("problem", "hopper", "ampere"),
+    [
+        (_problem(HALF, "none"), "CUDNN_FLASH_ATTENTION", "FLASH_ATTENTION"),
+        (_problem(BRAIN, "none"), "CUDNN_FLASH_ATTENTION", "FLASH_ATTENTION"),
+        (_problem(HALF, "none", rows=512), "CUDNN_FLASH_ATTENTION", "TRT_FLASH_ATTENTION"),
+        (_problem(HALF, "lengths", rows=128), "CUDNN_FLASH_ATTENTION", "TRT_FUSED_ATTENTION"),
+        (_problem(HALF, "lengths", rows=128, head=128), "CUDNN_FLASH_ATTENTION", "MATH"),
+        (_problem(HALF, "ranges", rows=128), "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(HALF, "bias"), "CUDNN_FLASH_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(BRAIN, "bias"), "CUDNN_FLASH_ATTENTION", "MATH"),
+        (_problem(FLOAT, "none"), "EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION"),
+        (_problem(FLOAT, "none", rows=64), "MATH", "MATH"),
+        (_problem(FLOAT, "lengths"), "MATH", "MATH"),
+    ],
+)
+def test_with_the_projections_inside(problem: Problem, hopper: str, ampere: str) -> None:
+    """As it was read; priced as without them, so that it is taken where it is asked for only."""
+    inside = dataclasses.replace(problem, op="Attention")
+    for arch, kernel in (("sm90", hopper), ("sm80", ampere)):
+        found = forecast(inside, resolve("cuda", arch))
+        assert (found.kernel, found.time) == (kernel, forecast(problem, resolve("cuda", arch)).time)
+    assert forecast(inside, resolve("cpu")).kernel == "MATH"
 
 
 def test_every_faster_kernel_has_its_reason() -> None:

@@ -306,8 +306,9 @@ def test_a_target_must_exist() -> None:
 def test_forecasts(arch: str, kernel: str) -> None:
     import onnx_ir as ir
 
+    from onnx_attnfuse.conditions import Problem
     from onnx_attnfuse.graph import sizes
-    from onnx_attnfuse.kernels import Problem, forecast
+    from onnx_attnfuse.kernels import forecast
 
     problem = Problem(ir.DataType.FLOAT16, sizes.symbol("b"), 12, 512, 512, 64, 64, "none", op="PackedMultiHeadAttention")
     assert forecast(problem, resolve("cuda", arch)).kernel == kernel

@@ -18,6 +18,7 @@ from onnx_attnfuse.verify.binding import Equalities
 from onnx_attnfuse.verify.compare import TIGHT, compare
 from onnx_attnfuse.verify.cut import Piece, cut
 from onnx_attnfuse.verify.inputs import Pattern, kept_positions
+from onnx_attnfuse.verify.judge import Judge
 from onnx_attnfuse.verify.model import judge_models
 from onnx_attnfuse.verify.verdict import Verdict
 from tests.judged import MASKED, PADDED, PADDED_FUSED, PLAIN, PLAIN_FUSED, graph, judged, values
@@ -64,6 +65,27 @@ def test_control_flow_inside_is_refused() -> None:
     new = Identity(old)"""
     with pytest.raises(Refused, match="control flow"):
         piece_of(branch, "float[n, n] x", ("yes",))
+
+
+@pytest.mark.parametrize(("turned", "equal"), [(False, True), (True, True), (False, False)])
+def test_a_weight_that_is_a_stop_is_any_weight(turned: bool, equal: bool) -> None:
+    """Its numbers are not read: they are as large as keeps the product as large as its operand."""
+    product = "old = Gemm<transB = 1>(x, weight)" if turned else "old = MatMul(x, weight)"
+    flat = "tall = Transpose<perm = [1, 0]>(weight)" if turned or not equal else "tall = Identity(weight)"
+    model = ir.from_onnx_text(
+        f"""<ir_version: 10, opset_import: ["" : 18]> g (float[n, 96] x) => (float[n, 96] old, float[n, 96] new)
+        <float[96, 96] weight = {{0}}> {{ {product} {flat} new = MatMul(x, tall) }}"""
+    )
+    model.graph.initializers["weight"].const_value = ir.tensor(np.full((96, 96), np.nan, np.float32))
+    named = values(model)
+    stops = [named["x"], named["weight"]]
+    piece = cut((named["old"], named["new"]), stops, Facts(model.graph))
+    assert {item.value.name: (item.role, item.summed) for item in piece.inputs} == {"x": ("operand", 1), "weight": ("weight", 96)}
+    assert piece.prepared() == {named["weight"], named["tall"]}
+    verdict = Judge().judge([(named["old"], named["new"])], stops, Facts(model.graph), model.opset_imports)
+    assert verdict.equal == equal
+    if verdict.evidence is not None:
+        assert 0.5 < float(np.std(verdict.evidence.old["old"])) < 5.0
 
 
 def large_table(shift: int) -> ir.Model:

@@ -47,6 +47,8 @@ class Builder:
         self._known: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self.added: list[ir.Node] = []
         """Nodes added since the last `at`."""
+        self.rearranged: list[ir.Value] = []
+        """Values made of constants alone, to be constants themselves once all is judged (`graph.folding`)."""
 
     def at(self, anchor: ir.Node) -> None:
         """New nodes go right before `anchor`."""

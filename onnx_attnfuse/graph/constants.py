@@ -72,6 +72,11 @@ def read_tensor(tensor: ir.TensorProtocol) -> Array | None:
     return flat.reshape(tuple(tensor.shape.numpy()))
 
 
+def is_readable(tensor: ir.TensorProtocol) -> bool:
+    """Whether the content is there; it is not read."""
+    return not isinstance(tensor, ir.ExternalTensor) or pathlib.Path(tensor.path).is_file()
+
+
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     """The attribute's value, or `default`; a reference to a function's parameter counts as absent."""
     found = node.attributes.get(name)

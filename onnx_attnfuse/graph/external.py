@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph.staging import Stage
-from onnx_attnfuse.graph.tensors import external_tensors
+from onnx_attnfuse.graph.tensors import Computed, external_tensors
 
 _MIN_MOVED_BYTES = 1024
 
@@ -136,6 +136,11 @@ def movable_weights(model: ir.Model) -> list[ir.Value]:
     """Initializers whose data is inside the model and large enough to be worth a reference."""
     values = (value for graph in model.graphs() for value in graph.initializers.values())
     return [value for value in values if _is_movable(value.const_value)]
+
+
+def lies_beside(value: ir.Value) -> bool:
+    """Whether an initializer is computed from weights in data files."""
+    return isinstance(value.const_value, Computed) and value.const_value.lies_beside
 
 
 def _is_movable(tensor: ir.TensorProtocol | None) -> bool:

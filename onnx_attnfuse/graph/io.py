@@ -25,7 +25,7 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external
 from onnx_attnfuse.graph.staging import staged
-from onnx_attnfuse.graph.tensors import check_payloads, external_tensors
+from onnx_attnfuse.graph.tensors import check_payloads, data_tensors
 from onnx_attnfuse.graph.types import check_types
 from onnx_attnfuse.graph.validity import check
 
@@ -80,7 +80,8 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
-    is put beside the model. Weights inside the model move to `<file name>.data` when they exceed what one protobuf can hold.
+    is put beside the model. What is computed from such weights goes to `<file name>.data`, as weights inside the model do when
+    they exceed what one protobuf can hold.
 
     Args:
         model: The model; unchanged afterwards.
@@ -97,7 +98,8 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
             external.bring_along(model, path.parent, stage)
             weights = external.movable_weights(model)
             too_large = sum(value.const_value.nbytes for value in weights if value.const_value is not None) > _INLINE_LIMIT
-            moved = external.moved_out(weights, _data_path(model, path), stage) if too_large else []
+            weights = weights if too_large else [value for value in weights if external.lies_beside(value)]
+            moved = external.moved_out(weights, _data_path(model, path), stage) if weights else []
             with _holding(weights, moved):
                 stage.temporary(path).write_bytes(_serialized(model))
     except OSError as error:
@@ -221,14 +223,14 @@ def _check_target(model: ir.Model, path: pathlib.Path) -> None:
     source = cast("pathlib.Path | None", model.meta.get(_SOURCE))
     if source is not None and source.exists() and path.samefile(source):
         raise OptionError(f"{path} is the model being optimized; write the result to another file")
-    data_files = {pathlib.Path(tensor.path) for tensor in external_tensors(model)}
+    data_files = {pathlib.Path(tensor.path) for tensor in data_tensors(model)}
     if any(file.exists() and path.samefile(file) for file in data_files):
         raise OptionError(f"{path} holds the weights of the model; write the result to another file")
 
 
 def _data_path(model: ir.Model, path: pathlib.Path) -> pathlib.Path:
     """`<file name>.data`, or the next free name where the model already keeps weights in a file of that name."""
-    taken = {external.location_of(tensor) for tensor in external_tensors(model)}
+    taken = {external.location_of(tensor) for tensor in data_tensors(model)}
     name = f"{path.name}.data"
     count = 1
     while name in taken:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.constants import Array
 
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _PACKED_BITS = (2, 4)
@@ -36,6 +38,29 @@ def _attribute_tensors(node: ir.Node) -> Iterator[ir.TensorProtocol]:
             yield attribute.value
         elif attribute.type is ir.AttributeType.TENSORS and not attribute.is_ref():
             yield from attribute.value
+
+
+class Computed(ir.LazyTensor):
+    """A constant that is computed from others whenever it is asked for, and not kept."""
+
+    def __init__(
+        self, read: Callable[[], Array], sources: tuple[ir.TensorProtocol, ...], dtype: ir.DataType, shape: ir.Shape, name: str
+    ) -> None:
+        super().__init__(lambda: ir.tensor(np.ascontiguousarray(read()), dtype=dtype, name=name), dtype, shape, name=name)
+        self.sources = sources
+        """What it is computed from."""
+
+    @property
+    def lies_beside(self) -> bool:
+        """Whether it is computed from weights in files beside the model, and so belongs there too."""
+        return any(isinstance(source, ir.ExternalTensor) for source in self.sources)
+
+
+def data_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """The tensors in files that the model refers to, and those that constants are computed from."""
+    for tensor in all_tensors(model):
+        found = tensor.sources if isinstance(tensor, Computed) else (tensor,)
+        yield from (item for item in found if isinstance(item, ir.ExternalTensor))
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

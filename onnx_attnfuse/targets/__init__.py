@@ -7,7 +7,7 @@ from typing import Protocol
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import group_query_attention, multi_head_attention, onnx_attention
+from onnx_attnfuse.targets import attention, group_query_attention, multi_head_attention, onnx_attention
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 
 
@@ -18,6 +18,9 @@ class Target(Protocol):
     DOMAIN: str
     PROVIDERS: frozenset[str]
     """The execution providers on which it is considered where nobody asks for it."""
+
+    ALONE: bool
+    """It takes in what stands before the attention, so no other operator shares a site with it."""
 
     def refuse(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
         """Why this operator cannot compute `spec`, or None if it can."""
@@ -32,7 +35,8 @@ class Target(Protocol):
         ...
 
 
-TARGETS: tuple[Target, ...] = (multi_head_attention, group_query_attention, onnx_attention)
+TARGETS: tuple[Target, ...] = (multi_head_attention, group_query_attention, onnx_attention, attention)
+"""In the order in which they are taken where they are equally fast."""
 
 
 def name_of(target: Target) -> str:

@@ -7,10 +7,10 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnx_attnfuse.conditions import MaskForm
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
-from onnx_attnfuse.kernels import MaskForm
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.spec import Layouts
@@ -71,6 +71,8 @@ class Emitted:
     scale: float
     operands: tuple[ir.Value, ...] = ()
     """Values further up than the operands of the attention that it reads in their place."""
+    needless: tuple[ir.Value, ...] = ()
+    """What lies between these and the attention, and serves nothing else."""
     presents: tuple[tuple[ir.Value, ir.Value], ...] = ()
     """Keys and values with those of earlier positions, as the source has them and as the operator gives them."""
 

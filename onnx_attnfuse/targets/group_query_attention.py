@@ -29,6 +29,7 @@ from onnx_attnfuse.targets.rows import Rows
 OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
+ALONE: bool = False
 _EIGHT, _SINK = 8, 11
 """What sizes must be a multiple of; the place of the sink among the inputs."""
 _AS_IT_IS = (0, 0, -1)

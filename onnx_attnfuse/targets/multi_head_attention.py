@@ -7,58 +7,34 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, length
-from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.masks.meaning import Causal, Meaning
+from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec, Axes4
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, price, replacing
-from onnx_attnfuse.targets.padding import is_padding, read_padding
+from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection import read_projection
 from onnx_attnfuse.targets.rows import Rows, read_rows
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
+from onnx_attnfuse.targets.ways import refuse_scores, shown, ways
+
+__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "refuse", "ways"]
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
+ALONE: bool = False
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
     del meaning, bench
-    if spec.softcap is not None:
-        return Reason("no-softcap", "MultiHeadAttention cannot cap scores by tanh")
     if spec.dtype not in _DTYPES:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
-    axes = spec.axes
-    if spec.causal and (spec.mask is not None or length(axes.i) != length(axes.j)):
-        message = "causal by attribute, with a mask besides or without a proof that there are as many queries as keys"
-        return Reason("unproven-square", message)
-    return None
-
-
-def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
-    """Every way to hand the mask over, and for which batches each is exact.
-
-    The kernels align the causal triangle differently where there are more keys than queries: both must be proven equal in number.
-    """
-    axes = spec.axes
-    triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
-    causal = len(triangles) == 1 and triangles[0].offset == 0 and length(axes.i) == length(axes.j)
-    rest = [item for item in meaning.predicates if item not in triangles]
-    if spec.sink is not None:
-        return (Way("bias"),)
-    if meaning.is_trivial:
-        return (Way("none"),)
-    if causal and meaning.only_causal:
-        return (Way("none", causal=True),)
-    if meaning.biases or (triangles and not causal) or not is_padding(rest, spec):
-        return (Way("bias"),)
-    padded = Way("lengths", causal, "right_padded"), Way("ranges", causal, "right_padded"), Way("none", causal, "unpadded")
-    return (*padded, Way("bias"))
+    return refuse_scores(spec, OP)
 
 
 def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
@@ -117,7 +93,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         dtype=spec.dtype,
         hint=f"{spec.name}/{OP}",
     )
-    form = _shown(way, rows.bias) if spec.sink is None else "attention_bias b n s t, a column for the sink"
+    form = shown(way, rows.bias, "key_padding_mask") if spec.sink is None else "attention_bias b n s t, a column for the sink"
     emitted = replacing(builder, fused, spec, rows, chosen, targets, form)
     return emitted if projected is None else dataclasses.replace(emitted, operands=projected.operands)
 
@@ -136,15 +112,3 @@ def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple
         for pair in (joined, split)
     ]
     return split if prices[1] < prices[0] else joined
-
-
-def _shown(way: Way, bias: Laid | None) -> str:
-    """The form in which the mask is handed over."""
-    words = ["unidirectional"] if way.causal else []
-    if bias is not None:
-        words.append(
-            f"attention_bias {' '.join(letter if axis else '1' for letter, axis in zip('bnst', bias.axes, strict=True))}"
-        )
-    elif way.mask != "none":
-        words.append({"lengths": "key_padding_mask b", "ranges": "key_padding_mask 3b+2"}[way.mask])
-    return " + ".join(words) or "none"

@@ -24,6 +24,7 @@ from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 OP: str = "Attention"
 DOMAIN: str = ""
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
+ALONE: bool = False
 _SINCE = 23
 _DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 

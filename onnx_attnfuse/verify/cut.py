@@ -4,8 +4,8 @@
 
 The walk goes upwards from the results. It ends at the `stops`, at inputs of graphs, at constants, and at every operator that is
 neither cheap index and mask arithmetic nor computed from a stop; what it ends at becomes an input of the piece. So a piece is
-independent of the size of the model, and no weight is read for it. A shape alone carries no data: what is computed from the
-`Shape` of a stop only is not computed from the stop.
+independent of the size of the model, and no weight is read for it: a constant that is a stop is an input too. A shape alone
+carries no data: what is computed from the `Shape` of a stop only is not computed from the stop.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import constant_tensor, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.reasons import Refused
 
-Role = Literal["operand", "activation", "given", "constant"]
-"""A stop; a value cut off from heavy work; an input of a graph; a constant that is fed."""
+Role = Literal["operand", "weight", "activation", "given", "constant"]
+"""A stop; one that is a constant; a value cut off from heavy work; an input of a graph; a constant that is fed."""
 
 EMBEDDED = 1 << 14
 """Constants of at most this many elements stand in the piece itself; larger ones are fed, which saves copying them."""
@@ -55,6 +55,8 @@ class Input:
     role: Role
     dims: Dims
     dtype: ir.DataType
+    summed: int = 1
+    """Along how many elements a product with it sums, if it is a weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,16 @@ class Piece:
                 found.append(node)
             else:
                 below.update(node.outputs)
+        return found
+
+    def prepared(self) -> set[ir.Value]:
+        """The weights, and what is computed from them alone."""
+        found = {item.value for item in self.inputs if item.role == "weight"}
+        settled = found.union(self.constants)
+        for node in self.nodes:
+            if settled.issuperset(value for value in node.inputs if value is not None) and not found.isdisjoint(node.inputs):
+                found.update(node.outputs)
+                settled.update(node.outputs)
         return found
 
     def only(self, *results: ir.Value) -> Piece:
@@ -159,9 +171,9 @@ class _Walk:
 
     def _end(self, value: ir.Value) -> Role | None:
         """What the value is to the piece if the walk ends there, else None."""
-        if value in self._stops:
-            return "operand"
         tensor = constant_tensor(value)
+        if value in self._stops:
+            return "operand" if tensor is None else "weight"
         if tensor is not None:
             return "constant" if tensor.nbytes <= _READABLE else "activation"
         node = value.producer()
@@ -196,11 +208,26 @@ class _Walk:
         known = self._known(value)
         if known is None:
             raise Refused("unknown-type", f"the shape or the element type of '{value.name}' is unknown")
-        self._inputs[value] = Input(value, role, *known)
+        self._inputs[value] = Input(value, role, *known, summed=_summed(value) if role == "weight" else 1)
 
     def _known(self, value: ir.Value) -> tuple[Dims, ir.DataType] | None:
         dims, dtype = self._facts.dims(value), self._facts.dtype(value)
         return None if dims is None or dtype is None else (dims, dtype)
+
+
+def _summed(weight: ir.Value) -> int:
+    """Along how many elements the first product sums that takes a weight, or a view of it; 1 if there is none."""
+    pending = deque([weight])
+    while pending:
+        value = pending.popleft()
+        for node, place in value.uses():
+            if node.op_type in {"Identity", "Transpose"}:
+                pending.extend(node.outputs)
+            elif node.op_type in {"Gemm", "MatMul"} and place == 1 and value.shape is not None:
+                axis = 1 if attribute(node, "transB", 0) else 0
+                length = value.shape[axis]
+                return length if isinstance(length, int) else 1
+    return 1
 
 
 def is_fresh(name: str, facts: Facts) -> bool:

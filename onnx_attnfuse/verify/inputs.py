@@ -40,6 +40,8 @@ class Case:
         return f"{name}, float inputs {encoding}, operands times {self.factor:g}"
 
 
+_DISTINCT = 65537
+"""Different numbers in a weight: a prime, so that no two rows are alike."""
 LARGE = 6.0
 """The factor that makes large logits: scores of about 36."""
 _GROUPS: tuple[tuple[Case, ...], ...] = (
@@ -68,6 +70,8 @@ class Slot:
     rank: int
     blank: bool
     """Nothing but its shape is looked at."""
+    summed: int = 1
+    """Along how many elements a product with it sums, if it is a weight."""
     array: Array | None = None
     """What it is always filled with, if it is a constant."""
 
@@ -105,6 +109,8 @@ def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     dtype = slot.dtype.numpy()
     if slot.blank:
         return np.zeros(shape, dtype)
+    if slot.role == "weight":
+        return _weight(shape, slot.summed, rng).astype(dtype)
     if slot.dtype.is_floating_point():
         return _floats(slot.role, shape, case, rng, float(np.finfo(dtype).min)).astype(dtype)
     if len(shape) > 1:
@@ -118,6 +124,12 @@ def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     if case.pattern in {"right", "left"}:
         return rng.integers(1, 4, shape).astype(dtype)
     return np.arange(shape[0]).astype(dtype)
+
+
+def _weight(shape: tuple[int, ...], summed: int, rng: np.random.Generator) -> Array:
+    """Numbers by which products become as large as their operands; a few of them over and over, as there may be millions."""
+    numbers = rng.standard_normal(_DISTINCT, np.float32) / np.float32(np.sqrt(summed))
+    return np.resize(numbers, shape)
 
 
 def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Generator, lowest: float) -> Array:

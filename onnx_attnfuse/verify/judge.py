@@ -29,6 +29,9 @@ from onnx_attnfuse.verify.tracing import Tracer, largest
 from onnx_attnfuse.verify.trial import FIRST_CHOICES, Choice, Trial
 from onnx_attnfuse.verify.verdict import Verdict, undecided
 
+_HEAVIEST = 1 << 28
+"""Elements of all weights of a piece that is still run."""
+
 
 class _Graph:
     """What has to be known of the sizes in one graph, made once."""
@@ -96,6 +99,9 @@ class Judge:
         try:
             results = [value for side in zip(*pairs, strict=True) for value in side]
             piece = cut([*results, *([] if given is None else [given])], stops, facts)
+            weights = sum(sizes.evaluate(sizes.product(item.dims), {}) for item in piece.inputs if item.role == "weight")
+            if weights > _HEAVIEST:
+                return undecided(f"weights of {weights} elements are too large to judge by")
             return self._judged(piece, len(pairs), facts, opsets, functions or {}, empty)
         except Refused as refused:
             return undecided(str(refused.reason))

@@ -67,6 +67,7 @@ class Standalone:
                 role=item.role,
                 dtype=_narrowed(item.dtype) if widened else item.dtype,
                 rank=len(item.dims),
+                summed=item.summed,
                 blank=item.value not in read,
                 array=self._fed(item),
             )

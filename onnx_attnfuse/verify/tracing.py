@@ -98,8 +98,9 @@ class Tracer:
 
 
 def largest(piece: Piece, facts: Facts, values: Values) -> int:
-    """Elements of the largest tensor in a piece, as far as shapes are known."""
-    inner = [found for node in piece.nodes for value in node.outputs if (found := facts.dims(value)) is not None]
-    read = piece.read()
-    shapes = [*(item.dims for item in piece.inputs if item.value in read), *inner]
+    """Elements of the largest tensor in a piece, as far as shapes are known, weights left out."""
+    prepared, read = piece.prepared(), piece.read()
+    made = [value for node in piece.nodes for value in node.outputs if value not in prepared]
+    inner = [found for value in made if (found := facts.dims(value)) is not None]
+    shapes = [*(item.dims for item in piece.inputs if item.value in read - prepared), *inner]
     return max((sizes.evaluate(sizes.product(shape), values) for shape in shapes), default=0)

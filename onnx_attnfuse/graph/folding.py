@@ -1,0 +1,129 @@
+"""Constants that are computed from others: nodes on weights alone become one constant, and nothing is read for it.
+
+    values = [merged]                    # the output of a Concat of rearranged weights
+    fold(values, builder)                # now an initializer; the nodes and the weights that nothing else needs are gone
+
+The content is computed when it is asked for, as when the model is written, and not kept: so no more than one such constant is in
+memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor, read_tensor
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.tensors import Computed
+
+_Read = Callable[[dict[ir.Value, Array]], Array]
+"""The content of a value; what it reads on the way is kept in the dictionary, for constants that are read more than once."""
+
+
+def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> None:
+    """Puts an initializer in the place of each value that is still there; in functions, which have none, they stay as they are.
+
+    Args:
+        values: Outputs of nodes on constants alone.
+        builder: The builder of their graph.
+        hint: Name of the initializers, made unique.
+    """
+    graph = builder.graph
+    for value in dict.fromkeys(values):
+        node = value.producer()
+        if node is None or node.graph is not graph or not isinstance(graph, ir.Graph):
+            continue
+        dtype, dims = builder.facts.dtype(value), builder.facts.dims(value)
+        assert dtype is not None
+        assert dims is not None
+        sources: dict[int, ir.TensorProtocol] = {}
+        read = _reading(value, sources)
+        shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
+        name = builder.name(hint)
+        tensor = Computed(lambda read=read: read({}), tuple(sources.values()), dtype, shape, name)
+        folded = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)
+        graph.register_initializer(folded)
+        builder.facts.copy(value, folded)
+        value.replace_all_uses_with(folded)
+        sweep([value])
+
+
+def _reading(value: ir.Value, sources: dict[int, ir.TensorProtocol]) -> _Read:
+    """How to compute a value, in terms that outlive its nodes; the constants that it takes go into `sources`."""
+    tensor = constant_tensor(value)
+    if tensor is not None:
+        sources[id(tensor)] = tensor
+        return lambda known: _kept(value, tensor, known)
+    node = value.producer()
+    assert node is not None
+    inputs = [_reading(item, sources) for item in _data(node)]
+    return _OPERATORS[node.op_type](node, inputs)
+
+
+def _kept(value: ir.Value, tensor: ir.TensorProtocol, known: dict[ir.Value, Array]) -> Array:
+    if value not in known:
+        array = read_tensor(tensor)
+        if array is None:
+            raise ModelError(f"the data of the weight {tensor.name!r} is gone; put the file back and try again")
+        known[value] = array
+    return known[value]
+
+
+def _data(node: ir.Node) -> list[ir.Value]:
+    """The inputs whose elements come out again."""
+    return [value for value in (node.inputs if node.op_type == "Concat" else node.inputs[:1]) if value is not None]
+
+
+def _numbers(node: ir.Node, index: int) -> list[int]:
+    array = constant_array(node.inputs[index])
+    assert array is not None
+    return [int(number) for number in array]
+
+
+def _concat(node: ir.Node, inputs: list[_Read]) -> _Read:
+    axis: int = attribute(node, "axis")
+    return lambda known: np.concatenate([read(known) for read in inputs], axis)
+
+
+def _expand(node: ir.Node, inputs: list[_Read]) -> _Read:
+    shape = tuple(_numbers(node, 1))
+
+    def read(known: dict[ir.Value, Array]) -> Array:
+        array = inputs[0](known)
+        return np.broadcast_to(array, np.broadcast_shapes(array.shape, shape))
+
+    return read
+
+
+def _reshape(node: ir.Node, inputs: list[_Read]) -> _Read:
+    shape = _numbers(node, 1)
+    return lambda known: inputs[0](known).reshape(shape)
+
+
+def _transpose(node: ir.Node, inputs: list[_Read]) -> _Read:
+    perm: list[int] = attribute(node, "perm")
+    return lambda known: np.transpose(inputs[0](known), perm)
+
+
+def _slice(node: ir.Node, inputs: list[_Read]) -> _Read:
+    (start,), (end,), (axis,) = (_numbers(node, index) for index in (1, 2, 3))
+    place = (*[slice(None)] * axis, slice(start, end))
+
+    def read(known: dict[ir.Value, Array]) -> Array:
+        return inputs[0](known)[place]
+
+    return read
+
+
+_OPERATORS: dict[str, Callable[[ir.Node, list[_Read]], _Read]] = {
+    "Concat": _concat,
+    "Expand": _expand,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Transpose": _transpose,
+}
+"""What rearranging a constant takes."""

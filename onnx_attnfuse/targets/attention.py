@@ -1,0 +1,161 @@
+"""com.microsoft.Attention: self-attention together with the projections of its queries, keys and values, as one operator.
+
+Three products become one, and the biases of the projections come along. The weights are merged into one (channels, columns of
+queries, keys and values); they are rearranged by nodes first, so that the judge sees every step, and become one constant when all
+sites are done (`graph.folding`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.arrange import arrange
+from onnx_attnfuse.axes.factors import Axis, length
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.spec import AttentionSpec, Source
+from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.layout import replacing
+from onnx_attnfuse.targets.linear import Projections, in_order, read_projections
+from onnx_attnfuse.targets.padding import read_padding
+from onnx_attnfuse.targets.rows import Rows, read_rows
+from onnx_attnfuse.targets.ways import refuse_scores, shown, ways
+
+__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "refuse", "ways"]
+
+OP: str = "Attention"
+DOMAIN: str = "com.microsoft"
+PROVIDERS: frozenset[str] = frozenset()
+"""None: on a CPU it is no faster, and on CUDA that is not measured yet."""
+ALONE: bool = True
+_DTYPES = {
+    "cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16},
+    "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16},
+}
+
+
+def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+    """Why this operator cannot compute `spec`, or None if it can."""
+    del meaning
+    if spec.dtype not in _DTYPES[bench.device.ep]:
+        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
+        return Reason("no-kernel-for-type", f"Attention has no kernel on {bench.device.ep} for {name}")
+    refused = refuse_scores(spec, OP) or _refuse_operands(spec)
+    if refused is not None:
+        return refused
+    if spec.scale_values or spec.scale == 0:
+        return Reason("scale-at-run-time", "Attention takes a scale that is a number, not 0 and not computed at run time")
+    try:
+        read_projections(spec, bench.builder.facts)
+    except Refused as found:
+        return found.reason
+    return None
+
+
+def _refuse_operands(spec: AttentionSpec) -> Reason | None:
+    """What stands between the projections and the scores that the operator cannot do."""
+    if spec.cache is not None:
+        return Reason("cached", f"keys and values are appended to earlier ones, and {OP} projects all of them itself")
+    if spec.sink is not None:
+        return Reason("sink", f"{OP} has no place for a sink among the scores")
+    if any(source.rotary is not None for operand in spec.operands() for source in operand):
+        return Reason("rotated", f"queries or keys are rotated after they are projected, and {OP} projects them itself")
+    return None
+
+
+def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+    """Builds the operator for `spec` beside its nodes.
+
+    Raises:
+        Refused: A part of the meaning cannot be expressed exactly.
+    """
+    del flat
+    assert spec.dtype is not None
+    builder = bench.builder
+    projections = read_projections(spec, builder.facts)
+    axes = spec.axes
+    bias = BiasEmitter(builder, axes, spec.dtype)
+    compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
+    rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
+    if rows.zero_query is not None:
+        raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")
+    query, key, _ = projections.operands
+    operand = arrange(builder, projections.input, (axes.b, axes.i, query.channels))
+    inputs: list[ir.Value | None] = [operand, *_merged(builder, projections, spec)]
+    if rows.bias is not None:
+        inputs += [None, None, bias.full(rows.bias)]
+    elif way.mask in {"lengths", "ranges"}:
+        padding = read_padding(spec, meaning, bench)
+        inputs.append(padding.lengths() if way.mask == "lengths" else padding.ranges())
+    attributes: dict[str, object] = {"num_heads": axes.num_heads, "scale": spec.scale * query.factor * key.factor}
+    if way.causal:
+        attributes["unidirectional"] = 1
+    if length(axes.h) != length(axes.v):
+        attributes["qkv_hidden_sizes"] = [_width(columns) for columns in _columns(spec)]
+    fused = builder.node(
+        OP,
+        inputs,
+        attributes,
+        domain=DOMAIN,
+        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
+        dtype=spec.dtype,
+        hint=f"{spec.name}/{OP}",
+    )
+    chosen = [Source(Laid(item.weight.value, (item.columns,)), item.factor) for item in projections.operands]
+    targets = [(columns,) for columns in _columns(spec)]
+    emitted = replacing(builder, fused, spec, rows, chosen, targets, shown(way, rows.bias, "mask_index"))
+    return dataclasses.replace(
+        emitted, operands=(projections.input.value, *projections.constants), needless=tuple(projections.values)
+    )
+
+
+def _width(columns: Axis) -> int:
+    """How many columns of a weight there are."""
+    size = length(columns)
+    assert isinstance(size, int)
+    return size
+
+
+def _columns(spec: AttentionSpec) -> tuple[Axis, Axis, Axis]:
+    axes = spec.axes
+    return (*axes.n, *axes.h), (*axes.n, *axes.h), (*axes.n, *axes.v)
+
+
+def _merged(builder: Builder, projections: Projections, spec: AttentionSpec) -> tuple[ir.Value, ir.Value]:
+    """The weights side by side, and the biases one after the other: zeros where there is none, as the CPU kernel wants one."""
+    assert spec.dtype is not None
+    operands, columns = projections.operands, _columns(spec)
+    total = sum(map(_width, columns))
+    weight = in_order([operand.weight for operand in operands], columns, 2)
+    if weight is None:
+        parts = [
+            operand.arranged(builder, operand.weight, (operand.channels, target))
+            for operand, target in zip(operands, columns, strict=True)
+        ]
+        weight = _joined(builder, parts, 1, [length(operands[0].channels), total], spec.dtype)
+    bias = in_order([operand.bias for operand in operands], columns, 1)
+    if all(operand.bias is None for operand in operands):
+        bias = builder.constant(np.zeros(total, spec.dtype.numpy()), "attnfuse/no_bias")
+    if bias is None:
+        numbers = [
+            builder.constant(np.zeros(_width(target), spec.dtype.numpy()))
+            if operand.bias is None
+            else operand.arranged(builder, operand.bias, (target,))
+            for operand, target in zip(operands, columns, strict=True)
+        ]
+        bias = _joined(builder, numbers, 0, [total], spec.dtype)
+    return weight, bias
+
+
+def _joined(builder: Builder, parts: Sequence[ir.Value], axis: int, dims: Sequence[Dim], dtype: ir.DataType) -> ir.Value:
+    joined = builder.node("Concat", parts, {"axis": axis}, dims=dims, dtype=dtype)
+    builder.rearranged.append(joined)
+    return joined
