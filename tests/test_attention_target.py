@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import pathlib
 import warnings
 from collections.abc import Callable
@@ -95,6 +96,18 @@ class Within(Flat):
         return tuple(item.transpose(1, 2) for item in packed.split([part // HEADS for part in self.parts], -1))
 
 
+class Sliced(Three):
+    """As nn.MultiheadAttention does it where it is not fused: slices of one weight and one bias, each with a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.shift = nn.Parameter(torch.randn(3 * WIDTH, WIDTH) / WIDTH**0.5), nn.Parameter(torch.randn(3 * WIDTH))
+
+    def operands(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = zip(self.weight.chunk(3), self.shift.chunk(3), strict=True)
+        return tuple((x @ weight.T + bias).unflatten(-1, (HEADS, -1)).transpose(1, 2) for weight, bias in parts)
+
+
 class Scaled(Three):
     """Queries and values are scaled on their way."""
 
@@ -114,6 +127,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "distance": lambda: Three(mask="distance"),
     "scale": lambda: Three(scale=0.77),
     "scaled on the way": Scaled,
+    "sliced weights": Sliced,
     "3 h d": lambda: Packed("3hd"),
     "h 3 d": lambda: Packed("h3d"),
     "h d 3": lambda: Packed("hd3"),
@@ -125,26 +139,30 @@ MAKERS: dict[str, Callable[[], Any]] = {
 FEEDS = [(1, 2), (3, 7), (2, 1)]
 
 
-def exported(module: Any, *more: Any) -> onnx.ModelProto:
-    """The module as the exporter writes it, batch and rows dynamic."""
-    masked = getattr(module, "mask", "none") == "padding"
+def exported(module: Any, *more: Any, dynamo: bool = False) -> onnx.ModelProto:
+    """The module as one of the exporters writes it, batch and rows dynamic; TorchScript's takes a hundredth of the time."""
     numbers = next((item.dtype for item in module.parameters()), torch.float32)
+    masked = getattr(module, "mask", "none") == "padding"
     given = (torch.randn(2, 5, WIDTH, dtype=numbers), *((torch.ones(2, 5, dtype=torch.int64),) if masked else ()), *more)
     names = ["x", *(["mask"] if masked else []), *(f"more{place}" for place in range(len(more)))]
-    shapes = tuple({} if item.ndim == 2 and item.shape[0] == WIDTH else {0: "b", 1: "s"} for item in given)
+    dynamic = [{} if item.ndim == 2 and item.shape[0] == WIDTH else {0: "b", 1: "s"} for item in given]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            module.eval(), given, dynamo=True, verbose=False, opset_version=18, input_names=names, dynamic_shapes=shapes
-        )
-    assert program is not None
-    return program.model_proto
+        if dynamo:
+            program = torch.onnx.export(
+                module.eval(), given, dynamo=True, verbose=False, input_names=names, dynamic_shapes=tuple(dynamic)
+            )
+            assert program is not None
+            return program.model_proto
+        file, axes = io.BytesIO(), dict(zip(names, dynamic, strict=True))
+        torch.onnx.export(module.eval(), given, file, dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes)
+    return onnx.ModelProto.FromString(file.getvalue())
 
 
 @functools.cache
-def model_of(name: str) -> onnx.ModelProto:
+def model_of(name: str, *, dynamo: bool = False) -> onnx.ModelProto:
     """One of the models that are taken."""
-    return exported(MAKERS[name]())
+    return exported(MAKERS[name](), dynamo=dynamo)
 
 
 def inputs(model: onnx.ModelProto, batch: int, rows: int) -> dict[str, Any]:
@@ -182,9 +200,12 @@ def fused(model: onnx.ModelProto, **choices: Any) -> tuple[onnx.ModelProto, Any]
     return result.model, site
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_what_it_takes(name: str) -> None:
-    model = model_of(name)
+@pytest.mark.parametrize(
+    ("name", "dynamo"),
+    [*((name, False) for name in MAKERS), *((name, True) for name in ("padding", "h 3 d", "one product", "sliced weights"))],
+)
+def test_what_it_takes(name: str, dynamo: bool) -> None:
+    model = model_of(name, dynamo=dynamo)
     new, site = fused(model)
     assert (site.status, site.op, [str(reason) for reason in site.reasons]) == ("fused", "Attention", [])
     assert site.verified is not None
@@ -211,6 +232,14 @@ def test_how_a_mask_is_handed_over(mask: str, form: str) -> None:
 
 def test_the_report_shows_the_columns() -> None:
     assert fused(model_of("h 3 d"))[1].layout.value == "(n 3[2] v) -> (n v)"
+
+
+class Shifted(Three):
+    """What is added to the queries differs by row."""
+
+    def operands(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        place = torch.arange(x.shape[1])[:, None] / torch.arange(1, WIDTH + 1)
+        return (self.q(x) + place.sin()).unflatten(-1, (HEADS, -1)).transpose(1, 2), *super().operands(x)[1:]
 
 
 class Crossing(Three):
@@ -286,6 +315,7 @@ X = torch.randn(2, 5, WIDTH)
         (Grouped(), (), "grouped-heads"),
         (Given(), (torch.randn(WIDTH, WIDTH),), "weight-not-constant"),
         (Capped(), (), "no-softcap"),
+        (Shifted("kv"), (), "not-projected"),
         (Warmed(), (), "not-projected"),
     ],
     ids=lambda item: type(item).__name__ if isinstance(item, nn.Module) else "",
@@ -359,7 +389,7 @@ def test_padding_as_lengths_behind_a_test() -> None:
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half_precision(half: str) -> None:
     """Judged as it is and as float32; rows without a key cannot be levelled, so padding is refused where they must be."""
-    model = exported(Three(mask="causal").to(getattr(torch, half)))
+    model = exported(Three(mask="causal").to(getattr(torch, half)), dynamo=True)
     assert model.graph.input[0].type.tensor_type.elem_type == getattr(onnx.TensorProto, half.upper())
     assert fused(model, ep="cuda", arch="sm90")[1].op == "Attention"
     code = "no-kernel-for-type" if half == "bfloat16" else None
