@@ -1,4 +1,4 @@
-"""What com.microsoft.Attention leaves to other operators: what happens between its projections and its scores."""
+"""What com.microsoft.Attention leaves to other operators: operands that are no projections of one value, or not only that."""
 
 from __future__ import annotations
 
@@ -7,11 +7,94 @@ from typing import Any
 import pytest
 
 import onnx_attnfuse
-from tests.test_attention_target import HEADS, WIDTH, Three, exported, fused
+from tests.test_attention_target import HEADS, WIDTH, Shifted, Three, exported, fused
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 SIZE = WIDTH // HEADS
+
+
+class Crossing(Three):
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> Any:
+        q, _, _ = self.operands(x)
+        return self.attended(x, None, q, *self.operands(other)[1:])
+
+
+class Placed(Three):
+    """As DETR does it: places are added for queries and keys, not for values."""
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> Any:
+        q, k, _ = self.operands(x + place)
+        return self.attended(x, None, q, k, self.operands(x)[2])
+
+
+class Telling(Three):
+    def forward(self, x: torch.Tensor) -> Any:
+        q, k, v = self.operands(x)
+        return self.attended(x, None, q, k, v), k
+
+
+class Turned(Three):
+    def operands(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = super().operands(x)
+        turned = torch.cat([-q[..., 4:], q[..., :4]], -1)
+        return turned, k, v
+
+
+class Grouped(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k = self.v = nn.Linear(WIDTH, WIDTH // 2)
+
+    def operands(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q = self.q(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        k = self.k(x).unflatten(-1, (HEADS // 2, -1)).transpose(1, 2).repeat_interleave(2, 1)
+        return q, k, k * 2.0
+
+
+class Given(Three):
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        q, k, _ = self.operands(x)
+        v = (x @ weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return self.attended(x, None, q, k, v)
+
+
+class Capped(Three):
+    def attended(self, x: torch.Tensor, mask: torch.Tensor | None, q: Any, k: Any, v: Any) -> torch.Tensor:
+        return (((q @ k.transpose(2, 3)).tanh() * 5.0).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Warmed(Three):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = nn.Parameter(torch.rand(HEADS, 1, 1))
+
+    def operands(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = super().operands(x)
+        return q * self.heat, k, v
+
+
+X = torch.randn(2, 5, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("module", "more", "code"),
+    [
+        (Crossing(), (torch.randn(2, 6, WIDTH),), "not-self-attention"),
+        (Placed(), (X,), "not-self-attention"),
+        (Telling(), (), "projection-used"),
+        (Turned(), (), "not-projected"),
+        (Grouped(), (), "grouped-heads"),
+        (Given(), (torch.randn(WIDTH, WIDTH),), "weight-not-constant"),
+        (Capped(), (), "no-softcap"),
+        (Shifted("kv"), (), "not-projected"),
+        (Warmed(), (), "not-projected"),
+    ],
+    ids=lambda item: type(item).__name__ if isinstance(item, nn.Module) else "",
+)
+def test_what_it_does_not_take(module: Any, more: tuple[Any, ...], code: str) -> None:
+    _, site = fused(exported(module, *more))
+    assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", [code])
 
 
 class Rotated(Three):

@@ -158,3 +158,25 @@ def test_one_at_a_time_is_in_memory(tmp_path: pathlib.Path) -> None:
     planned, saved = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     assert int(planned) < 25
     assert int(saved) < 55
+
+
+def test_in_a_branch_it_takes_weights_from_outside(tmp_path: pathlib.Path) -> None:
+    model = onnx.load_model(model_in(tmp_path, layers=1))
+    inner = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    result = model.graph.output[0]
+    branches = [onnx.helper.make_graph(nodes, name, [], [result]) for nodes, name in ((inner, "then"), (inner[:1], "else"))]
+    branches[1].node[0].output[0] = result.name
+    model.graph.input.append(onnx.helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []))
+    del model.graph.node[:]
+    choice = onnx.helper.make_node("If", ["flag"], [result.name], then_branch=branches[0], else_branch=branches[1])
+    model.graph.node.append(choice)
+    new = fused(model).model
+    (then,) = [item.g for item in new.graph.node[0].attribute if item.name == "then_branch"]
+    assert [node.op_type for node in then.node] == ["Attention"]
+    assert [list(item.dims) for item in then.initializer if len(item.dims) == 2] == [[32, 96]]
+    assert sorted(item.name for item in new.graph.initializer if len(item.dims) == 2) == ["wq0"]
+    feeds = {"x": np.random.default_rng(1).standard_normal((2, 5, 32), np.float32)}
+    for flag in (True, False):
+        given = {**feeds, "flag": np.asarray(flag)}
+        old, now = (onnxruntime.InferenceSession(item.SerializeToString()).run(None, given)[0] for item in (model, new))
+        np.testing.assert_allclose(now, old, atol=1e-5)

@@ -83,6 +83,11 @@ class Linear:
         """The columns of the weight that are the operand's."""
         return leaves(self.product) if self.part is None else self.part.taken(self.product)
 
+    @property
+    def all_columns(self) -> set[Factor]:
+        """The factors of all columns, and of those that are taken."""
+        return {*leaves(self.product), *self.columns}
+
     def arranged(self, builder: Builder, constant: Laid, target: Axes) -> ir.Value:
         """Emits the columns of a weight or bias in the order of `target`."""
         return arrange(builder, constant if self.part is None else self.part.cut(builder, constant), target)
@@ -267,6 +272,9 @@ def _constant(laid: Laid, name: str, spec: AttentionSpec, facts: Facts) -> Laid:
 def _check_columns(operand: Linear, wanted: Axis, name: str, heads: Axis) -> None:
     """The columns of a weight are heads and channels, each once."""
     columns = {leaf for leaf in operand.columns if leaf.position is None}
+    added = [] if operand.bias is None else [leaf for axis in refined(operand.bias.axes) for leaf in axis]
+    if any(leaf.position is None and leaf not in operand.all_columns for leaf in added):
+        raise Refused("not-projected", f"what is added to the {name} differs by batch entry or row")
     if columns == set(wanted):
         return
     if columns < set(wanted) and set(wanted) - columns <= set(heads):
@@ -305,6 +313,8 @@ def _common_input(query: Linear, key: Linear, value: Linear, spec: AttentionSpec
 
 def _matched(rows: Axis, columns: Axis) -> bool:
     """Whether queries and keys are counted alike; splits their factors where only one of the two is split."""
+    if length(rows) != length(columns):
+        return False
     for one, other in ((rows, columns), (columns, rows)):
         if regroup([one], [leaf.size for leaf in leaves(other)]) is None:
             return False

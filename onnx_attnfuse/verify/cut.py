@@ -35,6 +35,7 @@ _FURTHEST = 4096
 
 _SHAPE_ONLY = frozenset(["Shape", "Size"])
 _DEFAULT_DOMAIN = frozenset(["", "ai.onnx"])
+_VIEWS = frozenset(["Identity", "Reshape", "Slice", "Split", "Transpose"])
 _LIGHT = frozenset(
     """
     Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
@@ -208,24 +209,24 @@ class _Walk:
         known = self._known(value)
         if known is None:
             raise Refused("unknown-type", f"the shape or the element type of '{value.name}' is unknown")
-        self._inputs[value] = Input(value, role, *known, summed=_summed(value) if role == "weight" else 1)
+        self._inputs[value] = Input(value, role, *known, summed=_summed(value, self._facts) if role == "weight" else 1)
 
     def _known(self, value: ir.Value) -> tuple[Dims, ir.DataType] | None:
         dims, dtype = self._facts.dims(value), self._facts.dtype(value)
         return None if dims is None or dtype is None else (dims, dtype)
 
 
-def _summed(weight: ir.Value) -> int:
+def _summed(weight: ir.Value, facts: Facts) -> int:
     """Along how many elements the first product sums that takes a weight, or a view of it; 1 if there is none."""
     pending = deque([weight])
     while pending:
         value = pending.popleft()
         for node, place in value.uses():
-            if node.op_type in {"Identity", "Transpose"}:
+            dims = facts.dims(value)
+            if node.op_type in _VIEWS:
                 pending.extend(node.outputs)
-            elif node.op_type in {"Gemm", "MatMul"} and place == 1 and value.shape is not None:
-                axis = 1 if attribute(node, "transB", 0) else 0
-                length = value.shape[axis]
+            elif node.op_type in {"Gemm", "MatMul"} and place == 1 and dims is not None and len(dims) == 2:
+                length = dims[1 if attribute(node, "transB", 0) else 0]
                 return length if isinstance(length, int) else 1
     return 1
 
