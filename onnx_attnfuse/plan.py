@@ -29,8 +29,9 @@ _WORTHWHILE = 0.85
 """Another way is taken if it needs at most this part of the time."""
 FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
 """From this many scores on, b·n·s·t, a way is faster than a bias."""
-GUARDED_FROM, GUARDED_CACHE_FROM = 1 << 25, 1 << 20
-"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); the second with a cache."""
+GUARDED_FROM, GUARDED_CACHE_FROM = 1 << 25, 1 << 18
+"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); the second with a cache
+that the slower way appends to as well."""
 _VOUCHED: Mapping[PaddingPolicy, frozenset[When]] = {
     "assume-right": frozenset(["right_padded"]),
     "assume-none": frozenset(["always", "right_padded", "unpadded"]),
@@ -208,7 +209,7 @@ def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: P
         return Plan(main)
     if policy.target != "auto" and name_of(main.target) != policy.target:
         return Plan(main, tuple(some[:1]))
-    guarded = _is_large(problem_of(spec, main.way, main.target), policy)
+    guarded = (spec.cache is not None and not main.way.cached) or _is_large(problem_of(spec, main.way, main.target), policy)
     return Plan(main, _selection(some, main) if guarded else ())
 
 

@@ -97,7 +97,7 @@ def test_on_a_gpu_the_grouped_operator_appends_and_a_test_keeps_the_rest() -> No
     model = _model(_PADDED, dtype="float16")
     result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm90", verify="sites")
     (site,) = result.report.sites
-    assert (site.mask_form or "").startswith("GroupQueryAttention causal, else attention_bias")
+    assert (site.mask_form or "").startswith("GroupQueryAttention causal, else attn_mask")
     assert site.kernel is not None
     assert site.kernel.when == "there is no padding and one entry, one new position or no past"
     _same(model, result.model, ("full", "holes"), atol=5e-3)

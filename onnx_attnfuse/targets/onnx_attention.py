@@ -34,7 +34,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
     del meaning
     builder, axes = bench.builder, spec.axes
     repeated = length(shared_heads(spec)) != length(axes.n) and length(axes.i) != length(axes.j)
-    pays = spec.softcap is not None or ((spec.cache is not None or repeated) and bench.device.ep == "cpu")
+    pays = spec.softcap is not None or spec.cache is not None or (repeated and bench.device.ep == "cpu")
     if builder.opset < _SINCE and not (pays or bench.opset.asked):
         return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {builder.opset}")
     if spec.dtype not in _DTYPES[bench.device.ep]:
