@@ -1,37 +1,51 @@
-"""Rotary embeddings that no fused operator has in front of it: before a Concat with a cache, or before what stays spelled out.
+"""Rotary embeddings that no fused operator has in front of it, RotaryEmbedding where they stand.
 
-They become RotaryEmbedding where they stand, judged like everything else.
+They come before a cache that the operator does not append to, before a normalization, for some rows or channels of an operand
+only, or before an attention that stays spelled out. Each change is judged like a site.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost
-from onnx_attnfuse.axes.factors import Axes, Axis, refined
+from onnx_attnfuse.axes.factors import Axes, Axis, length, new_axes, refined
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sizes import least
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.match.operands import sources
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewrite import connect, tidy
 from onnx_attnfuse.spec import AttentionSpec, Source
 from onnx_attnfuse.targets.layout import arranged, cheapest, price, typed
 from onnx_attnfuse.targets.rotary import takes
 
+_THROUGH = frozenset(
+    """
+    Cast Concat Div Expand Identity LayerNormalization Mul RMSNormalization Reshape ScatterND SimplifiedLayerNormalization Slice
+    Split Squeeze Transpose Unsqueeze
+    """.split()
+)
+"""What may stand between a rotation and the attention."""
+_FURTHEST = 24
+
 
 @dataclasses.dataclass(frozen=True)
 class _Rotation:
     """A value that is rotated by operators that spell it out."""
 
-    old: Source
+    old: Laid
     sources: tuple[Source, ...]
     """What it is a rotation of."""
-    rows: Axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +59,19 @@ class Turning:
 
     def turn(self, spec: AttentionSpec) -> int:
         """Replaces what is left of the rotations of queries and keys; returns how many there were."""
-        return sum(self._replaced(rotation, spec) for rotation in _rotations(spec))
+        operands = (spec.query, spec.key) if spec.cache is None else (spec.query, spec.key, spec.cache.new[0])
+        found = [_rotation(operand) or _rotation_above(operand[-1].laid.value, self.scope.facts) for operand in operands]
+        return sum(self._replaced(rotation, spec.name) for rotation in found if rotation is not None)
 
-    def _replaced(self, rotation: _Rotation, spec: AttentionSpec) -> bool:
-        old = rotation.old.laid.value
+    def _replaced(self, rotation: _Rotation, name: str) -> bool:
+        old = rotation.old.value
         node = old.producer()
         if node is None or node.graph is not self.scope.graph or not (viewers(old) or old.is_graph_output()):
             return False
         self.builder.at(node)
         try:
-            new, stop = self._emit(rotation, spec)
-            self.court.pairs([(old, new)], [stop], spec.name, self.scope, self.model)
+            new, stop = self._emit(rotation)
+            self.court.pairs([(old, new)], [stop], name, self.scope, self.model)
         except Refused:
             tidy(self.builder)
             return False
@@ -63,18 +79,20 @@ class Turning:
         sweep([old])
         return True
 
-    def _emit(self, rotation: _Rotation, spec: AttentionSpec) -> tuple[ir.Value, ir.Value]:
+    def _emit(self, rotation: _Rotation) -> tuple[ir.Value, ir.Value]:
         """Builds it beside its nodes; returns it and what it is computed from.
 
         Raises:
             Refused: The operator cannot rotate it.
         """
-        builder, laid, rotary = self.builder, rotation.old.laid, rotation.sources[0].rotary
+        builder, laid, rotary = self.builder, rotation.old, rotation.sources[0].rotary
         assert rotary is not None
-        targets = [target for target in _targets(rotation, spec) if takes(rotary, target)]
-        dtype = builder.facts.dtype(laid.value)
-        if not targets or dtype is None:
-            raise Refused("rotated-by-head", "the rotation differs by head")
+        targets = [target for target in _targets(laid) if takes(rotary, target)]
+        dims, dtype = builder.facts.dims(laid.value), builder.facts.dtype(laid.value)
+        if not targets or dims is None or dtype is None:
+            raise Refused("rotated-otherwise", "the rotation differs by head, or the layout is none of the operator's")
+        if any(least(dim) < 1 for dim in dims):
+            raise Refused("maybe-empty", "what is rotated may be nothing, which Reshape cannot be asked for")
         chosen = [(target, cheapest(rotation.sources, target)) for target in targets]
         target, source = min(
             chosen, key=lambda pair: price(rotation.sources, pair[1], pair[0]) + cost(Laid(laid.value, pair[0]), laid.axes)
@@ -83,24 +101,43 @@ class Turning:
         return typed(builder, value, dtype), source.laid.value
 
 
-def _rotations(spec: AttentionSpec) -> list[_Rotation]:
-    """The rotations of queries, keys and new keys that are spelled out."""
-    operands = [(spec.query, spec.axes.i), (spec.key, spec.axes.j)]
-    if spec.cache is not None:
-        operands.append((spec.cache.new[0], spec.cache.new_axis))
-    found: list[_Rotation] = []
-    for operand, rows in operands:
-        place = next((index for index, source in enumerate(operand) if source.rotary is not None), 0)
-        rotary, old = operand[place].rotary, operand[place - 1]
-        if rotary is not None and rotary.is_spelled:
-            same = tuple(source for source in operand[place:] if source.factor == old.factor)
-            found.append(_Rotation(old, same, rows))
-    return found
+def _rotation(chain: tuple[Source, ...]) -> _Rotation | None:
+    """The rotation in a chain of views, if it is spelled out."""
+    place = next((index for index, source in enumerate(chain) if source.rotary is not None), 0)
+    rotary, old = chain[place].rotary, chain[place - 1]
+    if rotary is None or not rotary.is_spelled:
+        return None
+    return _Rotation(old.laid, tuple(source for source in chain[place:] if source.factor == old.factor))
 
 
-def _targets(rotation: _Rotation, spec: AttentionSpec) -> tuple[Axes, Axes]:
-    """The operator's layouts, (b, s, n·h) and (b, n, s, h), of the factors that are there."""
-    present = {leaf for axis in refined(rotation.old.laid.axes) for leaf in axis}
-    axes = spec.axes
-    batch, heads = (tuple(leaf for leaf in axis if leaf in present) for axis in (axes.b, axes.n))
-    return (batch, rotation.rows, (*heads, *axes.h)), (batch, heads, rotation.rows, axes.h)
+def _rotation_above(value: ir.Value, facts: Facts) -> _Rotation | None:
+    """The nearest rotation further up."""
+    for laid, channels in _values_above(value, facts):
+        found = _rotation(sources(laid, facts, channels))
+        if found is not None:
+            return found
+    return None
+
+
+def _values_above(start: ir.Value, facts: Facts) -> Iterator[tuple[Laid, Axis]]:
+    """Values that may be rotated, nearest first, each with its channels."""
+    pending = [start]
+    for value in pending:
+        dims, node = facts.dims(value), value.producer()
+        if node is None or dims is None or len(pending) > _FURTHEST:
+            continue
+        if len(dims) in {3, 4} and isinstance(dims[-1], int):
+            axes = new_axes(dims)
+            yield Laid(value, axes), axes[-1]
+        if node.op_type in _THROUGH:
+            pending += [item for item in node.inputs if item is not None and not is_constant(item) and item not in pending]
+
+
+def _targets(laid: Laid) -> list[Axes]:
+    """The operator's layouts, (b, n, s, h) and (b, s, n·h), that a value lies in or comes to without being rearranged."""
+    axes = refined(laid.axes)
+    if any(leaf.position is not None for axis in axes for leaf in axis):
+        return []
+    if len(axes) == 4 and isinstance(length(axes[2]), int):
+        return [axes, (axes[0], axes[1], (*axes[2], *axes[3]))]
+    return [axes] if len(axes) in {3, 4} else []

@@ -29,6 +29,7 @@ from tests.turns import (
     in_float16,
     in_float32,
     narrow,
+    normalized,
     of_an_odd_number,
     of_some,
     of_the_last,
@@ -42,6 +43,7 @@ from tests.turns import (
     same_sign,
     scaled,
     shifted,
+    sliced,
     swapped,
     two_chunks,
     unequal,
@@ -119,6 +121,7 @@ SPELLINGS = [
     (wide_frequencies, halves, HALF),
     (scaled, halves, HALF),
     (gathered, halves, HALF),
+    (sliced, halves, HALF),
     (wide, swapped, HALF),
     (wide, backwards, HALF),
     (rows_first, rows_first_turned, HALF),
@@ -170,7 +173,6 @@ def test_operators_that_rotate_are_read_too(turn: Turn, attributes: dict[str, in
         (wide, without_the_first_row),
         (wide, same_sign),
         (wide, other_pairs),
-        (wide, of_the_last),
         (wide, of_an_odd_number),
         (wide, shifted),
         (wide, of_two_values),
@@ -201,6 +203,15 @@ def test_keys_that_are_an_output_are_turned_where_they_stand() -> None:
     result = onnx_attnfuse.optimize(model, verify="sites")
     assert {item["num_heads"] for item in turned_by_operator(result.model)} == {GROUPS, HEADS}
     assert "Neg" not in {node.op_type for node in result.model.graph.node}
+    same(model, result.model)
+
+
+@pytest.mark.parametrize("turn", [of_the_last, normalized])
+def test_what_is_turned_only_in_part_or_on_the_way_is_turned_where_it_stands(turn: Turn) -> None:
+    model = written(wide, turn, entries="b")
+    result = onnx_attnfuse.optimize(model, verify="sites")
+    assert result.report.notes == ("2 rotary embeddings became RotaryEmbedding where they stand, outside of the attentions",)
+    assert {item["num_heads"] for item in turned_by_operator(result.model)} == {GROUPS, HEADS}
     same(model, result.model)
 
 

@@ -64,6 +64,17 @@ def gathered(g: Written) -> tuple[str, str]:
     return g.op("Unsqueeze", cos, [1]), g.op("Unsqueeze", sin, [1])
 
 
+def sliced(g: Written) -> tuple[str, str]:
+    """The first rows of constant tables, then those of the positions."""
+    table = np.concatenate([LARGE, LARGE], -1)
+    end = g.op("Sum", g.op("Cast", g.op("ReduceMax", "positions", keepdims=0), to=1), 1.0)
+    parts = (
+        g.op("Slice", np.ascontiguousarray(part), [0], g.op("Unsqueeze", g.op("Cast", end, to=7), [0]), [0]) for part in table
+    )
+    cos, sin = (g.op("Gather", part, "positions") for part in parts)
+    return g.op("Unsqueeze", cos, [1]), g.op("Unsqueeze", sin, [1])
+
+
 def one_table(g: Written) -> tuple[str, str]:
     """Sines and cosines side by side in one table, each repeated for both channels of a pair."""
     rows = g.op("Gather", np.concatenate(list(LARGE), -1), "positions")
@@ -192,6 +203,13 @@ def without_the_first_row(g: Written, x: str, cos: str, sin: str) -> str:
     end = np.iinfo(np.int64).max
     rest, rest_cos, rest_sin = (g.slice(value, 2, 1, end) for value in (x, cos, sin))
     return g.op("Concat", g.slice(x, 2, 0, 1), halves(g, rest, rest_cos, rest_sin), axis=2)
+
+
+def normalized(g: Written, x: str, cos: str, sin: str) -> str:
+    """Turned, then normalized: the norm is what it was only where cos² + sin² is 1."""
+    turned = halves(g, x, cos, sin)
+    mean = g.op("ReduceMean", g.op("Mul", turned, turned), [3], keepdims=1)
+    return g.op("Mul", g.op("Div", turned, g.op("Sqrt", mean)), np.arange(8, dtype=np.float32))
 
 
 def same_sign(g: Written, x: str, cos: str, sin: str) -> str:

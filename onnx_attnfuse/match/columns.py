@@ -21,6 +21,7 @@ from onnx_attnfuse.axes.lanes import Lanes, joined, lanes_of, pulled
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rules.reading import axes_of
 
 _FURTHEST = 32
 _LARGEST = 1 << 22
@@ -91,7 +92,8 @@ class Columns:
         node = laid.value.producer()
         if node is None or node.domain not in {"", "ai.onnx"} or not lanes_of(laid.axes):
             return None
-        operands = self._rows(node, laid) if node.op_type == "Gather" else self._elements(node, laid)
+        rule = {"Gather": self._rows, "Slice": self._part}.get(node.op_type, self._elements)
+        operands = rule(node, laid)
         if operands is None:
             return None
         found = [self.of(operand, count, labels, depth + 1) for operand in operands]
@@ -105,7 +107,7 @@ class Columns:
                 return Named(found[0].names, -signs)
         elif node.op_type not in _EVEN:
             rows += [item.signs.tolist() for item in found]
-        kind = node.op_type, attribute(node, "to"), attribute(node, "axis")
+        kind = node if node.op_type == "Slice" else (node.op_type, attribute(node, "to"), attribute(node, "axis"))
         return Named(np.asarray([self._name((kind, *row)) for row in zip(*rows, strict=True)]), signs)
 
     def _elements(self, node: ir.Node, laid: Laid) -> list[Laid] | None:
@@ -128,6 +130,14 @@ class Columns:
             return None
         axes = laid.axes[axis : axis + rank]
         return [Laid(table, (*laid.axes[:axis], (_ROWS,), *laid.axes[axis + rank :])), Laid(index, axes)]
+
+    def _part(self, node: ir.Node, laid: Laid) -> list[Laid] | None:
+        """What a part of the rows is taken of."""
+        table = node.inputs[0]
+        cut = axes_of(node, 3, len(laid.axes), self._facts)
+        if table is None or cut is None or any(lanes_of((laid.axes[index],)) for index in cut):
+            return None
+        return [Laid(table, tuple((_ROWS,) if index in cut else axis for index, axis in enumerate(laid.axes)))]
 
     def _constant(self, laid: Laid, count: int, labels: Labels) -> Named | None:
         """Columns of equal numbers."""

@@ -23,6 +23,7 @@ from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
+from onnx_attnfuse.targets.rotary import OP as ROTARY
 from onnx_attnfuse.targets.rotary import long_tables
 from onnx_attnfuse.targets.rows import Rows
 
@@ -108,7 +109,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         "local_window_size": window,
     }
     query, key, value = operands.values
-    if any(source.rotary is not None for source in operands.chosen):
+    if any(_is_rotated(item) for item in (query, key)):
         value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
     inputs: list[ir.Value | None] = [query, key, value, *operands.past, last, total]
     if spec.softcap is not None:
@@ -137,6 +138,11 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
 def absorbs_rotary(rotary: Rotary) -> bool:
     """Whether the operator can rotate queries and keys itself."""
     return rotary.width // 2 % _EIGHT == 0
+
+
+def _is_rotated(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == ROTARY
 
 
 def _is_causal(spec: AttentionSpec, meaning: Meaning) -> bool:
