@@ -180,6 +180,15 @@ def aligned_mask(problem: Problem) -> Reason | Open | None:
     return Reason("mask-alignment", f"with a mask the number of keys must be a multiple of 4, it is {problem.columns}")
 
 
+def several_with_cache(problem: Problem) -> Reason | Open | None:
+    """More than one new query, where there is a cache."""
+    if not problem.cached:
+        return None
+    if not isinstance(problem.rows, int):
+        return Open("there are several new queries")
+    return None if problem.rows > 1 else Reason("one-query", "takes no single query on top of a cache")
+
+
 def from_rows(least: int) -> Condition:
     """There are so many queries or more."""
 

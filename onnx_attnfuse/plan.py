@@ -147,8 +147,11 @@ def _plans(
     if policy.target != "auto":
         some = [item for item in some if name_of(item.target) == policy.target]
     some.sort(key=lambda item: item.time)
+    exact = [item for item in found if item.way.is_exact]
+    if policy.target == "auto" and any(item.way.cached for item in exact):
+        exact = [item for item in exact if item.way.cached]
     for target in takers:
-        always = [item for item in found if item.way.is_exact and item.target is target]
+        always = [item for item in exact if item.target is target]
         if always:
             together = [item for item in some if item.target is target or not (target.ALONE or item.target.ALONE)]
             yield target, _plan(min(always, key=lambda item: item.time), together, spec, policy)

@@ -60,11 +60,14 @@ def test_is_what_ran(problem: Problem, hopper: str, ampere: str) -> None:
     ],
 )
 def test_with_the_projections_inside(problem: Problem, hopper: str, ampere: str) -> None:
-    """As it was read; priced as without them, so that it is taken where it is asked for only."""
+    """As it was read; without a bias and a triangle it was measured to be faster in half precision than with them outside."""
     inside = dataclasses.replace(problem, op="Attention")
     for arch, kernel in (("sm90", hopper), ("sm80", ampere)):
         found = forecast(inside, resolve("cuda", arch))
-        assert (found.kernel, found.time) == (kernel, forecast(problem, resolve("cuda", arch)).time)
+        assert found.kernel == kernel
+        outside = forecast(problem, resolve("cuda", arch)).time
+        spared = problem.dtype != ir.DataType.FLOAT and problem.mask != "bias" and not problem.causal
+        assert found.time == pytest.approx(outside * (0.85 if spared else 1.0))
     assert forecast(inside, resolve("cpu")).kernel == "MATH"
 
 

@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.unblock.operands import added_bias, standard
 from onnx_attnfuse.unblock.rule import Change
 
-_RANKS = {2, 3}
+_PACKED, _RANKS = 2, {2, 3}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _layer_norm(node: ir.Node, facts: Facts) -> _Norm | None:
     rank = None if total is None else facts.rank(total)
     if total is None or rank is None or attribute(node, "axis", -1) % rank != rank - 1 or attribute(node, "stash_type", 1) != 1:
         return None
-    if not _is_shared(total, {node}):
+    if not _is_shared(total, {node}, facts):
         return None
     kept = tuple(value for value in weights if value is not None)
     return _Norm("SkipLayerNormalization", total, kept, attribute(node, "epsilon", 1e-5), node.outputs[0])
@@ -116,7 +116,7 @@ def _rms_norm(node: ir.Node, facts: Facts) -> _Norm | None:
             inside.append(widened)
             total = widened.inputs[0]
         alone = all(user in inside for item in inside[1:] for value in item.outputs for user, _ in value.uses())
-        if not alone or not _is_shared(total, set(inside)) or facts.dtype(node.outputs[0]) != facts.dtype(total):
+        if not alone or not _is_shared(total, set(inside), facts) or facts.dtype(node.outputs[0]) != facts.dtype(total):
             continue
         return _Norm("SkipSimplifiedLayerNormalization", total, (weight,), epsilon, node.outputs[0])
     return None
@@ -155,6 +155,6 @@ def _through_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Node | None:
     return node
 
 
-def _is_shared(value: ir.Value, inside: set[ir.Node]) -> bool:
-    """Whether others look at a value too; if nobody does, ONNX Runtime fuses by itself."""
-    return value.is_graph_output() or any(user not in inside for user, _ in value.uses())
+def _is_shared(value: ir.Value, inside: set[ir.Node], facts: Facts) -> bool:
+    """Whether others look at a value too; if nobody does, ONNX Runtime fuses by itself, but not on packed tokens."""
+    return facts.rank(value) == _PACKED or value.is_graph_output() or any(user not in inside for user, _ in value.uses())
