@@ -226,9 +226,9 @@ _CPU_TIMES = {
     ("GroupQueryAttention", "MATH"): 1.1,
 }
 _CACHED: dict[tuple[str, str], dict[MaskForm, tuple[float, float]]] = {
-    ("cuda", "GroupQueryAttention"): {"none": (0.48, 0.2), "bias": (0.74, 0.99)},
-    ("cuda", "onnx.Attention"): {"none": (0.6, 0.27), "bias": (0.52, 0.47)},
-    ("cuda", "MultiHeadAttention"): {"none": (1.43, 0.3), "bias": (1.43, 0.36)},
+    ("cuda", "GroupQueryAttention"): {"none": (0.53, 0.25), "bias": (0.74, 0.99)},
+    ("cuda", "onnx.Attention"): {"none": (0.6, 0.27), "bias": (0.82, 0.58)},
+    ("cuda", "MultiHeadAttention"): {"none": (1.71, 0.4), "bias": (1.71, 0.47)},
     ("cpu", "GroupQueryAttention"): {"none": (1.7, 1.37), "bias": (1.6, 1.47)},
     ("cpu", "onnx.Attention"): {"none": (1.35, 1.06), "bias": (1.35, 1.06)},
     ("cpu", "MultiHeadAttention"): {"none": (4.4, 1.44), "bias": (4.4, 1.44)},

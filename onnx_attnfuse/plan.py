@@ -29,9 +29,9 @@ _WORTHWHILE = 0.85
 """Another way is taken if it needs at most this part of the time."""
 FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
 """From this many scores on, b·n·s·t, a way is faster than a bias."""
-GUARDED_FROM, GUARDED_CACHE_FROM = 1 << 25, 1 << 18
-"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); the second with a cache
-that the slower way appends to as well."""
+GUARDED_FROM, GUARDED_KEYS_FROM = 1 << 25, 1 << 11
+"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); with a cache, from this
+many keys on."""
 _VOUCHED: Mapping[PaddingPolicy, frozenset[When]] = {
     "assume-right": frozenset(["right_padded"]),
     "assume-none": frozenset(["always", "right_padded", "unpadded"]),
@@ -213,7 +213,8 @@ def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: P
     if policy.target != "auto" and name_of(main.target) != policy.target:
         return Plan(main, tuple(some[:1]))
     guarded = (spec.cache is not None and not main.way.cached) or _is_large(problem_of(spec, main.way, main.target), policy)
-    return Plan(main, _selection(some, main) if guarded else ())
+    chosen = _selection(some, main) if guarded else ()
+    return Plan(main, chosen if spec.cache is None else chosen[:1])
 
 
 def _planned(spec: AttentionSpec, way: Way, target: Target, policy: Policy) -> Planned:
@@ -247,6 +248,8 @@ def _selection(some: Sequence[Planned], main: Planned) -> tuple[Planned, ...]:
 
 
 def _is_large(problem: Problem, policy: Policy) -> bool:
-    scores = problem.settled(policy.lengths).scores
-    least = GUARDED_CACHE_FROM if problem.cached else GUARDED_FROM
-    return policy.padding == "guarded" or not isinstance(scores, int) or scores >= least
+    settled = problem.settled(policy.lengths)
+    size, least = (settled.columns, GUARDED_KEYS_FROM) if problem.cached and settled.rows == 1 else (settled.scores, GUARDED_FROM)
+    if problem.cached and settled.rows != 1:
+        return True
+    return policy.padding == "guarded" or not isinstance(size, int) or size >= least
