@@ -27,7 +27,7 @@ from onnx_attnfuse.match.finder import anchor_of, find_candidates
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.plan import Plan, Policy, make_plans
 from onnx_attnfuse.spec import AttentionSpec
-from onnx_attnfuse.targets import TARGETS, name_of
+from onnx_attnfuse.targets import TARGETS, attention, name_of
 from onnx_attnfuse.targets.emitted import Workbench
 
 DEVICES = {"cpu": Device("cpu"), "sm80": Device("cuda", 80), "sm90": Device("cuda", 90)}
@@ -74,7 +74,8 @@ def look(path: Path, family: Family) -> None:
             plans, _ = make_plans(one, meaning, Policy(device), benches[name])
             family.chosen.setdefault(name, collections.Counter())[said(plans[0]) if plans else "none"] += 1
         for target in TARGETS:
-            refusal = target.refuse(half, meaning, benches["sm90"])
+            one = spec if target is attention else half  # whose weights keep their type
+            refusal = target.refuse(one, meaning, benches["sm90"])
             if refusal is None:
                 exact = any(way.is_exact for way in target.ways(half, meaning))
                 family.takes[short(name_of(target)) + ("" if exact else " (some batches)")] += 1
