@@ -234,3 +234,12 @@ def test_a_mask_of_two_parts(length: str) -> None:
         feeds = {"x": x, "first": first, "second": second}
         old, new = (onnxruntime.InferenceSession(item.SerializeToString()).run(None, feeds)[0] for item in (model, result.model))
         np.testing.assert_allclose(new, old, atol=2e-6, err_msg=pattern)
+
+
+def test_in_an_opset_without_less_or_equal_the_guard_uses_what_there_is() -> None:
+    model = _model("padding", "-10000", "plain")
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("", 11))
+    result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm90", padding="guarded", verify="none")
+    used = {node.op_type for node in result.model.graph.node}
+    assert not {"LessOrEqual", "GreaterOrEqual"} & used

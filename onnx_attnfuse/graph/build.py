@@ -23,6 +23,8 @@ from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
 
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 """The opset from which on a reduction is given its axes as an input, where it is not 18."""
+_OPPOSITES, _COMPARED_SINCE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}, 12
+_WHICH = {"Max": "Greater", "Min": "Less"}
 _FURTHEST = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
 """The operators that compute atoms; what is not here is a quotient."""
@@ -197,7 +199,9 @@ class Builder:
         return self.node("Slice", inputs, dims=new, dtype=self.facts.dtype(value))
 
     def elementwise(self, op: str, inputs: Sequence[ir.Value], dtype: ir.DataType | None) -> ir.Value:
-        """An operator that broadcasts its inputs."""
+        """An operator that broadcasts its inputs; a comparison that the opset lacks is the opposite of its opposite."""
+        if op in _OPPOSITES and self.opset < _COMPARED_SINCE:
+            return self.elementwise("Not", [self.elementwise(_OPPOSITES[op], inputs, dtype)], dtype)
         return self.node(op, inputs, dims=broadcast([self.facts.dims(value) for value in inputs]), dtype=dtype)
 
     def logical(self, op: str, values: Sequence[ir.Value]) -> ir.Value:
@@ -256,6 +260,9 @@ class Builder:
         return functools.reduce(lambda left, right: self._integer(operator, left, right), parts)
 
     def _integer(self, op: str, left: ir.Value, right: ir.Value) -> ir.Value:
+        if op in _WHICH and self.opset < _COMPARED_SINCE:
+            test = self.node(_WHICH[op], [left, right], dims=[1], dtype=ir.DataType.BOOL)
+            return self.node("Where", [test, left, right], dims=[1], dtype=ir.DataType.INT64)
         return self.node(op, [left, right], dims=[1], dtype=ir.DataType.INT64)
 
 
