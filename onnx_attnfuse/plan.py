@@ -248,8 +248,9 @@ def _selection(some: Sequence[Planned], main: Planned) -> tuple[Planned, ...]:
 
 
 def _is_large(problem: Problem, policy: Policy) -> bool:
+    """Whether a faster way outweighs its test: with a cache for all prompts, and for one position on top of many."""
     settled = problem.settled(policy.lengths)
-    size, least = (settled.columns, GUARDED_KEYS_FROM) if problem.cached and settled.rows == 1 else (settled.scores, GUARDED_FROM)
-    if problem.cached and settled.rows != 1:
+    if policy.padding == "guarded" or (problem.cached and settled.rows != 1):
         return True
-    return policy.padding == "guarded" or not isinstance(size, int) or size >= least
+    size, least = (settled.columns, GUARDED_KEYS_FROM) if problem.cached else (settled.scores, GUARDED_FROM)
+    return not isinstance(size, int) or size >= least
