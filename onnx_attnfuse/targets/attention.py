@@ -23,7 +23,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import replacing
+from onnx_attnfuse.targets.layout import operator, replacing
 from onnx_attnfuse.targets.linear import Projections, in_order, read_projections
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.rows import Rows, read_rows
@@ -100,15 +100,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         attributes["unidirectional"] = 1
     if length(axes.h) != length(axes.v):
         attributes["qkv_hidden_sizes"] = [_width(columns) for columns in _columns(spec)]
-    fused = builder.node(
-        OP,
-        inputs,
-        attributes,
-        domain=DOMAIN,
-        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
-        dtype=spec.dtype,
-        hint=f"{spec.name}/{OP}",
-    )
+    fused = operator(builder, spec, OP, DOMAIN, inputs, attributes)
     chosen = [Source(Laid(item.weight.value, (item.columns,)), item.factor) for item in projections.operands]
     targets = [(columns,) for columns in _columns(spec)]
     emitted = replacing(builder, fused, spec, rows, chosen, targets, shown(way, rows.bias, "mask_index"))

@@ -21,7 +21,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec, Rotary
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
+from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rotary import OP as ROTARY
 from onnx_attnfuse.targets.rotary import long_tables
@@ -120,16 +120,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     if spec.sink is not None:
         heads = arrange(builder, spec.sink.refined(), (axes.n,))
         inputs += [None] * (_SINK - len(inputs)) + [builder.cast(heads, spec.dtype)]
-    fused = builder.node(
-        OP,
-        inputs,
-        attributes,
-        domain=DOMAIN,
-        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
-        dtype=spec.dtype,
-        hint=f"{spec.name}/{OP}",
-        outputs=3,
-    )
+    fused = operator(builder, spec, OP, DOMAIN, inputs, attributes, outputs=3)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
     form = f"{OP} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=way.cached)

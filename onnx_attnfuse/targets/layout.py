@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx_ir as ir
 
@@ -172,6 +173,29 @@ def shared_heads(spec: AttentionSpec) -> Axis:
     present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
     own = tuple(leaf for leaf in heads if leaf in present[0] and leaf in present[1])
     return own if own and own == heads[: len(own)] and isinstance(length(own), int) else heads
+
+
+def operator(
+    builder: Builder,
+    spec: AttentionSpec,
+    op: str,
+    domain: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any],
+    outputs: int = 1,
+) -> ir.Value:
+    """The first output of the operator that takes the place of `spec`, (b, i, n·v)."""
+    axes = spec.axes
+    return builder.node(
+        op,
+        inputs,
+        attributes,
+        domain=domain,
+        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
+        dtype=spec.dtype,
+        hint=f"{spec.name}/{op}",
+        outputs=outputs,
+    )
 
 
 def replacing(

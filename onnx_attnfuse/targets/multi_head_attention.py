@@ -12,7 +12,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec, Axes4
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import arranged, cheapest, prepared_query, price, replacing
+from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection import read_projection
 from onnx_attnfuse.targets.rows import Rows, read_rows
@@ -84,14 +84,13 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         inputs.append(padding.lengths() if way.mask == "lengths" else padding.ranges())
     while inputs[-1] is None:
         inputs.pop()
-    fused = builder.node(
+    fused = operator(
+        builder,
+        spec,
         OP,
+        DOMAIN,
         inputs,
         {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if way.causal else {})},
-        domain=DOMAIN,
-        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
-        dtype=spec.dtype,
-        hint=f"{spec.name}/{OP}",
     )
     form = shown(way, rows.bias, "key_padding_mask") if spec.sink is None else "attention_bias b n s t, a column for the sink"
     emitted = replacing(builder, fused, spec, rows, chosen, targets, form)

@@ -16,7 +16,7 @@ from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
-from onnx_attnfuse.targets.layout import grouped, replacing, shared_heads
+from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rows import Rows, read_rows
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
@@ -96,13 +96,13 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         "scale": operands.scale,
         "is_causal": int(way.causal),
     }
-    fused = builder.node(
+    fused = operator(
+        builder,
+        spec,
         OP,
+        DOMAIN,
         inputs,
         attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
-        dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
-        dtype=spec.dtype,
-        hint=f"{spec.name}/{OP}",
         outputs=3 if way.cached else 1,
     )
     form = _shown(way, rows.bias) if spec.sink is None else "attn_mask b n s t, a column for the sink"
