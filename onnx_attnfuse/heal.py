@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 
 _CACHES = (1, 2)
@@ -31,7 +32,7 @@ def widen_caches(builder: Builder) -> list[ir.Node]:
 
 def _has_narrow_caches(node: ir.Node, facts: Facts) -> bool:
     """Whether the node reads caches of batch 1 in place, for operands of another batch."""
-    if node.op_type != "RotaryEmbedding" or node.domain not in {"", "ai.onnx"} or len(node.inputs) > len(_CACHES) + 1:
+    if not is_standard(node, "RotaryEmbedding") or len(node.inputs) > len(_CACHES) + 1:
         return False
     operand, *caches = (facts.dims(_input(node, place)) for place in range(3))
     if not operand or operand[0] == 1:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined
 from onnx_attnfuse.axes.views import Laid, upward
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.rules.reading import slice_bounds, slice_length, split_lengths
@@ -102,7 +102,7 @@ def subset(laid: Laid, chosen: Array | None) -> Laid:
 def pulled(laid: Laid, facts: Facts) -> tuple[Part, ...] | None:
     """Where the lanes of a value come from, one operator further up, if that operator only moves elements; else None."""
     node = laid.value.producer()
-    if node is None or node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node):
         return None
     if node.op_type == "Concat":
         return _concat(node, laid, facts)

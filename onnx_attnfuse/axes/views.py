@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, slice_length, split_lengths
 
@@ -31,10 +31,6 @@ class Laid:
         return Laid(self.value, refined(self.axes))
 
 
-def _is_standard(node: ir.Node | None) -> bool:
-    return node is not None and node.domain in {"", "ai.onnx"}
-
-
 def upward(laid: Laid, facts: Facts, selecting: bool = False) -> Laid | None:
     """The value that `laid` is a view of.
 
@@ -44,7 +40,7 @@ def upward(laid: Laid, facts: Facts, selecting: bool = False) -> Laid | None:
         selecting: Also go through operators that take a part of their input or repeat it.
     """
     node = laid.value.producer()
-    if node is None or not _is_standard(node) or not node.inputs or node.inputs[0] is None:
+    if not is_standard(node) or not node.inputs or node.inputs[0] is None:
         return None
     rule = _UPWARD.get(node.op_type) or (_SELECTING.get(node.op_type) if selecting else None)
     if rule is None:
@@ -55,7 +51,7 @@ def upward(laid: Laid, facts: Facts, selecting: bool = False) -> Laid | None:
 
 def downward(node: ir.Node, axes: Axes, facts: Facts) -> Laid | None:
     """The output of a view whose first input has `axes`."""
-    if not _is_standard(node) or len(node.outputs) != 1:
+    if not is_standard(node) or len(node.outputs) != 1:
         return None
     output = node.outputs[0]
     if node.op_type == "Identity":

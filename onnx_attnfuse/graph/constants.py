@@ -1,10 +1,10 @@
-"""Constants and attributes, whichever of ONNX's ways they are written in."""
+"""Operators, constants and attributes, whichever of ONNX's ways they are written in."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,11 @@ Array: TypeAlias = npt.NDArray[Any]
 _SMALL = 1 << 16
 
 
+def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
+    """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
+    return node is not None and node.domain in {"", "ai.onnx"} and (not ops or node.op_type in ops)
+
+
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The tensor of an initializer (one that is no graph input) or of a Constant node, else None."""
     if value is None:
@@ -22,7 +27,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     if value.const_value is not None:
         return None if value.is_graph_input() else value.const_value
     node = value.producer()
-    if node is None or node.op_type != "Constant" or node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node, "Constant"):
         return None
     for name, attribute in node.attributes.items():
         content = attribute.value

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.known import Content, Dims
 from onnx_attnfuse.graph.rules import CONTENTS, SHAPES, infer_dtype
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -102,7 +102,7 @@ class Facts:
 
     def _filled(self, node: ir.Node | None) -> float | None:
         """The number that a view of a number, or a ConstantOfShape, is filled with."""
-        if node is None or node.domain not in {"", "ai.onnx"}:
+        if not is_standard(node):
             return None
         if node.op_type == "ConstantOfShape":
             fill = attribute(node, "value")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.constants import is_standard
+
 _VIEWS = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 
 
@@ -24,7 +26,7 @@ def shape_nodes(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _asks_for_shape(node: ir.Node) -> bool:
-    if node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node):
         return False
     if node.op_type == "Shape":
         return True

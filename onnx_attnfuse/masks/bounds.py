@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor
+from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
 
@@ -74,7 +74,7 @@ class Bounds:
         node = value.producer()
         if node is None or depth > _DEEPEST:
             return _ANY
-        return self._computed(node, depth + 1) if node.domain in {"", "ai.onnx"} else _ORDINARY
+        return self._computed(node, depth + 1) if is_standard(node) else _ORDINARY
 
     def _computed(self, node: ir.Node, depth: int) -> Interval:
         op = node.op_type

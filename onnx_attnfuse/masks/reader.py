@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant
+from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, from_start, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -62,7 +62,7 @@ class Reader:
         node = value.producer()
         if node is None or depth > _DEEPEST or is_constant(value):
             return Element(value, at)
-        rule = _RULES.get(node.op_type) if node.domain in {"", "ai.onnx"} and not has_unknown_attribute(node) else None
+        rule = _RULES.get(node.op_type) if is_standard(node) and not has_unknown_attribute(node) else None
         found = None if rule is None else rule(self, node, at, depth + 1)
         return Element(value, at) if found is None else found
 

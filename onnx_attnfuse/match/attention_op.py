@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes, regroup
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.match import operands
@@ -31,7 +31,7 @@ def is_attention(node: ir.Node) -> bool:
     """Whether the node is an attention by itself."""
     if node.domain == "com.microsoft":
         return node.op_type in _CONTRIB
-    return node.domain in {"", "ai.onnx"} and node.op_type == "Attention"
+    return is_standard(node, "Attention")
 
 
 def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:

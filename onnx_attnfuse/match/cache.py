@@ -6,7 +6,7 @@ import dataclasses
 
 from onnx_attnfuse.axes.factors import Axis, Factor, leaves
 from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.match import operands
@@ -47,7 +47,7 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
 def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[Laid, Laid, int] | None:
     """The two parts of a Concat along the keys, laid out as it is, and its axis; none that is rotated as a whole."""
     node, axes = source.laid.value.producer(), source.laid.axes
-    if node is None or node.op_type != "Concat" or node.domain not in {"", "ai.onnx"} or len(node.inputs) != 2:
+    if not is_standard(node, "Concat") or len(node.inputs) != 2:
         return None
     if source.rotary is not None:
         return None

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Axis, Factor
 from onnx_attnfuse.axes.lanes import Lanes, joined, lanes_of, pulled
 from onnx_attnfuse.axes.views import Laid, aligned
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 
@@ -90,7 +90,7 @@ class Columns:
     def _computed(self, laid: Laid, count: int, labels: Labels, depth: int) -> Named | None:
         """What is computed channel by channel: equal channels of the operands make equal channels."""
         node = laid.value.producer()
-        if node is None or node.domain not in {"", "ai.onnx"} or not lanes_of(laid.axes):
+        if not is_standard(node) or not lanes_of(laid.axes):
             return None
         rule = {"Gather": self._rows, "Slice": self._part}.get(node.op_type, self._elements)
         operands = rule(node, laid)

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import einsum_terms
 
@@ -34,7 +34,7 @@ def read_contraction(node: ir.Node, facts: Facts) -> Contraction | None:
     """Reads `node` as a contraction of two tensors, or returns None."""
     if len(node.inputs) < 2 or node.inputs[0] is None or node.inputs[1] is None:
         return None
-    standard = node.domain in {"", "ai.onnx"}
+    standard = is_standard(node)
     if node.op_type == "Einsum" and standard:
         return _einsum(node, facts)
     if (node.op_type == "MatMul" and standard) or (node.op_type == "FusedMatMul" and node.domain == "com.microsoft"):

@@ -20,7 +20,7 @@ from onnx_attnfuse.axes.factors import Axes
 from onnx_attnfuse.axes.lanes import Lanes, joined, lanes_of, pulled, subset
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_constant
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 
 SUMS = frozenset(["Add", "Sub"])
@@ -62,7 +62,7 @@ def region_above(start: ir.Value) -> Region:
     pending = [start]
     for value in pending:
         node = value.producer()
-        if node is None or node.domain not in {"", "ai.onnx"} or len(found) > _MOST:
+        if not is_standard(node) or len(found) > _MOST:
             continue
         sources = node.inputs if node.op_type in _OF_ALL else node.inputs[:1] if node.op_type in _OF_FIRST else ()
         sources = [node.inputs[0]] * 2 if node.op_type == _TURNING else sources

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axis
 from onnx_attnfuse.axes.views import Laid, downward, upward
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.match.rotary import read_rotary
@@ -55,7 +56,7 @@ def _rotated(source: Source, facts: Facts, channels: Axis) -> Source | None:
 def _widened(laid: Laid, facts: Facts) -> Laid | None:
     """What float32 numbers were before, which lost nothing on the way."""
     node = laid.value.producer()
-    if node is None or node.op_type != "Cast" or node.domain not in {"", "ai.onnx"} or node.inputs[0] is None:
+    if not is_standard(node, "Cast") or node.inputs[0] is None:
         return None
     before = facts.dtype(node.inputs[0])
     if facts.dtype(laid.value) != ir.DataType.FLOAT or before not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
@@ -65,7 +66,7 @@ def _widened(laid: Laid, facts: Facts) -> Laid | None:
 
 def _scaled(source: Source, facts: Facts) -> Source | None:
     node = source.laid.value.producer()
-    if node is None or node.op_type not in {"Mul", "Div"} or node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node, "Mul", "Div"):
         return None
     for index in (0, 1) if node.op_type == "Mul" else (1,):
         number, other = node.inputs[index], node.inputs[1 - index]

@@ -20,7 +20,7 @@ import numpy as np
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup
 from onnx_attnfuse.axes.lanes import Lanes, joined, lanes_of, pulled, spread
 from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.graph.constants import Array, is_constant
+from onnx_attnfuse.graph.constants import Array, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.columns import Labels, columns_in
 from onnx_attnfuse.match.forms import FLOATS, SUMS, Term, Unreadable, below, candidates, read_terms, region_above
@@ -56,7 +56,7 @@ def read_rotary(laid: Laid, channels: Axis, facts: Facts) -> tuple[Laid, Rotary]
 def _may_be_one(laid: Laid, facts: Facts) -> bool:
     """Whether the last operator leaves a chance, which that of most operands does not."""
     node = laid.value.producer()
-    if node is None or node.domain not in {"", "ai.onnx"} or facts.dtype(laid.value) not in FLOATS:
+    if not is_standard(node) or facts.dtype(laid.value) not in FLOATS:
         return False
     if node.op_type == "Concat":
         return pulled(laid, facts) is not None

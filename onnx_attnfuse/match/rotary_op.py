@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length
 from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
+from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import given
 from onnx_attnfuse.match.forms import FLOATS
@@ -47,7 +47,7 @@ def _has_heads(laid: Laid, channels: Axis, node: ir.Node) -> bool:
 
 
 def _caches(node: ir.Node, axes: Axes, facts: Facts) -> _Caches | None:
-    order = (1, 2, 3) if node.domain in {"", "ai.onnx"} else (2, 3, 1)
+    order = (1, 2, 3) if is_standard(node) else (2, 3, 1)
     cos, sin, positions = (given(node, place) for place in order)
     dims = None if positions is None else facts.dims(positions)
     if cos is None or sin is None or positions is None or dims is None:

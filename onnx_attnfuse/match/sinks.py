@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
 from onnx_attnfuse.match.softmax import Softmax
@@ -31,7 +31,7 @@ def _appended(softmax: Softmax, facts: Facts) -> ir.Node | None:
     node = value.producer()
     if node is not None and node.op_type == "Sub" and _is_shift(node, softmax.axis, facts) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    if node is None or node.op_type != "Concat" or node.domain not in {"", "ai.onnx"} or len(node.inputs) != 2:
+    if not is_standard(node, "Concat") or len(node.inputs) != 2:
         return None
     dims = None if node.inputs[1] is None else facts.dims(node.inputs[1])
     if dims is None or attribute(node, "axis", 0) % len(dims) != softmax.axis or dims[softmax.axis] != 1:
@@ -72,7 +72,7 @@ def _dropped(softmax: Softmax, scores: ir.Value | None, facts: Facts) -> list[ir
         if users[0].op_type not in {"Cast", "Identity"}:
             break
         value = users[0].outputs[0]
-    if not found or found[-1].op_type != "Slice" or found[-1].domain not in {"", "ai.onnx"} or rank is None:
+    if not found or not is_standard(found[-1], "Slice") or rank is None:
         return None
     bounds = slice_bounds(found[-1], rank, facts) or {}
     from_first = all(start == 0 and step == 1 for start, _, step in bounds.values())

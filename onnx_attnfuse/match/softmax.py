@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 
@@ -27,7 +27,7 @@ class Softmax:
 
 def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:
     """Reads `node` as the last node of a softmax, or returns None."""
-    if node.domain not in {"", "ai.onnx"} or not node.inputs or node.inputs[0] is None:
+    if not is_standard(node) or not node.inputs or node.inputs[0] is None:
         return None
     if node.op_type == "Softmax":
         rank = facts.rank(node.inputs[0])

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axis, Factor, leaves
 from onnx_attnfuse.axes.views import Laid, downward
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.match.registry import weight_reader
@@ -63,7 +64,7 @@ def _through(node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts
     if view is not None:
         path = _descend(view, key_axis, facts, failures)
         return path and dataclasses.replace(path, nodes=(node, *path.nodes))
-    if node.op_type == "Slice" and index == 0 and node.domain in {"", "ai.onnx"}:
+    if index == 0 and is_standard(node, "Slice"):
         raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     reader = weight_reader(node)
     step = reader(node, laid.value, facts) if reader is not None else None

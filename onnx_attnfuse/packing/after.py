@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_array
+from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
 from onnx_attnfuse.masks.meaning import Meaning, Padding
 from onnx_attnfuse.packing.marks import Marks, read_marks
 from onnx_attnfuse.packing.region import Region, below, users
@@ -77,7 +77,7 @@ def _results(
 
 def _takes_first(node: ir.Node, marks: Marks) -> bool:
     """Whether a node takes the first position, which is never padding."""
-    if node.op_type != "Gather" or node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node, "Gather"):
         return False
     index = constant_array(node.inputs[1])
     axis: int = attribute(node, "axis", 0)

@@ -17,7 +17,7 @@ from onnx_attnfuse.axes.arrange import arrange, cost
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup
 from onnx_attnfuse.axes.views import Laid, aligned, upward
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import slice_bounds, split_lengths
 from onnx_attnfuse.graph.sizes import Dim
@@ -153,7 +153,7 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
     node = product.value.producer()
     if node is not None and node.graph is not spec.nodes[0].graph:
         raise Refused("not-projected", f"the {name} are computed in another graph than the attention", node.name)
-    if node is None or node.domain not in {"", "ai.onnx"} or node.op_type not in {"MatMul", "Gemm"}:
+    if not is_standard(node, "MatMul", "Gemm"):
         origin = f"'{product.value.name}'" if node is None else node.op_type
         raise Refused(
             "not-projected", f"the {name} are no projection, they come from {origin}", None if node is None else node.name
@@ -173,7 +173,7 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
 def _added(laid: Laid, facts: Facts) -> tuple[Laid, Laid] | None:
     """What a constant is added to, and the constant."""
     node = laid.value.producer()
-    if node is None or node.op_type != "Add" or node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node, "Add"):
         return None
     for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         if one is None or other is None or facts.dims(one) != facts.dims(laid.value):
@@ -188,7 +188,7 @@ def _parted(laid: Laid, facts: Facts) -> tuple[Laid, Part] | None:
     """What a Split or Slice takes an uneven part of, and the part."""
     node = laid.value.producer()
     dims = None if node is None or not node.inputs or node.inputs[0] is None else facts.dims(node.inputs[0])
-    if node is None or dims is None or node.domain not in {"", "ai.onnx"} or node.op_type not in {"Slice", "Split"}:
+    if dims is None or not is_standard(node, "Slice", "Split"):
         return None
     found = _split_part(node, laid, facts) if node.op_type == "Split" else _slice_part(node, len(dims), facts)
     if found is None:

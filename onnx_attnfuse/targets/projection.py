@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, length, refined
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import Array, constant_array
+from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.spec import Source
@@ -53,7 +53,7 @@ def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequenc
 def _added(value: ir.Value, width: int, facts: Facts) -> tuple[ir.Value, Array] | None:
     """What a bias along the last axis is added to, and the bias; nothing else may read the sum."""
     node = value.producer()
-    if node is None or node.op_type != "Add" or node.domain not in {"", "ai.onnx"} or len(viewers(value)) != 1:
+    if not is_standard(node, "Add") or len(viewers(value)) != 1:
         return None
     if value.is_graph_output():
         return None

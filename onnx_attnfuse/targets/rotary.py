@@ -13,6 +13,7 @@ from onnx_attnfuse.axes.arrange import arrange
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.spec import Rotary, Table
 
@@ -135,7 +136,7 @@ def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.Dat
 def _shared(builder: Builder, value: ir.Value) -> ir.Value:
     """A cosine or sine that is computed for one use, computed once for all that ask for the same."""
     node = value.producer()
-    if node is None or node.op_type not in {"Cos", "Sin"} or node.domain not in {"", "ai.onnx"} or len(value.uses()) > 1:
+    if not is_standard(node, "Cos", "Sin") or len(value.uses()) > 1:
         return value
     return builder.node(node.op_type, node.inputs, dims=builder.facts.dims(value), dtype=builder.facts.dtype(value))
 

@@ -11,8 +11,9 @@ import math
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.unblock.operands import added_bias, only_use, standard
+from onnx_attnfuse.unblock.operands import added_bias, only_use
 from onnx_attnfuse.unblock.rule import Change
 
 _HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
@@ -23,7 +24,7 @@ _CLOSE = 4e-3
 def as_gelu(node: ir.Node, builder: Builder) -> Change | None:
     """What an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
     facts = builder.facts
-    if not standard(node, "Erf") or facts.dtype(node.outputs[0]) not in _HALVES:
+    if not is_standard(node, "Erf") or facts.dtype(node.outputs[0]) not in _HALVES:
         return None
     scaled = _scaled(node.inputs[0], facts)
     if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CLOSE:
@@ -53,7 +54,7 @@ def _producer(value: ir.Value) -> ir.Node:
 def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:
     """What a value is a multiple of, and how many times."""
     node = None if value is None else value.producer()
-    if node is None or not (standard(node, "Mul") or standard(node, "Div")):
+    if not is_standard(node, "Mul", "Div"):
         return None
     left, right = node.inputs
     for one, other in ((left, right), (right, left)) if node.op_type == "Mul" else ((left, right),):

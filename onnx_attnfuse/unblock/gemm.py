@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_tensor
-from onnx_attnfuse.unblock.operands import only_use, standard
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
+from onnx_attnfuse.unblock.operands import only_use
 from onnx_attnfuse.unblock.rule import Change
 
 _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
@@ -20,7 +20,7 @@ def as_product(node: ir.Node, builder: Builder) -> Change | None:
     """`reshape(gemm(reshape(x), w, b))` with all axes but the last as they were, as `x @ w + b`."""
     facts = builder.facts
     if (
-        not standard(node, "Gemm")
+        not is_standard(node, "Gemm")
         or len(node.inputs) < 3
         or any(attribute(node, name, plain) != plain for name, plain in _PLAIN.items())
     ):
@@ -28,7 +28,7 @@ def as_product(node: ir.Node, builder: Builder) -> Change | None:
     flat, weight, bias = node.inputs[:3]
     before = None if flat is None else flat.producer()
     after = only_use(node.outputs[0], "Reshape")
-    if before is None or after is None or not standard(before, "Reshape") or weight is None or bias is None:
+    if after is None or not is_standard(before, "Reshape") or weight is None or bias is None:
         return None
     x, result = before.inputs[0], after.outputs[0]
     old, new = None if x is None else facts.dims(x), facts.dims(result)

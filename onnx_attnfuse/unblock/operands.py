@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import constant_tensor
+from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
-
-
-def standard(node: ir.Node | None, op: str) -> bool:
-    """Whether the node is an operator of the standard."""
-    return node is not None and node.op_type == op and node.domain in {"", "ai.onnx"}
 
 
 def only_use(value: ir.Value, op: str) -> ir.Node | None:
     """The one node that looks at a value, if it is an `op` of the standard."""
     users = [node for node, _ in value.uses()]
-    return users[0] if len(users) == 1 and standard(users[0], op) and not value.is_graph_output() else None
+    return users[0] if len(users) == 1 and is_standard(users[0], op) and not value.is_graph_output() else None
 
 
 def added_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     """What a constant along the last axis is added to, and the constant."""
     node = value.producer()
-    if node is None or not standard(node, "Add"):
+    if not is_standard(node, "Add"):
         return None
     left, right = node.inputs
     dims = facts.dims(value)

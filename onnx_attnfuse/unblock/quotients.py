@@ -9,12 +9,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.unblock.rule import Change
 
 
 def as_quotient(node: ir.Node, builder: Builder) -> Change | None:
     """A Mul by a Reciprocal that nothing else looks at, of a square root, as a Div."""
-    if node.op_type != "Mul" or node.domain not in {"", "ai.onnx"}:
+    if not is_standard(node, "Mul"):
         return None
     for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         inverse = None if one is None else one.producer()

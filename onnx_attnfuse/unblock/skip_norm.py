@@ -12,10 +12,10 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.unblock.operands import added_bias, standard
+from onnx_attnfuse.unblock.operands import added_bias
 from onnx_attnfuse.unblock.rule import Change
 
 _PACKED, _RANKS = 2, {2, 3}
@@ -40,7 +40,7 @@ def as_skip_norm(node: ir.Node, builder: Builder) -> Change | None:
         return None
     total = norm.summed
     sum_node, dims = total.producer(), facts.dims(total)
-    if sum_node is None or not standard(sum_node, "Add") or dims is None or len(dims) not in _RANKS:
+    if not is_standard(sum_node, "Add") or dims is None or len(dims) not in _RANKS:
         return None
     left, right = sum_node.inputs
     if left is None or right is None or facts.dims(left) != dims or facts.dims(right) != dims:
@@ -82,7 +82,7 @@ def _with_bias(left: ir.Value, right: ir.Value, facts: Facts) -> tuple[tuple[ir.
 
 
 def _layer_norm(node: ir.Node, facts: Facts) -> _Norm | None:
-    if not standard(node, "LayerNormalization") or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+    if not is_standard(node, "LayerNormalization") or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return None
     total, *weights = node.inputs
     rank = None if total is None else facts.rank(total)
@@ -96,14 +96,14 @@ def _layer_norm(node: ir.Node, facts: Facts) -> _Norm | None:
 
 def _rms_norm(node: ir.Node, facts: Facts) -> _Norm | None:
     """`w · x / sqrt(mean(x²) + eps)`, from the product with the weights; x may be widened to float32 on the way."""
-    if not standard(node, "Mul"):
+    if not is_standard(node, "Mul"):
         return None
     for one, weight in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
         if one is None or weight is None or facts.rank(weight) != 1:
             continue
         inside: list[ir.Node] = [node]
         quotient = _through_cast(one, inside)
-        if quotient is None or not standard(quotient, "Div") or quotient.inputs[0] is None:
+        if not is_standard(quotient, "Div") or quotient.inputs[0] is None:
             continue
         wide = quotient.inputs[0]
         epsilon = _root_mean_square(quotient.inputs[1], wide, inside, facts)
@@ -112,7 +112,7 @@ def _rms_norm(node: ir.Node, facts: Facts) -> _Norm | None:
         inside.append(quotient)
         widened = wide.producer()
         total = wide
-        if widened is not None and standard(widened, "Cast") and widened.inputs[0] is not None:
+        if is_standard(widened, "Cast") and widened.inputs[0] is not None:
             inside.append(widened)
             total = widened.inputs[0]
         alone = all(user in inside for item in inside[1:] for value in item.outputs for user, _ in value.uses())
@@ -127,10 +127,10 @@ def _root_mean_square(value: ir.Value | None, wide: ir.Value, inside: list[ir.No
     found: list[ir.Node] = []
     for op in ("Sqrt", "Add", "ReduceMean", "Pow"):
         node = None if value is None else value.producer()
-        if op == "Pow" and node is not None and standard(node, "Mul") and set(node.inputs) == {wide}:
+        if op == "Pow" and is_standard(node, "Mul") and set(node.inputs) == {wide}:
             found.append(node)
             break
-        if node is None or not standard(node, op):
+        if not is_standard(node, op):
             return None
         found.append(node)
         value = node.inputs[0]
@@ -149,7 +149,7 @@ def _root_mean_square(value: ir.Value | None, wide: ir.Value, inside: list[ir.No
 
 def _through_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Node | None:
     node = value.producer()
-    if node is not None and standard(node, "Cast") and node.inputs[0] is not None:
+    if is_standard(node, "Cast") and node.inputs[0] is not None:
         inside.append(node)
         return node.inputs[0].producer()
     return node

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.verify.compare import LOOSE, Comparison, compare
@@ -66,7 +67,7 @@ class _Sides:
         self._rounded = rounded
         self._make = functools.partial(Standalone, opsets=opsets, functions=functions, widened=widened)
         self._piece = piece
-        self._reads_attention = any(node.op_type == "Attention" and node.domain in {"", "ai.onnx"} for node in piece.nodes)
+        self._reads_attention = any(is_standard(node, "Attention") for node in piece.nodes)
         self.model = self._make(piece)
         self.by_reference = False
         self.without_kernel = without_kernel(self.model.proto)
