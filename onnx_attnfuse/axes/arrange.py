@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, replaced
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.reasons import Refused
@@ -79,7 +79,7 @@ def _select(builder: Builder, value: ir.Value, axes: Axes) -> tuple[ir.Value, Ax
             continue
         assert fixed.position is not None
         value = builder.slice(value, index, fixed.position * rest, (fixed.position + 1) * rest)
-        axes = (*axes[:index], axis[1:], *axes[index + 1 :])
+        axes = replaced(axes, index, axis[1:])
 
 
 def _transpose(builder: Builder, value: ir.Value, axes: Axes, order: Sequence[Factor]) -> tuple[ir.Value, Axes]:

@@ -73,6 +73,11 @@ def refined(axes: Iterable[Iterable[Factor]]) -> Axes:
     return tuple(map(leaves, axes))
 
 
+def replaced(axes: Axes, index: int, axis: Axis) -> Axes:
+    """The axes with another in one place."""
+    return (*axes[:index], axis, *axes[index + 1 :])
+
+
 def length(axis: Iterable[Factor]) -> Dim:
     """The number of positions along the axis."""
     return sizes.product(factor.size for factor in leaves(axis))

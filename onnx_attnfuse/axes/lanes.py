@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, replaced
 from onnx_attnfuse.axes.views import Laid, upward
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -132,10 +132,6 @@ def _axis(size: int, places: Array) -> Axis:
     return () if size == 1 else (Lanes(size, places),)
 
 
-def _with(axes: Axes, index: int, axis: Axis) -> Axes:
-    return (*axes[:index], axis, *axes[index + 1 :])
-
-
 def _concat(node: ir.Node, laid: Laid, facts: Facts) -> tuple[Part, ...] | None:
     index: int = attribute(node, "axis", 0) % len(laid.axes)
     dims = facts.dims(laid.value)
@@ -153,7 +149,7 @@ def _concat(node: ir.Node, laid: Laid, facts: Facts) -> tuple[Part, ...] | None:
         if len(chosen):
             mine = None if len(chosen) == len(places) else chosen
             axes = subset(laid, mine).axes
-            parts.append(Part(mine, Laid(source, _with(axes, index, _axis(size, places[chosen] - start)))))
+            parts.append(Part(mine, Laid(source, replaced(axes, index, _axis(size, places[chosen] - start)))))
         start += size
     return tuple(parts)
 
@@ -174,7 +170,7 @@ def _slice(node: ir.Node, laid: Laid, dims: Dims, facts: Facts) -> Axes | None:
         if not isinstance(total, int) or not isinstance(start, int) or not isinstance(end, int):
             return None
         taken = range(total)[start:end:step]
-        axes = _with(axes, index, _axis(total, taken.start + taken.step * places))
+        axes = replaced(axes, index, _axis(total, taken.start + taken.step * places))
     return axes
 
 
@@ -188,7 +184,7 @@ def _split(node: ir.Node, laid: Laid, dims: Dims, facts: Facts) -> Axes | None:
     places = _places(laid.axes[index], lengths[number])
     if places is None or not all(isinstance(size, int) for size in before):
         return None
-    return _with(laid.axes, index, _axis(total, places + sum(size for size in before if isinstance(size, int))))
+    return replaced(laid.axes, index, _axis(total, places + sum(size for size in before if isinstance(size, int))))
 
 
 def _gather(node: ir.Node, laid: Laid, dims: Dims, facts: Facts) -> Axes | None:
@@ -200,7 +196,7 @@ def _gather(node: ir.Node, laid: Laid, dims: Dims, facts: Facts) -> Axes | None:
     if chosen.ndim == 0:
         return (*laid.axes[:index], _axis(total, chosen.reshape(1) % total), *laid.axes[index:])
     places = _places(laid.axes[index], chosen.size) if chosen.ndim == 1 else None
-    return None if places is None else _with(laid.axes, index, _axis(total, chosen[places] % total))
+    return None if places is None else replaced(laid.axes, index, _axis(total, chosen[places] % total))
 
 
 _Rule = Callable[[ir.Node, Laid, Dims, Facts], "Axes | None"]

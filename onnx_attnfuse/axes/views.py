@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup, replaced
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -119,7 +119,7 @@ def _split(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
         return None
     axis: int = attribute(node, "axis", 0) % len(laid.axes)
     fixed = Factor(len(lengths), laid.value.index())
-    return _with_axis(laid.axes, axis, (fixed, *laid.axes[axis]))
+    return replaced(laid.axes, axis, (fixed, *laid.axes[axis]))
 
 
 def _slice(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
@@ -139,7 +139,7 @@ def _slice(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     part = range(total)[start:end]
     if not part or total % len(part) or part.start % len(part):
         return None
-    return _with_axis(laid.axes, axis, (Factor(total // len(part), part.start // len(part)), *laid.axes[axis]))
+    return replaced(laid.axes, axis, (Factor(total // len(part), part.start // len(part)), *laid.axes[axis]))
 
 
 def _gather(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
@@ -168,7 +168,7 @@ def _repeated(laid: Laid, axis: int, index: Array, total: int) -> Axes | None:
         parts, kept = regroup([laid.axes[axis]], [repeats, total]), 1
     else:
         return None
-    return None if parts is None else _with_axis(laid.axes, axis, parts[kept])
+    return None if parts is None else replaced(laid.axes, axis, parts[kept])
 
 
 def _concat(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
@@ -180,11 +180,7 @@ def _concat(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:
     if dims is None:
         return None
     parts = regroup([laid.axes[axis]], [len(node.inputs), dims[axis]])
-    return None if parts is None else _with_axis(laid.axes, axis, parts[1])
-
-
-def _with_axis(axes: Axes, index: int, axis: Axis) -> Axes:
-    return (*axes[:index], axis, *axes[index + 1 :])
+    return None if parts is None else replaced(laid.axes, axis, parts[1])
 
 
 def _squeeze(node: ir.Node, laid: Laid, facts: Facts) -> Axes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from onnx_attnfuse.axes.factors import Axis, Factor, leaves
+from onnx_attnfuse.axes.factors import Axis, Factor, leaves, replaced
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -73,4 +73,4 @@ def _length(laid: Laid, axis: int, facts: Facts) -> Dim | None:
 
 def _along(laid: Laid, place: int, axis: Axis) -> Laid:
     """The same with other positions along one axis."""
-    return Laid(laid.value, (*laid.axes[:place], axis, *laid.axes[place + 1 :]))
+    return Laid(laid.value, replaced(laid.axes, place, axis))

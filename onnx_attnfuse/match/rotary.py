@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.axes.lanes import Lanes, joined, lanes_of, pulled, spread
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.constants import Array, is_constant, is_standard
@@ -209,5 +209,5 @@ def _columns_of(laid: Laid, pairs: int, facts: Facts) -> Table | None:
     size, step = dims[index], int(places[1] - places[0]) if len(places) > 1 else 1
     if size != length(axes[index]) or step < 1 or not np.array_equal(places, places[0] + step * np.arange(len(places))):
         return None
-    columns = Laid(laid.value, (*axes[:index], (Factor(size),), *axes[index + 1 :]))
+    columns = Laid(laid.value, replaced(axes, index, (Factor(size),)))
     return Table(columns, index, int(places[0]), step)

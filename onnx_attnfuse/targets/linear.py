@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.axes.views import Laid, aligned, upward
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
@@ -199,7 +199,7 @@ def _parted(laid: Laid, facts: Facts) -> tuple[Laid, Part] | None:
         return None
     whole = Factor(total)
     assert node.inputs[0] is not None
-    inner = Laid(node.inputs[0], (*laid.axes[:place], (whole,), *laid.axes[place + 1 :]))
+    inner = Laid(node.inputs[0], replaced(laid.axes, place, (whole,)))
     return inner, Part(whole, *slice(start, end).indices(total)[:2], laid.axes[place])
 
 
