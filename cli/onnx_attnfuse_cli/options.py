@@ -55,6 +55,10 @@ def _settings(field: dataclasses.Field[Any]) -> dict[str, Any] | None:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
     if kind in (int, float, str):
         return {**common, "type": kind}
+    if typing.get_origin(kind) is tuple:
+        of_paths = typing.get_args(kind)[0] is not str
+        takes = click.Path(path_type=pathlib.Path) if of_paths else str
+        return {"multiple": True, "metavar": "FILE" if of_paths else "NAME", "type": takes, "help": common["help"]}
     if kind == Mapping[str, int]:
         return {"multiple": True, "metavar": "NAME=N", "callback": _lengths, "help": common["help"]}
     return None
