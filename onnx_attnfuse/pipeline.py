@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from onnx_attnfuse.catalogue.entries import Catalogue
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import resolve
+from onnx_attnfuse.equations.trace import Trace
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.opset import Opset
@@ -43,12 +45,12 @@ _CONTRIB = "com.microsoft"
 class Run:
     """One pass over one model."""
 
-    def __init__(self, model: ir.Model, options: Options, court: Court, catalogue: Catalogue) -> None:
+    def __init__(self, model: ir.Model, options: Options, court: Court, catalogue: Catalogue, trace: Trace | None = None) -> None:
         self.model = model
         self.options = options
         self.court = court
-        self.catalogue = catalogue
         self.tally = Tally()
+        self.catalogue = dataclasses.replace(catalogue, readers=self.tally.counting(catalogue.readers))
         self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
@@ -57,6 +59,7 @@ class Run:
         self.widened: list[ir.Node] = []
         self.turned = 0
         self.unblocked: Counter[str] = Counter()
+        self.trace = trace
 
     def go(self) -> Report:
         """Fuses what can be fused, in place."""
@@ -78,7 +81,7 @@ class Run:
         changes = Changes(scope, self.model, builder, self.catalogue, self.court, self.tally, keep_outputs)
         apply_rules(changes)
         write_operators(changes)
-        write_formulas(changes)
+        write_formulas(changes, self.trace)
         return changes
 
     def _candidates(self, scope: Scope) -> list[Candidate]:

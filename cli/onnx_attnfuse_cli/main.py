@@ -15,7 +15,11 @@ import click
 
 from onnx_attnfuse_cli.exits import Exit
 
-_COMMANDS = {"optimize": "onnx_attnfuse_cli.optimize", "explain": "onnx_attnfuse_cli.explain"}
+_COMMANDS = {
+    "optimize": "onnx_attnfuse_cli.optimize",
+    "explain": "onnx_attnfuse_cli.explain",
+    "patterns": "onnx_attnfuse_cli.patterns",
+}
 
 
 class _Commands(click.Group):

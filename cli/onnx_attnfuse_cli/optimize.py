@@ -64,7 +64,7 @@ def command(
     min_fused: int,
     require_all: bool,
     dry_run: bool,
-    verbose: bool,
+    verbose: int,
     quiet: bool,
     **chosen: Any,
 ) -> int:

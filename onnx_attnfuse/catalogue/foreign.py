@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,9 +31,12 @@ def rules_in(thing: object) -> Iterator[GraphRule]:
     if not any(name.startswith("onnxscript.rewriter") for name in sys.modules):
         return
     seen: set[int] = set()
-    for name, rule in _named(thing):
+    names = Counter[str]()
+    for given, rule in _named(thing):
         if id(rule) not in seen:
             seen.add(id(rule))
+            names[given] += 1
+            name = f"{given}[{names[given] - 1}]" if names[given] > 1 else given
             if rule.as_function:
                 raise OptionError(
                     f"onnxscript rule '{name}' has as_function=True, which is not supported; build the nodes in rewrite"

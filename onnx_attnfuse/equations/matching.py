@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -19,16 +19,19 @@ from onnx_attnfuse.equations.ascent import Ascent
 from onnx_attnfuse.equations.net import AnOp, ANumber, AVar, Branch, Factors, Net, Slot, Steps, Token, Variant
 from onnx_attnfuse.equations.state import Bound, Filled, Goal, Guard, Match, State
 from onnx_attnfuse.equations.trace import Trace
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.language.normal import COMMUTATIVE
 from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.language.steps import Scaled
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.match.softmax import find_softmax
 
 _CLOSE = 1e-5
 """How far a number in a graph may be from the one in a formula: exporters round to float32."""
+_MOVING = frozenset(["also", "scores"])
+"""What of a step says where it stands and not what it does."""
 _REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"])
 
 
@@ -135,8 +138,30 @@ class Matcher:
     def _fill(self, slots: tuple[Slot, ...], filled: Filled, state: State) -> State | None:
         known = state.slots.get(slots)
         if known is not None:
-            return state if known.key() == filled.key() else None
+            return state if self._key(known) == self._key(filled) else None
         return dataclasses.replace(state, slots={**state.slots, slots: filled})
+
+    def _key(self, filled: Filled) -> Hashable:
+        """What has to be equal where a slot stands twice: equal numbers may be written as factor or quotient."""
+        factor, keys = filled.number, list[Hashable]()
+        for step in (taken.step for taken in filled.steps):
+            number = self._facts.number(step.operand) if isinstance(step, Scaled) else None
+            if isinstance(step, Scaled) and number:
+                factor *= 1 / number if step.divide else number
+                continue
+            fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+            keys += [
+                f"{factor:.5g}",
+                type(step),
+                *(self._same_value(item) for name, item in fields.items() if name not in _MOVING),
+            ]
+            factor = 1.0
+        return tuple(keys), f"{factor:.5g}", tuple((self._same_value(laid.value), sign) for laid, sign in filled.values)
+
+    def _same_value(self, item: object) -> Hashable:
+        """A value by what it holds, if it is a small constant."""
+        array = constant_array(item) if isinstance(item, ir.Value) else None
+        return item if array is None else (str(array.dtype), array.shape, array.tobytes())
 
     def _solve(self, token: Factors, filled: Filled, goal: Goal, state: State) -> State | None:
         """What operands a product of numbers and values stands for; the slot takes what is left."""

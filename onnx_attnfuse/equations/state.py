@@ -35,11 +35,6 @@ class Filled:
     row: int = 0
     column: int = 1
 
-    def key(self) -> object:
-        """What has to be equal where a slot stands twice."""
-        steps = [(type(taken.step), *_operands_of(taken.step)) for taken in self.steps]
-        return tuple(steps), self.number, tuple((laid.value, sign) for laid, sign in self.values)
-
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
@@ -95,9 +90,3 @@ class Match:
     variant: Variant
     root: Laid
     state: State
-
-
-def _operands_of(step: ScoreStep) -> tuple[object, ...]:
-    """What a step is done with, for comparison."""
-    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
-    return tuple(value for name, value in fields.items() if name not in {"scores", "also"})

@@ -118,7 +118,7 @@ class Report:
     differing: int = 0
     """Sites that verification found different and that were left as they were."""
     patterns: tuple[PatternReport, ...] = ()
-    """Whole attentions, operators and rules that were tried."""
+    """What each pattern did that was tried."""
 
     @property
     def candidates(self) -> int:

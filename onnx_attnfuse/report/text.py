@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
+from onnx_attnfuse.report.model import LaterKernel, PatternReport, Report, SiteReport
 
 _TABLE_WIDTH = 110
 _NUMBER = re.compile(r"\d+")
@@ -31,6 +31,8 @@ class ReportText:
     """What the last line says was done."""
     fold: bool = True
     """Whether equal sites share one line."""
+    counts: bool = False
+    """Whether to tell what each pattern did."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = [_Row(sites) for sites in self._folded()]
@@ -39,6 +41,8 @@ class ReportText:
         else:
             yield from (paragraph for row in rows for paragraph in row.paragraphs())
         yield from (Text(note) for note in self.report.notes)
+        if self.counts:
+            yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))
         if changes := _op_changes(self.report):
             yield Text(f"operators: {changes}")
         yield Text(_last_line(self.report, self.verb), style="bold")
@@ -112,10 +116,16 @@ class _Row:
         yield Text(self.name, style=_STYLES[self.site.status])
         status = self.site.status.replace("-", " ")
         done = f"{status} {self.operator}" if self.site.op else status
-        facts = (done, _meaning(self.site), f"error {self.error}" if self.error else "")
+        found = f"by {self.site.pattern}" if self.site.pattern else ""
+        facts = (done, _meaning(self.site), found, f"error {self.error}" if self.error else "")
         yield Text("    " + ", ".join(filter(None, facts)))
         kernels = [f"kernel: {self.kernels[0]}", *self.kernels[1:]] if self.kernels else []
         yield from (Text(f"    {line}") for line in (*self.form, *kernels, *self.layout, *self.reasons))
+
+
+def _counted(pattern: PatternReport) -> Text:
+    what = f"{pattern.hits} of {pattern.tries} tries, {pattern.seconds * 1000:.1f} ms"
+    return Text(f"{pattern.kind} {pattern.name} ({pattern.owner}): {what}")
 
 
 def _say(reason: Reason) -> str:
@@ -126,6 +136,7 @@ def _table(rows: Sequence[_Row]) -> Table:
     cells = {
         "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
         "attention": [Text(_meaning(row.site)) for row in rows],
+        "pattern": [Text(row.site.pattern or "") for row in rows],
         "layout": [Text("\n".join(row.layout)) for row in rows],
         "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
         "kernel": [Text("\n".join(row.kernels)) for row in rows],

@@ -12,15 +12,14 @@ from onnx_attnfuse.equations.matching import Matcher
 from onnx_attnfuse.equations.state import Match
 from onnx_attnfuse.equations.trace import Trace
 from onnx_attnfuse.equations.writing import write
-from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.respelling.changes import Changes, Made
 
 
-def find_formulas(changes: Changes, scope: Scope, trace: Trace | None = None) -> list[Match]:
+def find_formulas(changes: Changes, trace: Trace | None = None) -> list[Match]:
     """Every formula that stands in a graph, in graph order; of those that overlap the outermost."""
-    catalogue = changes.catalogue
+    catalogue, scope = changes.catalogue, changes.scope
     if not catalogue.net.patterns:
         return []
     started = time.perf_counter()
@@ -36,9 +35,9 @@ def find_formulas(changes: Changes, scope: Scope, trace: Trace | None = None) ->
     return found[::-1]
 
 
-def write_formulas(changes: Changes) -> None:
+def write_formulas(changes: Changes, trace: Trace | None = None) -> None:
     """Writes what formulas mean in their place; notes what patterns refuse or merely name."""
-    for match in find_formulas(changes, changes.scope):
+    for match in find_formulas(changes, trace):
         pattern, softmaxes = match.variant.pattern, match.state.softmaxes
         end = match.root.value.producer()
         assert end is not None

@@ -41,7 +41,10 @@ def _defined(node: ir.Node, definition: Operator, changes: Changes) -> Made:
         raise Refused("other-outputs", f"{node.op_type} has other outputs in use than the one that is defined", node.name)
     operands = {name: value for name, value in zip(definition.inputs, node.inputs, strict=False) if value is not None}
     speller = Speller(changes.builder, Given(operands), node.name or definition.op)
-    new = speller.spell(plain(_formula_of(node, definition)))
+    try:
+        new = speller.spell(plain(_formula_of(node, definition)))
+    except OptionError as error:
+        raise Refused("bad-definition", str(error), node.name) from error
     given = [value for value in node.inputs if value is not None]
     dtype = node.outputs[0].dtype or (changes.scope.facts.dtype(given[0]) if given else None)
     if dtype is not None and dtype.is_floating_point() and speller.dtype(new) != ir.DataType.BOOL:
@@ -72,8 +75,8 @@ def _formula_of(node: ir.Node, definition: Operator) -> Tensor:
     operands = [None if value is None else variable(name) for name, value in zip(definition.inputs, inputs, strict=True)]
     try:
         formula = definition.define(*operands, **attributes)
-    except OptionError as error:
-        raise Refused("bad-definition", str(error), node.name) from error
+    except OptionError:
+        raise
     except Exception as error:
         raise Refused("bad-definition", f"its definition failed with {type(error).__name__}: {error}", node.name) from error
     if not isinstance(formula, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
