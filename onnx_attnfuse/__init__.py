@@ -22,6 +22,7 @@ from onnx_attnfuse.errors import (
     VerificationError,
 )
 from onnx_attnfuse.options import Options
+from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
+    from onnx_attnfuse.session import Session
+    from onnx_attnfuse.settings import providers, session_environment, session_options
 
 __all__ = [
     "AttentionFusionPass",
@@ -42,15 +45,20 @@ __all__ = [
     "ModelError",
     "OptionError",
     "Options",
+    "Policy",
     "Reason",
     "Report",
     "Result",
+    "Session",
     "SiteReport",
     "VerificationError",
     "Verified",
     "explain",
     "optimize",
+    "providers",
     "score_step",
+    "session_environment",
+    "session_options",
     "steps",
     "weight_step",
 ]
@@ -61,10 +69,14 @@ _HOMES = {
     "Layouts": "report.model",
     "Report": "report.model",
     "Result": "api",
+    "Session": "session",
     "SiteReport": "report.model",
     "Verified": "report.model",
     "explain": "api",
     "optimize": "api",
+    "providers": "settings",
+    "session_environment": "settings",
+    "session_options": "settings",
     "score_step": "match.registry",
     "weight_step": "match.registry",
 }

@@ -45,6 +45,8 @@ class Problem:
     op: str = "MultiHeadAttention"
     """The operator, `onnx.` before it if it is a standard one."""
     arch: int = 0
+    any_length: bool = False
+    """ONNX Runtime is told to choose kernels for short sequences too."""
 
     @property
     def scores(self) -> Dim:
@@ -200,6 +202,16 @@ def from_rows(least: int) -> Condition:
     return condition
 
 
+def preferred_from_rows(least: int) -> Condition:
+    """There are so many queries or more, or ONNX Runtime is told not to look at that."""
+    least_rows = from_rows(least)
+
+    def condition(problem: Problem) -> Reason | Open | None:
+        return None if problem.any_length else least_rows(problem)
+
+    return condition
+
+
 def up_to_rows(most: int) -> Condition:
     """There are so many queries or fewer."""
 
@@ -237,8 +249,8 @@ def not_brain(problem: Problem) -> Reason | None:
 
 
 def long_unless_float16(problem: Problem) -> Reason | Open | None:
-    """There are many queries or keys, or it is float16."""
-    if problem.dtype == ir.DataType.FLOAT16:
+    """There are many queries or keys, or it is float16, or ONNX Runtime is told not to look at that."""
+    if problem.dtype == ir.DataType.FLOAT16 or problem.any_length:
         return None
     known = [size for size in (problem.rows, problem.columns) if isinstance(size, int)]
     if max(known, default=0) >= LONG:

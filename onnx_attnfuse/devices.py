@@ -17,12 +17,26 @@ _DEFAULT_ARCHITECTURE = 80
 
 
 @dataclasses.dataclass(frozen=True)
+class Switches:
+    """What ONNX Runtime is told about its kernels; by default nothing."""
+
+    off: frozenset[str] = frozenset()
+    """Kernels that it must not choose."""
+    any_length: bool = False
+    """Kernels are chosen for short sequences too, where ONNX Runtime by itself takes another one."""
+
+
+NOTHING_SAID = Switches()
+
+
+@dataclasses.dataclass(frozen=True)
 class Device:
     """An execution provider of ONNX Runtime, and the GPU behind it."""
 
     ep: Literal["cpu", "cuda"]
     arch: int = 0
     """Compute capability times ten; 0 on a CPU."""
+    switches: Switches = NOTHING_SAID
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from onnx_attnfuse.conditions import (
     not_windowed,
     on_archs,
     only,
+    preferred_from_rows,
     same_head_sizes,
     several_with_cache,
     up_to_rows,
@@ -40,6 +41,9 @@ from onnx_attnfuse.conditions import (
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.reasons import Reason
 
+FLASH = frozenset(["CUDNN_FLASH_ATTENTION", "FLASH_ATTENTION"])
+EFFICIENT = frozenset(["EFFICIENT_ATTENTION"])
+TENSORRT = frozenset(["TRT_FLASH_ATTENTION", "TRT_FUSED_ATTENTION"])
 MOST_SCORES = 1 << 31
 """From this many scores on, b·n·s·t, the math kernel on CUDA reads outside of its memory and ends the process."""
 
@@ -73,11 +77,17 @@ class Forecast:
         """Whether nothing that may run fails, whatever the sizes are."""
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """This kernel, and those that run where its conditions do not hold."""
+        return (self.kernel, *(self.otherwise.chain if self.otherwise else ()))
+
 
 def forecast(problem: Problem, device: Device) -> Forecast:
     """The first kernel of the device that takes the problem."""
-    kernels = _KERNELS[device.ep, problem.op]
-    found = _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
+    off = device.switches.off
+    told = dataclasses.replace(problem, arch=device.arch, any_length=device.switches.any_length)
+    found = _first(told, _KERNELS[device.ep, problem.op], (), off)
     return dataclasses.replace(found, time=math.inf if found.fails is not None else _forecast_time(problem, found, device))
 
 
@@ -90,14 +100,21 @@ def _forecast_time(problem: Problem, found: Forecast, device: Device) -> float:
     return _time(problem, found.kernel, device)
 
 
-def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) -> Forecast:
+def has_kernel(op: str, device: Device, kinds: frozenset[str]) -> bool:
+    """Whether an operator has a kernel of these on the device at all."""
+    return any(kernel in kinds for kernel, _ in _KERNELS.get((device.ep, op), ()))
+
+
+def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...], off: frozenset[str]) -> Forecast:
     (kernel, conditions), *rest = kernels
     answers = [answer for condition in conditions if (answer := condition(problem)) is not None]
     reason = next((answer for answer in answers if isinstance(answer, Reason)), None)
+    if reason is None and kernel in off:
+        reason = Reason("switched-off", "is switched off")
     if reason is not None:
-        return _first(problem, tuple(rest), (*refused, Refusal(kernel, reason)))
+        return _first(problem, tuple(rest), (*refused, Refusal(kernel, reason)), off)
     needs = " and ".join(answer.needs for answer in answers if isinstance(answer, Open)) or None
-    otherwise = None if needs is None else _first(problem, tuple(rest), ())
+    otherwise = None if needs is None else _first(problem, tuple(rest), (), off)
     return Forecast(kernel, refused, needs, otherwise, _failing(problem) if kernel == "MATH" else None)
 
 
@@ -136,7 +153,10 @@ _CUDA_ATTENTION: _Kernels = (
 _TENSORRT = (only(ir.DataType.FLOAT16), not_causal, masks("none", "lengths"), same_head_sizes)
 _CUDA_PROJECTED: _Kernels = (
     ("CUDNN_FLASH_ATTENTION", (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))),
-    ("FLASH_ATTENTION", (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256), from_rows(513))),
+    (
+        "FLASH_ATTENTION",
+        (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256), preferred_from_rows(513)),
+    ),
     (
         "TRT_FLASH_ATTENTION",
         (on_archs(75, 80, 86, 89), *_TENSORRT, head_size_among(16, 32, 40, 64, 80, 128, 160, 256), from_rows(385)),

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from onnx_attnfuse.policy import Policy
+
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
@@ -42,6 +44,8 @@ class Options:
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False
     """Fuse sites whose attention weights are used elsewhere too, computing the weights beside the fused operator."""
+    policy: Policy | None = None
+    """Kernels to use; by default what the environment asks for when the work begins."""
     evidence: pathlib.Path | None = None
     """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.court import Court
-from onnx_attnfuse.devices import resolve
+from onnx_attnfuse.devices import Device, resolve
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.opset import Opset
@@ -22,9 +23,12 @@ from onnx_attnfuse.match.finder import Candidate, find_candidates
 from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.packed_sites import pack
-from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.plan import Planning
+from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import Report, SiteReport
 from onnx_attnfuse.report.site import as_asked
+from onnx_attnfuse.session import session_for, switches_for
 from onnx_attnfuse.sites import Sites
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.emitted import Workbench
@@ -42,7 +46,8 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
-        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
+        self.planning = Planning(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
+        self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.sites: list[SiteReport] = []
@@ -57,13 +62,18 @@ class Run:
         start = time.perf_counter()
         before = count_ops(self.model)
         work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
+        self._switch([candidate for _, candidates in work for candidate in candidates])
         total = sum(len(candidates) for _, candidates in work)
         for scope, candidates in work:
             self._scope(scope, candidates, total)
         self._settle_imports()
         notes = (*self.notes, *self._around())
         seconds = time.perf_counter() - start
-        return Report(tuple(self.sites), seconds, before, count_ops(self.model), notes, self.court.differing)
+        fused = any(site.status in {"fused", "already-fused"} for site in self.sites)
+        device = self.planning.device
+        session = session_for(device if fused else Device(device.ep, device.arch))
+        after = count_ops(self.model)
+        return Report(tuple(self.sites), seconds, before, after, notes, self.court.differing, self.policy, session)
 
     def _candidates(self, scope: Scope) -> list[Candidate]:
         """The candidates of a graph, after what is to be done before they are read."""
@@ -71,12 +81,24 @@ class Run:
         found = find_candidates(scope, self.options.keep_outputs)
         return find_candidates(scope, self.options.keep_outputs) if found and self._unblock(BEFORE, scope) else found
 
+    def _switch(self, candidates: Sequence[Candidate]) -> None:
+        """Plans with the kernels that the policy leaves; where operators are there that nothing is known of, all are left."""
+        device = self.planning.device
+        unknown = sum(candidate.softmax is None and candidate.spec is None for candidate in candidates)
+        switches = switches_for(self.policy, device, may_switch_off=not unknown)
+        if switches_for(self.policy, device).off and unknown:
+            self.notes.append(f"no kernel is switched off: {unknown} attention operators were there before and may need it")
+        self.planning = dataclasses.replace(self.planning, device=dataclasses.replace(device, switches=switches))
+
     def _scope(self, scope: Scope, candidates: Sequence[Candidate], total: int) -> None:
         """Fuses the attentions of one graph, then mends what stands around them."""
         builder = self._builder(scope)
-        bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
-        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options)
-        self.sites += [as_asked(site, self.policy.target) for site in self._fused(sites, candidates, total)]
+        bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.planning.device, self.opset)
+        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options, self.policy)
+        done = [as_asked(site, self.planning.target) for site in self._fused(sites, candidates, total)]
+        for site in done:
+            log_site(site)
+        self.sites += done
         turning = Turning(scope, self.model, builder, self.court)
         turned = sum(turning.turn(candidate.spec) for candidate in candidates if candidate.spec is not None)
         self.turned += turned
@@ -88,15 +110,15 @@ class Run:
             self._unblock(AFTER, scope)
 
     def _fused(self, sites: Sites, candidates: Sequence[Candidate], total: int) -> list[SiteReport]:
-        if self.policy.target == packed.NAME:
+        if self.planning.target == packed.NAME:
             self.options.progress("packing", len(self.sites), total)
-            found, notes = pack(sites, candidates, self.policy)
+            found, notes = pack(sites, candidates, self.planning)
             self.notes += notes
             return found
         found: list[SiteReport] = []
         for candidate in candidates:
             self.options.progress("fusing", len(self.sites) + len(found), total)
-            found.append(sites.fuse(candidate, self.policy))
+            found.append(sites.fuse(candidate, self.planning))
         return found
 
     def _builder(self, scope: Scope) -> Builder:
@@ -104,7 +126,7 @@ class Run:
 
     def _unblock(self, rules: Sequence[Rule], scope: Scope) -> bool:
         """Applies rewrites around the attention; whether there was anything to do."""
-        done = unblock(rules, scope, self.model, self._builder(scope), self.court, self.policy.device.ep)
+        done = unblock(rules, scope, self.model, self._builder(scope), self.court, self.planning.device.ep)
         self.unblocked += done
         return bool(done)
 

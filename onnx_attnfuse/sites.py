@@ -13,7 +13,9 @@ from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Plan, Policy, make_plans
+from onnx_attnfuse.plan import Plan, Planning
+from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.preference import preferred_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import SiteReport
@@ -34,12 +36,14 @@ class Sites:
     court: Court
     guards: Guards
     options: Options
+    policy: Policy
+    """Which kernels are wanted."""
     replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
     """Results that were replaced, and what by."""
     unsorted: bool = False
     """Whether earlier nodes may read what later ones give."""
 
-    def fuse(self, candidate: Candidate, policy: Policy) -> SiteReport:
+    def fuse(self, candidate: Candidate, planning: Planning) -> SiteReport:
         """Fuses one, or says why not; a defect of ours costs this site only."""
         if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.options.keep_outputs)
@@ -48,7 +52,7 @@ class Sites:
             return found
         self.bench.builder.at(anchor_of(candidate.spec))
         try:
-            found, reasons = self._planned(candidate.spec, found, policy)
+            found, reasons = self._planned(candidate.spec, found, planning)
         except Refused as refused:
             reasons = (refused.reason,)
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
@@ -56,7 +60,7 @@ class Sites:
         tidy(self.bench.builder)
         return dataclasses.replace(found, reasons=reasons)
 
-    def _planned(self, spec: AttentionSpec, found: SiteReport, policy: Policy) -> tuple[SiteReport, tuple[Reason, ...]]:
+    def _planned(self, spec: AttentionSpec, found: SiteReport, planning: Planning) -> tuple[SiteReport, tuple[Reason, ...]]:
         """Carries out the first plan that can be, and what kept it from being another one.
 
         Raises:
@@ -64,12 +68,12 @@ class Sites:
         """
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-        plans, refusals = make_plans(spec, meaning, policy, self.bench)
+        plans, refusals = preferred_plans(spec, meaning, planning, self.policy, self.bench)
         reasons: list[Reason] = []
         for plan in plans:
             if _is_in_place(found, plan, spec):
-                why = refusals if len(plans) == 1 and refusals else [kept(found, policy.target)]
-                return dataclasses.replace(found, kernel=kernel_of(plan, policy.device)), tuple(reasons or why)
+                why = refusals if len(plans) == 1 and refusals else [kept(found, planning.target)]
+                return dataclasses.replace(found, kernel=kernel_of(plan, planning.device)), tuple(reasons or why)
             try:
                 cached = any(item.way.cached for item in (plan.main, *plan.faster))
                 check_shape_users(spec, self.bench.builder, cached=cached)
@@ -78,10 +82,10 @@ class Sites:
                 tidy(self.bench.builder)
                 reasons.append(refused.reason)
             else:
-                return self._fused(found, spec, built, policy), built.reasons
+                return self._fused(found, spec, built, planning), built.reasons
         return found, tuple(reasons or refusals)
 
-    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, policy: Policy) -> SiteReport:
+    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, planning: Planning) -> SiteReport:
         """Connects what was built, and tells."""
         commit(spec, built.emitted, self.bench.builder)
         self.replaced.update(built.emitted.results)
@@ -93,7 +97,7 @@ class Sites:
             domain=built.plan.main.target.DOMAIN,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
-            kernel=kernel_of(built.plan, policy.device),
+            kernel=kernel_of(built.plan, planning.device),
             layout=built.emitted.layouts,
             verified=built.verified,
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+
+from onnx_attnfuse.policy import SELECTION, switch
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
@@ -22,9 +25,17 @@ def verbose_option(command: _Function) -> _Function:
 
 
 def start_logging(*, verbose: bool) -> None:
-    """Send the library's log to stderr, if it is wanted."""
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    """Send the library's log to stderr, if it is wanted: all of it, or what was chosen for each site.
+
+    Raises:
+        OptionError: ATTNFUSE_DEBUG is none of 0, 1 and 2.
+    """
+    debug = switch("ATTNFUSE_DEBUG", os.environ, most=2)
+    if verbose or debug:
+        level = logging.INFO if verbose else logging.WARNING
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    if debug:
+        logging.getLogger(SELECTION).setLevel(logging.INFO if debug == 1 else logging.DEBUG)
 
 
 def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: bool) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.plan import Gain
+from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.session import Session
 from onnx_attnfuse.spec import Layouts
 
 SCHEMA = 1
@@ -103,6 +105,10 @@ class Report:
     """Things worth a line that belong to no single site."""
     differing: int = 0
     """Sites that verification found different and that were left as they were."""
+    policy: Policy = dataclasses.field(default_factory=Policy)
+    """Which kernels were wanted."""
+    session: Session | None = None
+    """What to start ONNX Runtime with."""
 
     @property
     def candidates(self) -> int:
@@ -140,5 +146,7 @@ class Report:
             "ops_before": dict(self.ops_before),
             "ops_after": dict(self.ops_after),
             "notes": list(self.notes),
+            "policy": dataclasses.asdict(self.policy),
+            "session": None if self.session is None else dataclasses.asdict(self.session),
             "sites": [site.to_dict() for site in self.sites],
         }

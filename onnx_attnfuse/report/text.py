@@ -39,6 +39,8 @@ class ReportText:
         else:
             yield from (paragraph for row in rows for paragraph in row.paragraphs())
         yield from (Text(note) for note in self.report.notes)
+        if self.report.session is not None:
+            yield from (Text(f"session: {line}") for line in self.report.session.lines())
         if changes := _op_changes(self.report):
             yield Text(f"operators: {changes}")
         yield Text(_last_line(self.report, self.verb), style="bold")
