@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import re
-import shutil
-import subprocess
 from typing import Literal
 
+from onnx_attnfuse import gpus
 from onnx_attnfuse.errors import OptionError
 
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
@@ -90,11 +89,6 @@ def _has_gpu_build() -> bool:
 
 
 def _architecture_here() -> int | None:
-    """The compute capability of the first GPU, from the driver's own tool."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.match(r"(\d+)\.(\d)", answer.stdout)
-    return int(found[1]) * 10 + int(found[2]) if found else None
+    """The compute capability of the first GPU."""
+    found = gpus.installed()
+    return found[0].arch if found else None
