@@ -19,6 +19,7 @@ from onnx_attnfuse.errors import (
     MissingDependencyError,
     ModelError,
     OptionError,
+    RunError,
     VerificationError,
 )
 from onnx_attnfuse.options import Options
@@ -27,6 +28,7 @@ from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
     from onnx_attnfuse.api import AttentionFusionPass, Result, explain, optimize
+    from onnx_attnfuse.forecasting import forecast
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
@@ -49,11 +51,13 @@ __all__ = [
     "Reason",
     "Report",
     "Result",
+    "RunError",
     "Session",
     "SiteReport",
     "VerificationError",
     "Verified",
     "explain",
+    "forecast",
     "optimize",
     "providers",
     "score_step",
@@ -73,6 +77,7 @@ _HOMES = {
     "SiteReport": "report.model",
     "Verified": "report.model",
     "explain": "api",
+    "forecast": "forecasting",
     "optimize": "api",
     "providers": "settings",
     "session_environment": "settings",

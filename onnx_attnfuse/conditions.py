@@ -15,8 +15,9 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
-MaskForm = Literal["none", "lengths", "ranges", "bias"]
-"""How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias."""
+MaskForm = Literal["none", "lengths", "ranges", "bias", "raw"]
+"""How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias, or key by key as 0
+and 1, which is never chosen but stands in models."""
 LONG = 256
 """Queries or keys from which on the memory-efficient kernel takes what is not float16."""
 
@@ -127,7 +128,7 @@ def same_head_sizes(problem: Problem) -> Reason | None:
 
 def masks(*allowed: MaskForm) -> Condition:
     """The mask is handed over in one of these forms."""
-    words = {"none": "no mask", "lengths": "lengths", "ranges": "lengths with offsets", "bias": "a bias"}
+    words = {"none": "no mask", "lengths": "lengths", "ranges": "lengths with offsets", "bias": "a bias", "raw": "0 and 1"}
 
     def condition(problem: Problem) -> Reason | None:
         if problem.mask in allowed:

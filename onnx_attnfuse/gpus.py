@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 _FIELDS = ("name", "compute_cap", "driver_version", "memory.total")
 _SECONDS = 20.0
@@ -29,15 +30,27 @@ class Gpu:
 
 def installed() -> tuple[Gpu, ...]:
     """The GPUs here; none where there is no driver, or one that is too old to tell."""
+    return tuple(gpu for line in _asked(_FIELDS) if (gpu := _read(line)) is not None)
+
+
+def memory_used() -> float | None:
+    """MB of 10^6 bytes in use on the first GPU, by every process; None where that is not known."""
+    first, *_ = [*_asked(("memory.used",)), ""]
+    number = first.removesuffix(" MiB").strip()
+    return int(number) * 2**20 / 1e6 if number.isdecimal() else None
+
+
+def _asked(fields: Sequence[str]) -> list[str]:
+    """A line for each GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return ()
-    command = [tool, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
+        return []
+    command = [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return tuple(gpu for line in answer.stdout.splitlines() if (gpu := _read(line)) is not None)
+        return []
+    return answer.stdout.splitlines()
 
 
 def _read(line: str) -> Gpu | None:

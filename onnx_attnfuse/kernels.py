@@ -100,6 +100,11 @@ def _forecast_time(problem: Problem, found: Forecast, device: Device) -> float:
     return _time(problem, found.kernel, device)
 
 
+def is_known(op: str, device: Device) -> bool:
+    """Whether it is known which kernels the device has for an operator."""
+    return (device.ep, op) in _KERNELS
+
+
 def has_kernel(op: str, device: Device, kinds: frozenset[str]) -> bool:
     """Whether an operator has a kernel of these on the device at all."""
     return any(kernel in kinds for kernel, _ in _KERNELS.get((device.ep, op), ()))
@@ -210,9 +215,9 @@ _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
     (True, "CUDNN_FLASH_ATTENTION"): {"none": 1.0, "lengths": 0.9, "bias": 1.85},
     (True, "FLASH_ATTENTION"): {"none": 1.55},
     (True, "EFFICIENT_ATTENTION"): {"none": 3.5, "ranges": 2.75, "bias": 4.9},
-    (True, "MATH"): {"none": 16.6, "lengths": 15.5, "bias": 18.9},
+    (True, "MATH"): {"none": 16.6, "lengths": 15.5, "bias": 18.9, "raw": 18.9},
     (False, "EFFICIENT_ATTENTION"): {"none": 12.3, "ranges": 9.7, "bias": 14.4},
-    (False, "MATH"): dict.fromkeys(("none", "lengths", "bias"), 17.6),
+    (False, "MATH"): dict.fromkeys(("none", "lengths", "bias", "raw"), 17.6),
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""

@@ -21,10 +21,12 @@ from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import Candidate, find_candidates
 from onnx_attnfuse.match.registry import load_packs
+from onnx_attnfuse.operators import problem_of_node
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.packed_sites import pack
 from onnx_attnfuse.plan import Planning
 from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.preference import needs_all_kernels
 from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import Report, SiteReport
 from onnx_attnfuse.report.site import as_asked
@@ -62,7 +64,7 @@ class Run:
         start = time.perf_counter()
         before = count_ops(self.model)
         work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
-        self._switch([candidate for _, candidates in work for candidate in candidates])
+        self._switch(work)
         total = sum(len(candidates) for _, candidates in work)
         for scope, candidates in work:
             self._scope(scope, candidates, total)
@@ -81,14 +83,16 @@ class Run:
         found = find_candidates(scope, self.options.keep_outputs)
         return find_candidates(scope, self.options.keep_outputs) if found and self._unblock(BEFORE, scope) else found
 
-    def _switch(self, candidates: Sequence[Candidate]) -> None:
-        """Plans with the kernels that the policy leaves; where operators are there that nothing is known of, all are left."""
+    def _switch(self, work: Sequence[tuple[Scope, Sequence[Candidate]]]) -> None:
+        """Plans with the kernels that the policy leaves; where operators are there that may need the others, all are left."""
         device = self.planning.device
-        unknown = sum(candidate.softmax is None and candidate.spec is None for candidate in candidates)
-        switches = switches_for(self.policy, device, may_switch_off=not unknown)
-        if switches_for(self.policy, device).off and unknown:
-            self.notes.append(f"no kernel is switched off: {unknown} attention operators were there before and may need it")
-        self.planning = dataclasses.replace(self.planning, device=dataclasses.replace(device, switches=switches))
+        told = dataclasses.replace(device, switches=switches_for(self.policy, device))
+        standing = [(item.node, scope) for scope, items in work for item in items if item.softmax is None and item.spec is None]
+        needy = [node for node, scope in standing if needs_all_kernels(problem_of_node(node, scope.facts), told)]
+        if needy:
+            self.notes.append(f"no kernel is switched off: operators that are there may need it, the first is '{needy[0].name}'")
+            told = dataclasses.replace(device, switches=switches_for(self.policy, device, may_switch_off=False))
+        self.planning = dataclasses.replace(self.planning, device=told)
 
     def _scope(self, scope: Scope, candidates: Sequence[Candidate], total: int) -> None:
         """Fuses the attentions of one graph, then mends what stands around them."""

@@ -97,6 +97,8 @@ class Planning:
     """The only operator to use, whatever is faster; `auto`: the fastest."""
     kernels: frozenset[str] | None = None
     """The only kernels that may be forecast; None: any."""
+    dtype: ir.DataType | None = None
+    """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
 
     def __post_init__(self) -> None:
         names = ("auto", *map(name_of, TARGETS), packed.NAME)

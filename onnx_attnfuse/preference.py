@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.devices import NOTHING_SAID, Device
-from onnx_attnfuse.kernels import EFFICIENT, FLASH, MOST_SCORES, Forecast, forecast, has_kernel
+from onnx_attnfuse.kernels import EFFICIENT, FLASH, MOST_SCORES, Forecast, forecast, has_kernel, is_known
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.plan import Plan, Planning, make_plans, problem_of
 from onnx_attnfuse.policy import Policy, Wish
@@ -103,6 +103,13 @@ def _safe(
         if not dangers:
             safe.append(plan)
     return safe, refusals
+
+
+def needs_all_kernels(problem: Problem | Reason, device: Device) -> bool:
+    """Whether an operator that stands in the model may fail because kernels are switched off; if unknown, it may."""
+    if device.ep == "cpu" or not device.switches.off:
+        return False
+    return isinstance(problem, Reason) or not is_known(problem.op, device) or endangered(problem, device) is not None
 
 
 def endangered(problem: Problem, device: Device) -> Reason | None:

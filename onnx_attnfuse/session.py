@@ -49,6 +49,10 @@ class Session:
     provider_options: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Variables to set before the session is made; they count for every session of the process."""
+    off: tuple[str, ...] = ()
+    """The kernels that this switches off."""
+    any_length: bool = False
+    """Whether kernels are chosen for short sequences too, where ONNX Runtime by itself takes another one."""
 
     def lines(self) -> list[str]:
         """The settings for a reader, one a line; none where ONNX Runtime is left to itself."""
@@ -84,15 +88,16 @@ def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True)
 def session_for(device: Device) -> Session:
     """The settings that say what `device.switches` says."""
     off, provider = device.switches.off, _PROVIDERS[device.ep]
-    if device.ep == "cpu":
-        return Session(provider, environment=_CPU_FLASH_OFF if off else {})
-    prefers_cudnn = device.arch >= _CUDNN_PREFERRED and _CUDNN not in off
     if device.switches == NOTHING_SAID:
         return Session(provider)
-    if not prefers_cudnn:
-        return Session(provider, {"sdpa_kernel": str(sum(bit for name, bit in _BITS.items() if _is_on(name, off)))})
-    variables = {name: value for kernel in sorted(off) for name, value in _VARIABLES[kernel].items()}
-    return Session(provider, environment=variables | _ANY_LENGTH)
+    options, variables = dict[str, str](), dict[str, str]()
+    if device.ep == "cpu":
+        variables = _CPU_FLASH_OFF
+    elif device.arch >= _CUDNN_PREFERRED and _CUDNN not in off:
+        variables = {name: value for kernel in sorted(off) for name, value in _VARIABLES[kernel].items()} | _ANY_LENGTH
+    else:
+        options = {"sdpa_kernel": str(sum(bit for name, bit in _BITS.items() if _is_on(name, off)))}
+    return Session(provider, options, variables, tuple(sorted(off)), device.switches.any_length)
 
 
 def _is_on(kernel: str, off: frozenset[str]) -> bool:

@@ -7,17 +7,20 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.building import Building, Built
+from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.guard import Guards
+from onnx_attnfuse.kernels import forecast, is_known
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
+from onnx_attnfuse.operators import problem_of_node
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import Plan, Planning
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.preference import preferred_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
-from onnx_attnfuse.report.kernel import kernel_of
+from onnx_attnfuse.report.kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import kept, unfused
 from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
@@ -49,7 +52,7 @@ class Sites:
             candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.options.keep_outputs)
         found = unfused(candidate, self.scope)
         if candidate.spec is None:
-            return found
+            return self._standing(found, candidate.node, planning)
         self.bench.builder.at(anchor_of(candidate.spec))
         try:
             found, reasons = self._planned(candidate.spec, found, planning)
@@ -60,6 +63,17 @@ class Sites:
         tidy(self.bench.builder)
         return dataclasses.replace(found, reasons=reasons)
 
+    def _standing(self, found: SiteReport, node: ir.Node, planning: Planning) -> SiteReport:
+        """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
+        problem = problem_of_node(node, self.scope.facts) if found.status == "already-fused" else None
+        if not isinstance(problem, Problem) or not is_known(problem.op, planning.device):
+            return found
+        if planning.dtype is not None:
+            problem = dataclasses.replace(problem, dtype=planning.dtype)
+        return dataclasses.replace(
+            found, kernel=kernel_of_forecast(forecast(problem.settled(planning.lengths), planning.device), planning.device)
+        )
+
     def _planned(self, spec: AttentionSpec, found: SiteReport, planning: Planning) -> tuple[SiteReport, tuple[Reason, ...]]:
         """Carries out the first plan that can be, and what kept it from being another one.
 
@@ -68,7 +82,8 @@ class Sites:
         """
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-        plans, refusals = preferred_plans(spec, meaning, planning, self.policy, self.bench)
+        foreseen = spec if planning.dtype is None else dataclasses.replace(spec, dtype=planning.dtype)
+        plans, refusals = preferred_plans(foreseen, meaning, planning, self.policy, self.bench)
         reasons: list[Reason] = []
         for plan in plans:
             if _is_in_place(found, plan, spec):

@@ -70,7 +70,7 @@ class _Row:
 
     @property
     def name(self) -> str:
-        name = _common([site.name for site in self.sites])
+        name = common([site.name for site in self.sites])
         return f"{name} ×{len(self.sites)}" if len(self.sites) > 1 else name
 
     @property
@@ -86,12 +86,12 @@ class _Row:
 
     @property
     def layout(self) -> list[str]:
-        return [_common(list(lines)) for lines in zip(*map(_layouts, self.sites), strict=True)]
+        return [common(list(lines)) for lines in zip(*map(_layouts, self.sites), strict=True)]
 
     @property
     def reasons(self) -> list[str]:
         return [
-            _common([_say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)
+            common([_say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)
         ]
 
     @property
@@ -114,7 +114,7 @@ class _Row:
         yield Text(self.name, style=_STYLES[self.site.status])
         status = self.site.status.replace("-", " ")
         done = f"{status} {self.operator}" if self.site.op else status
-        facts = (done, _meaning(self.site), f"error {self.error}" if self.error else "")
+        facts = (done, meaning(self.site), f"error {self.error}" if self.error else "")
         yield Text("    " + ", ".join(filter(None, facts)))
         kernels = [f"kernel: {self.kernels[0]}", *self.kernels[1:]] if self.kernels else []
         yield from (Text(f"    {line}") for line in (*self.form, *kernels, *self.layout, *self.reasons))
@@ -127,7 +127,7 @@ def _say(reason: Reason) -> str:
 def _table(rows: Sequence[_Row]) -> Table:
     cells = {
         "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
-        "attention": [Text(_meaning(row.site)) for row in rows],
+        "attention": [Text(meaning(row.site)) for row in rows],
         "layout": [Text("\n".join(row.layout)) for row in rows],
         "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
         "kernel": [Text("\n".join(row.kernels)) for row in rows],
@@ -143,7 +143,7 @@ def _table(rows: Sequence[_Row]) -> Table:
     return table
 
 
-def _meaning(site: SiteReport) -> str:
+def meaning(site: SiteReport) -> str:
     """The attention in the field's terms, such as `causal, 32/8×128`."""
     if site.status == "not-attention":
         return ""
@@ -173,7 +173,7 @@ def _skeleton(text: str) -> str:
     return _NUMBER.sub("0", text)
 
 
-def _common(texts: Sequence[str]) -> str:
+def common(texts: Sequence[str]) -> str:
     """One text for several: numbers that differ become a range, `{0..11}`, or `*` where some are missing."""
     if len({_skeleton(text) for text in texts}) > 1:
         return f"{texts[0]}, …"

@@ -1,0 +1,118 @@
+"""A process that holds one model, answers questions in time, and is ended for good.
+
+with Child(task) as child:
+    child.ask(None, seconds)        # it has run once
+    child.ask(20, seconds)["ms"]    # the times of twenty runs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from onnx_attnfuse.bench.child import MARK
+
+_MODULE = "onnx_attnfuse.bench.child"
+
+
+class ChildError(Exception):
+    """The process did not do what it was asked to; the message says why, in a line."""
+
+
+class Child:
+    """A child process with one model."""
+
+    def __init__(self, task: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
+        """Starts it.
+
+        Args:
+            task: As `onnx_attnfuse.bench.child` reads it.
+            environment: Variables that it has besides those of this process.
+        """
+        self.printed: list[str] = []
+        """What ONNX Runtime wrote to stdout."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **(environment or {}), "PYTHONPATH": paths},
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._say(json.dumps(task))
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def ask(self, runs: int | None, seconds: float) -> dict[str, Any]:
+        """The next answer: to the task if `runs` is None, else to so many runs.
+
+        Raises:
+            ChildError: It failed, or took longer than `seconds`.
+        """
+        if runs is not None:
+            self._say(str(runs))
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                self.stop()
+                raise ChildError(f"stopped after {seconds:g} s") from None
+            if line is None:
+                raise ChildError(f"the process ended with {self._process.wait()}: {self._complaint()}")
+            if not line.startswith(MARK):
+                self.printed.append(line)
+                continue
+            answer: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            if "error" in answer:
+                raise ChildError(answer["error"])
+            return answer
+
+    def stop(self) -> None:
+        """Ends it; what it printed last is still read."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+        self._reader.join(timeout=10)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._errors.close()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended; reading its answers tells why
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _complaint(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:400] if lines else "it printed nothing"
