@@ -13,13 +13,11 @@ from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import start_logging, verbose_option
+from onnx_attnfuse_cli.show import print_table, start_logging, verbose_option
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernel_log import Confirmation
     from onnx_attnfuse.report.model import Report
-
-_WIDE = 200
 
 
 @click.command("kernels", short_help="Forecast the kernel of each attention on each device; --confirm runs it.")
@@ -81,16 +79,7 @@ def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:
 def _show_forecasts(reports: Mapping[str, Report]) -> None:
     from onnx_attnfuse.report.forecasts import ForecastTable
 
-    _print(ForecastTable(reports))
-
-
-def _print(table: Any) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
-    console.print(table)
+    print_table(ForecastTable(reports))
 
 
 def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapping[str, Any]) -> int:
@@ -124,6 +113,6 @@ def _show_confirmed(found: Sequence[Confirmation]) -> None:
         table.add_column(title, overflow="fold")
     for item in found:
         table.add_row(item.op, item.node, item.forecast or "-", ", ".join(item.ran) or "-", item.outcome)
-    _print(table)
+    print_table(table)
     right = sum(item.outcome == "as forecast" for item in found)
     click.echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the kernel that was forecast")

@@ -19,6 +19,7 @@ _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
     "explain": "onnx_attnfuse_cli.explain",
     "kernels": "onnx_attnfuse_cli.kernels",
+    "bench": "onnx_attnfuse_cli.bench",
     "doctor": "onnx_attnfuse_cli.doctor",
 }
 

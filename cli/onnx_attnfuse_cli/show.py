@@ -1,4 +1,4 @@
-"""What both commands share: how much to say, and the report on stdout."""
+"""What commands share: how much to say, and reports and tables on stdout."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx_attnfuse.policy import SELECTION, switch
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
 
+_WIDE = 200
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -46,3 +47,13 @@ def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: bool)
 
     console = Console(highlight=False)
     console.print(ReportText(report, verb=verb, fold=not verbose), soft_wrap=not console.is_terminal)
+
+
+def print_table(table: Any) -> None:
+    """Print a table; where there is no terminal to say how wide, it is wide."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    console.print(table)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse import gpus
 from onnx_attnfuse.api import Result
 from onnx_attnfuse.bench.process import Child, ChildError
-from onnx_attnfuse.bench.samples import sample
+from onnx_attnfuse.bench.samples import fitting
 from onnx_attnfuse.devices import Device, Switches
 from onnx_attnfuse.errors import MissingDependencyError, RunError
 from onnx_attnfuse.graph import io
@@ -76,7 +76,7 @@ def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int], secon
         path = pathlib.Path(folder) / "fused.onnx"
         result.save(path)
         model = io.load(path)
-        inputs = sample(model, lengths)
+        inputs = fitting(path, model, lengths, "cuda", seconds)
         session = result.report.session or Session("CUDAExecutionProvider")
         task = {"model": str(path), "ep": "cuda", "provider_options": dict(session.provider_options)}
         child = Child({**task, **inputs.save(path.with_suffix(".npz"))}, {**session.environment, **SWITCH})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.bench.process import Child, ChildError
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
@@ -17,7 +20,12 @@ from onnx_attnfuse.verify.binding import Equalities, Profile
 from onnx_attnfuse.verify.inputs import Array, Case, Slot, feeds
 
 _FULL = Case("full", "plain", 1.0)
-_BATCH, _LENGTH = 1, 128
+_PROFILES = [
+    Profile(1, others)
+    for length in (128, 32, 8)
+    for others in ((length, length, 2 * length), (length, 2 * length, length), (2 * length, length, length), (length,))
+]
+"""Numbers for lengths: one is twice the others, as that of a mask over a cache and new tokens; then the same throughout."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +57,16 @@ class Sample:
 
 
 def sample(model: ir.Model, lengths: Mapping[str, int] | None = None) -> Sample:
-    """Inputs for a model.
+    """The first of `samples`; see there."""
+    return next(samples(model, lengths or {}))
+
+
+def samples(model: ir.Model, lengths: Mapping[str, int]) -> Iterator[Sample]:
+    """Inputs for a model, the likelier sizes first: not all models take long ones, or such as differ.
 
     Args:
         model: The model.
-        lengths: Numbers for symbolic sizes; one entry in a batch and 128 of everything else by default. Those that
-            no input has are passed over.
+        lengths: Numbers for symbolic sizes. A batch has one entry by default. Those that no input has are passed over.
 
     Raises:
         ModelError: The shape or type of an input is not known.
@@ -67,15 +79,45 @@ def sample(model: ir.Model, lengths: Mapping[str, int] | None = None) -> Sample:
             raise ModelError(f"the shape or the element type of input '{value.name}' is unknown; export the model with it")
     dims = [facts.dims(value) or () for value in inputs]
     names = {name for shape in dims for dim in shape for name in sizes.symbols(dim)}
-    lengths = {name: number for name, number in (lengths or {}).items() if name in names}
-    pins = [(sizes.symbol(name), number) for name, number in lengths.items()]
-    values = next(iter(Equalities([*pins, *facts.equalities]).assignments(dims, [Profile(_BATCH, (_LENGTH,))])))
-    found = {name: lengths.get(name, values[name]) for name in sorted(names)}
-    shapes = [tuple(sizes.evaluate(dim, found) for dim in shape) for shape in dims]
-    if any(length < 0 for shape in shapes for length in shape):
+    given = {name: number for name, number in lengths.items() if name in names}
+    equalities = Equalities([*((sizes.symbol(name), number) for name, number in given.items()), *facts.equalities])
+    seen: list[dict[str, int]] = []
+    for values in equalities.assignments(dims, _PROFILES):
+        found = {name: given.get(name, values[name]) for name in sorted(names)}
+        shapes = [tuple(sizes.evaluate(dim, found) for dim in shape) for shape in dims]
+        if found in seen or any(length < 0 for shape in shapes for length in shape):
+            continue
+        seen.append(found)
+        slots = [
+            Slot(value.name or "", "activation", facts.dtype(value) or ir.DataType.FLOAT, len(shape), blank=False)
+            for value, shape in zip(inputs, shapes, strict=True)
+        ]
+        yield Sample(found, feeds(slots, shapes, _FULL))
+    if not seen:
         raise OptionError("the sizes do not fit together; give more of them by --dim NAME=N")
-    slots = [
-        Slot(value.name or "", "activation", facts.dtype(value) or ir.DataType.FLOAT, len(shape), blank=False)
-        for value, shape in zip(inputs, shapes, strict=True)
-    ]
-    return Sample(found, feeds(slots, shapes, _FULL))
+
+
+def fitting(path: pathlib.Path, model: ir.Model, lengths: Mapping[str, int], ep: str, seconds: float) -> Sample:
+    """The first sample that a model runs on; if there is none, the first of all.
+
+    Args:
+        path: The model's file.
+        model: The model.
+        lengths: As for `samples`.
+        ep: Execution provider.
+        seconds: How long each try may take.
+
+    Raises:
+        ModelError: The shape or type of an input is not known.
+        OptionError: The sizes do not fit together.
+    """
+    first: Sample | None = None
+    for found in samples(model, lengths):
+        first = first or found
+        with tempfile.TemporaryDirectory() as folder:
+            arrays = found.save(pathlib.Path(folder) / "inputs.npz")
+            with Child({"model": str(path), "ep": ep, **arrays}) as child, contextlib.suppress(ChildError):
+                child.ask(None, seconds)
+                return found
+    assert first is not None
+    return first
