@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -118,7 +119,7 @@ def _machine() -> Machine:
     versions = {package: _version(package) for package in _PACKAGES}
     providers: tuple[str, ...] = ()
     broken: str | None = None
-    if any(version for name, version in versions.items() if name.startswith("onnxruntime")):
+    if importlib.util.find_spec("onnxruntime") is not None:
         try:
             onnxruntime: Any = importlib.import_module("onnxruntime")
             providers = tuple(onnxruntime.get_available_providers())

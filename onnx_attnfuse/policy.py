@@ -38,15 +38,15 @@ SELECTION = "onnx_attnfuse.selection"
 class Policy:
     """Which kernels to use; True: wanted, False: switched off, None: nothing is said about them.
 
-    Where some are wanted, an attention is fused only if one of those runs it; they are tried in the order of the fields.
+    Where several are wanted, they are tried in the order of the fields, attention by attention.
     """
 
     flash: bool | None = None
-    """Flash attention: FlashAttention-2 or cuDNN's on a GPU, ONNX Runtime's own on a CPU."""
+    """Fuse only what flash attention runs, FlashAttention-2 or cuDNN's on a GPU, ONNX Runtime's own on a CPU; or never that."""
     efficient: bool | None = None
-    """The memory-efficient kernels."""
+    """Fuse only what the memory-efficient kernels run; or never that."""
     sdpa_fallback: bool | None = None
-    """Any kernel, for attention without a mask only."""
+    """Fuse only attention without a mask, whatever kernel runs it."""
 
     @property
     def wishes(self) -> tuple[Wish, ...]:

@@ -250,6 +250,15 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert {item.name for item in tmp_path.iterdir()} == {"model.onnx"}
 
 
+def test_layers_share_a_line_unless_each_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    path = next(str(path) for path in BUNDLED if path.stem.startswith("vit"))
+    names = {"": ["node_Softmax_*", "×2"], "-v": ["node_Softmax_75", "node_Softmax_148"]}
+    for option, expected in names.items():
+        assert main(["kernels", path, "--arch", "sm80", *filter(None, [option])]) == 0
+        words = capsys.readouterr().out.split()
+        assert [word for word in words if "Softmax" in word or "×2" in word] == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -14,7 +14,7 @@ from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import print_table, start_logging, verbose_option
+from onnx_attnfuse_cli.show import print_table, start_logging
 
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.contest import Figures
@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 @click.option("--ep", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Execution provider to run on.")
 @click.option("--runs", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Runs of each contender.")
 @click.option(
-    "--limit", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, help="Seconds for each contender."
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="What each contender may take to start, and for a round.",
 )
 @click.option(
     "--seeds", is_flag=True, help="No MODEL: MultiHeadAttention by itself, in TFLOP/s, at the sizes of ONNX Runtime's own table."
@@ -43,7 +48,6 @@ if TYPE_CHECKING:
 @derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
 @policy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-@verbose_option
 def command(
     *,
     model: pathlib.Path | None,
@@ -54,7 +58,6 @@ def command(
     seeds: bool,
     small: bool,
     as_json: bool,
-    verbose: bool,
     **chosen: Any,
 ) -> int:
     """Measure MODEL as we fuse it beside others: whole, and the attention cut out that it has most of.
@@ -62,7 +65,7 @@ def command(
     Each contender has a process of its own and runs warm, in turns with the others. Ratios are how many times as fast as the
     original. Sizes that --dim does not give are 1 for a batch and 128 or less for lengths.
     """
-    start_logging(verbose=verbose)
+    start_logging(verbose=False)
     if seeds == (model is not None):
         raise click.UsageError("give a MODEL, or --seeds without one")
     if small and not seeds:

@@ -51,6 +51,7 @@ def command(
     if confirm:
         return _confirmed(model, seq, as_json, chosen)
     from onnx_attnfuse.forecasting import forecast
+    from onnx_attnfuse.report.forecasts import ForecastTable
 
     reports: dict[str, Report] = {}
     with progress_bar(shown=True) as progress:
@@ -59,7 +60,7 @@ def command(
     if as_json:
         click.echo(json.dumps({name: report.to_dict() for name, report in reports.items()}, indent=2))
     else:
-        _show_forecasts(reports)
+        print_table(ForecastTable(reports, fold=not verbose))
     return Exit.DONE
 
 
@@ -74,12 +75,6 @@ def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:
     if not names:
         raise click.UsageError("--arch names no device; choose some, such as sm80,sm90 or cpu")
     return {name: {"ep": "cpu"} if name == "cpu" else {"ep": "cuda", "arch": name} for name in names}
-
-
-def _show_forecasts(reports: Mapping[str, Report]) -> None:
-    from onnx_attnfuse.report.forecasts import ForecastTable
-
-    print_table(ForecastTable(reports))
 
 
 def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapping[str, Any]) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 
 from onnx_attnfuse.api import optimize
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.tensors import external_tensors
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report
 
@@ -85,7 +87,7 @@ def _by_peer(name: str, model: pathlib.Path, report: Report, folder: pathlib.Pat
     """What another tool makes of the model, in a process of its own."""
     tool, _, kind = name.partition(":")
     path = folder / f"{tool}-{kind or 'model'}.onnx"
-    large = model.stat().st_size > 1 << 30 or any(model.parent.glob(f"{model.name}.data"))
+    large = any(True for _ in external_tensors(io.load(model)))
     if tool == "onnxscript":
         command = [sys.executable, "-c", _ONNXSCRIPT, str(model), str(path), f"{path.name}.data" if large else ""]
     else:

@@ -18,9 +18,11 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclasses.dataclass(frozen=True)
 class ForecastTable:
-    """Reports on one model by device; attentions that differ only in the numbers of their names share a line."""
+    """Reports on one model by device."""
 
     reports: Mapping[str, Report]
+    fold: bool = True
+    """Whether attentions that differ only in the numbers of their names share a line."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
@@ -29,8 +31,8 @@ class ForecastTable:
         for title in ("site", "attention", *self.reports):
             table.add_column(title, overflow="fold")
         groups: dict[object, list[tuple[SiteReport, ...]]] = {}
-        for row in zip(*columns, strict=True):
-            groups.setdefault(_key(row), []).append(row)
+        for place, row in enumerate(zip(*columns, strict=True)):
+            groups.setdefault(_key(row) if self.fold else place, []).append(row)
         for rows in groups.values():
             first = rows[0]
             name = common([row[0].name for row in rows])
