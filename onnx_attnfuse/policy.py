@@ -86,7 +86,7 @@ class Environment:
     def line(self, policy: Policy) -> str:
         """What was seen and what came of it, `policy`, in one line."""
         seen = [f"{name}={value}{' (no effect)' * (name in self.idle)}" for name, value in self.seen.items()]
-        return f"{', '.join(seen)}: {policy}"
+        return f"{', '.join(seen)} -> {policy}"
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:

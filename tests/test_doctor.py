@@ -121,8 +121,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "NVIDIA A100, compute capability 8.0, 81559 MiB, driver 580.65.06" in out
-    assert "set            ATTNFUSE_USE_EFFICIENT_ATTENTION=0" in out
-    assert "set            ORT_DISABLE_FLASH_ATTENTION=1" in out
+    assert "set                  ATTNFUSE_USE_EFFICIENT_ATTENTION=0" in out
+    assert "set                  ORT_DISABLE_FLASH_ATTENTION=1" in out
     assert "missing: the GPU build of onnxruntime" in out
     assert "    export ATTNFUSE_USE_FLASH_ATTENTION=1 " in out
     assert main(["doctor", "--json"]) == 0

@@ -59,7 +59,7 @@ def test_a_malformed_value_is_an_error_that_names_the_variable(name: str, value:
 def test_what_has_no_effect_is_said() -> None:
     environment = read_environment({**THEIR_FLASH, FLASH: "0", "ORTMODULE_USE_EFFICIENT_ATTENTION": "0"})
     assert set(environment.idle) == {"ORTMODULE_USE_FLASH_ATTENTION", "ORTMODULE_USE_EFFICIENT_ATTENTION"}
-    assert environment.line(environment.policy).endswith(": no flash")
+    assert environment.line(environment.policy).endswith(" -> no flash")
     assert f"{FLASH}=0, " in environment.line(environment.policy)
 
 
@@ -229,8 +229,8 @@ def command(folder: pathlib.Path, *arguments: str, **environ: str) -> tuple[int,
 
 def test_one_line_says_what_was_seen(tmp_path: pathlib.Path) -> None:
     assert command(tmp_path)[2] == ""
-    assert command(tmp_path, **{FLASH: "1"})[2] == f"attnfuse: {FLASH}=1: flash\n"
-    assert command(tmp_path, "--no-flash", **{FLASH: "1"})[2] == f"attnfuse: {FLASH}=1: no flash\n"
+    assert command(tmp_path, **{FLASH: "1"})[2] == f"attnfuse: {FLASH}=1 -> flash\n"
+    assert command(tmp_path, "--no-flash", **{FLASH: "1"})[2] == f"attnfuse: {FLASH}=1 -> no flash\n"
     assert command(tmp_path, **{FALLBACK: "off"})[::2] == (2, f"Error: {FALLBACK} is 'off'; set it to 0 or 1, or unset it\n")
 
 

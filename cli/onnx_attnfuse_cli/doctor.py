@@ -38,16 +38,16 @@ def _as_json(found: Diagnosis) -> dict[str, Any]:
 
 def _lines(found: Diagnosis) -> Iterator[str]:
     machine = found.machine
-    yield f"system         {machine.system}, Python {machine.python}"
+    yield f"system               {machine.system}, Python {machine.python}"
     for package, version in machine.versions.items():
         yield f"{package:<21}{version or '-'}"
-    yield f"providers      {', '.join(machine.providers) or machine.broken or '-'}"
+    yield f"providers            {', '.join(machine.providers) or machine.broken or '-'}"
     for gpu in machine.gpus:
-        yield f"GPU            {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
+        yield f"GPU                  {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
     if not machine.gpus:
-        yield "GPU            -"
+        yield "GPU                  -"
     for name, value in {**found.environment.seen, **found.kernel_variables}.items():
-        yield f"set            {name}={value}"
+        yield f"set                  {name}={value}"
     yield ""
     for item in found.missing:
         yield f"missing: {item.what}"
@@ -55,7 +55,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     if not found.missing:
         yield "nothing is missing"
     yield ""
-    yield "attention of ORTModule, in training:"
+    absent = "" if machine.has("onnxruntime-training") else " (onnxruntime-training is not installed)"
+    yield f"attention of ORTModule, in training{absent}:"
     for step in found.steps:
         yield f"    {step.question} {'yes' if step.holds else 'no'}: {step.because}"
         if step is found.chosen:
