@@ -84,10 +84,8 @@ class Forecast:
 
 
 def forecast(problem: Problem, device: Device) -> Forecast:
-    """The first kernel of the device that takes the problem."""
-    off = device.switches.off
-    told = dataclasses.replace(problem, arch=device.arch, any_length=device.switches.any_length)
-    found = _first(told, _KERNELS[device.ep, problem.op], (), off)
+    """The first kernel of the device that takes the problem, and how long it takes."""
+    found = untimed(problem, device)
     return dataclasses.replace(found, time=math.inf if found.fails is not None else _forecast_time(problem, found, device))
 
 
@@ -100,9 +98,18 @@ def _forecast_time(problem: Problem, found: Forecast, device: Device) -> float:
     return _time(problem, found.kernel, device)
 
 
-def is_known(op: str, device: Device) -> bool:
-    """Whether it is known which kernels the device has for an operator."""
-    return (device.ep, op) in _KERNELS
+def untimed(problem: Problem, device: Device) -> Forecast:
+    """The same for a mask of any form; nothing is said of time."""
+    told = dataclasses.replace(problem, arch=device.arch, any_length=device.switches.any_length)
+    return _first(told, _KERNELS[device.ep, problem.op], (), device.switches.off)
+
+
+def forecast_standing(problem: Problem, device: Device) -> Forecast | None:
+    """The same for an operator that stands in a model and was not planned; None where the device has no kernel for it."""
+    absent = _ABSENT.get((device.ep, problem.op), frozenset())
+    if (device.ep, problem.op) not in _KERNELS or problem.dtype not in _FLOATS or problem.dtype in absent:
+        return None
+    return untimed(problem, device)
 
 
 def has_kernel(op: str, device: Device, kinds: frozenset[str]) -> bool:
@@ -210,6 +217,17 @@ _KERNELS = {
     ("cuda", "PackedMultiHeadAttention"): _CUDA_PACKED,
 }
 """The kernels of an execution provider for an operator, in the order in which they are tried."""
+
+_FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+_ABSENT = {
+    ("cuda", "GroupQueryAttention"): frozenset([ir.DataType.FLOAT]),
+    ("cuda", "PackedMultiHeadAttention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "MultiHeadAttention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "Attention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "GroupQueryAttention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "onnx.Attention"): frozenset([ir.DataType.BFLOAT16]),
+}
+"""The element types that an operator has no kernel for."""
 
 _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
     (True, "CUDNN_FLASH_ATTENTION"): {"none": 1.0, "lengths": 0.9, "bias": 1.85},

@@ -15,6 +15,7 @@ from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import unfused
 from onnx_attnfuse.sites import Sites
 from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets import packed
 
 
 def pack(sites: Sites, candidates: Sequence[Candidate], planning: Planning) -> tuple[list[SiteReport], list[str]]:
@@ -29,11 +30,12 @@ def pack(sites: Sites, candidates: Sequence[Candidate], planning: Planning) -> t
                 candidate.spec, understand(candidate.spec, sites.bench.reader), sites.scope, sites.model
             )
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
-            unwanted = refuse_packed(packed_problem(candidate.spec, meaning, planning), sites.policy, planning.device)
-            if unwanted:
-                found[place] = dataclasses.replace(found[place], reasons=unwanted)
-                continue
             wanted[place] = candidate.spec, meaning
+            if packed.refuse(candidate.spec, meaning, sites.bench) is None:
+                unwanted = refuse_packed(packed_problem(candidate.spec, meaning, planning), sites.policy, planning.device)
+                if unwanted:
+                    found[place] = dataclasses.replace(found[place], reasons=unwanted)
+                    del wanted[place]
     places = {id(spec): place for place, (spec, _) in wanted.items()}
     usual = dataclasses.replace(planning, target="auto", padding="exact")
     notes: list[str] = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.devices import NOTHING_SAID, Device
-from onnx_attnfuse.kernels import EFFICIENT, FLASH, MOST_SCORES, Forecast, forecast, has_kernel, is_known
+from onnx_attnfuse.kernels import EFFICIENT, FLASH, MOST_SCORES, Forecast, forecast_standing, has_kernel, untimed
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.plan import Plan, Planning, make_plans, problem_of
 from onnx_attnfuse.policy import Policy, Wish
@@ -82,7 +82,7 @@ def refuse_packed(problem: Problem, policy: Policy, device: Device) -> tuple[Rea
     """Why the policy leaves no packed attention; the fallback never has one, as there is padding."""
     if device.ep == "cpu" or not (policy.wishes or device.switches.off):
         return ()
-    found = forecast(problem, device)
+    found = untimed(problem, device)
     kinds: list[Wish] = [wish for wish in policy.wishes if wish in WANTED]
     if policy.wishes and not any(found.kernel in WANTED[wish] for wish in kinds):
         reasons = [reason for wish in kinds for reason in _lacking(wish, found, problem.op, device)]
@@ -109,15 +109,17 @@ def needs_all_kernels(problem: Problem | Reason, device: Device) -> bool:
     """Whether an operator that stands in the model may fail because kernels are switched off; if unknown, it may."""
     if device.ep == "cpu" or not device.switches.off:
         return False
-    return isinstance(problem, Reason) or not is_known(problem.op, device) or endangered(problem, device) is not None
+    if isinstance(problem, Reason) or forecast_standing(problem, device) is None:
+        return True
+    return endangered(problem, device) is not None
 
 
 def endangered(problem: Problem, device: Device) -> Reason | None:
     """Why a problem may fail at some size only because kernels are switched off, or None."""
     if not device.switches.off or device.ep == "cpu":
         return None
-    found = forecast(problem, device)
-    left_alone = forecast(problem, dataclasses.replace(device, switches=NOTHING_SAID))
+    found = untimed(problem, device)
+    left_alone = untimed(problem, dataclasses.replace(device, switches=NOTHING_SAID))
     if "MATH" not in found.chain or found.chain == left_alone.chain:
         return None
     few = isinstance(problem.scores, int) and problem.scores < MOST_SCORES

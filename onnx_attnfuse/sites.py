@@ -11,7 +11,7 @@ from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.guard import Guards
-from onnx_attnfuse.kernels import forecast, is_known
+from onnx_attnfuse.kernels import forecast_standing
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.operators import problem_of_node
@@ -66,13 +66,11 @@ class Sites:
     def _standing(self, found: SiteReport, node: ir.Node, planning: Planning) -> SiteReport:
         """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
         problem = problem_of_node(node, self.scope.facts) if found.status == "already-fused" else None
-        if not isinstance(problem, Problem) or not is_known(problem.op, planning.device):
+        if not isinstance(problem, Problem):
             return found
-        if planning.dtype is not None:
-            problem = dataclasses.replace(problem, dtype=planning.dtype)
-        return dataclasses.replace(
-            found, kernel=kernel_of_forecast(forecast(problem.settled(planning.lengths), planning.device), planning.device)
-        )
+        problem = dataclasses.replace(problem, dtype=planning.dtype or problem.dtype).settled(planning.lengths)
+        foreseen = forecast_standing(problem, planning.device)
+        return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, planning.device))
 
     def _planned(self, spec: AttentionSpec, found: SiteReport, planning: Planning) -> tuple[SiteReport, tuple[Reason, ...]]:
         """Carries out the first plan that can be, and what kept it from being another one.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
+from typing import get_args
 
 import onnx
 import onnx_ir as ir
@@ -13,12 +15,13 @@ import onnx_attnfuse
 from onnx_attnfuse import OptionError, RunError
 from onnx_attnfuse.bench.ran import confirm_kernels, node_forecasts
 from onnx_attnfuse.bench.samples import sample
-from onnx_attnfuse.conditions import Problem
+from onnx_attnfuse.conditions import MaskForm, Problem
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.forecasting import forecast, sequence_symbols
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernel_log import Confirmation, Ran, confirm, read_kernel_log
+from onnx_attnfuse.kernels import forecast_standing
 from onnx_attnfuse.operators import problem_of_node
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse_cli.main import main
@@ -201,6 +204,25 @@ def test_operators_that_were_built_are_forecast_as_they_were_planned(path: pathl
     for node, (_, kernel) in found.items():
         (chain,) = (kernels for name, kernels in planned.items() if node.startswith(f"{name}/"))
         assert kernel in chain, node
+
+
+@pytest.mark.parametrize(
+    "op", ["MultiHeadAttention", "Attention", "GroupQueryAttention", "PackedMultiHeadAttention", "onnx.Attention"]
+)
+@pytest.mark.parametrize("device", [Device("cpu"), Device("cuda", 75), Device("cuda", 80), Device("cuda", 90)], ids=str)
+def test_whatever_stands_in_a_model_has_a_forecast_or_none(op: str, device: Device) -> None:
+    """Nobody has asked whether such an operator can run at all."""
+    count = 0
+    for dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE):
+        for mask in get_args(MaskForm):
+            for rows, causal, cached, capped in itertools.product((1, 64, 2048, sizes.symbol("s")), *[(False, True)] * 3):
+                problem = Problem(
+                    dtype, 2, 4, rows, 2048, 64, 64, mask, causal=causal, cached=cached, capped=capped, grouped=cached, op=op
+                )
+                found = forecast_standing(problem, device)
+                assert found is None or found.chain
+                count += found is not None
+    assert (count == 0) == (op == "PackedMultiHeadAttention" and device.ep == "cpu")
 
 
 def test_a_fused_model_is_forecast_too() -> None:

@@ -17,7 +17,7 @@ from onnx_attnfuse.errors import MissingDependencyError, RunError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.kernel_log import SWITCH, Confirmation, confirm, read_kernel_log
-from onnx_attnfuse.kernels import forecast, is_known
+from onnx_attnfuse.kernels import forecast_standing
 from onnx_attnfuse.match.attention_op import is_attention
 from onnx_attnfuse.operators import problem_of_node
 from onnx_attnfuse.reasons import Reason
@@ -52,11 +52,8 @@ def node_forecasts(model: ir.Model, lengths: Mapping[str, int], device: Device) 
             if not is_attention(node):
                 continue
             problem = problem_of_node(node, scope.facts)
-            kernel = None
-            if not isinstance(problem, Reason) and is_known(problem.op, device):
-                forecasted = forecast(problem.settled(lengths), device)
-                kernel = forecasted.kernel if forecasted.needs is None else None
-            found[node.name or ""] = node.op_type, kernel
+            foreseen = None if isinstance(problem, Reason) else forecast_standing(problem.settled(lengths), device)
+            found[node.name or ""] = node.op_type, None if foreseen is None or foreseen.needs is not None else foreseen.kernel
     return found
 
 
