@@ -43,7 +43,7 @@ def preferred_plans(
         if found:
             return found, []
         refused += reasons
-    return [], refused + (refusals if not plans else [])
+    return [], list(dict.fromkeys(refused + (refusals if not plans else [])))
 
 
 def _wished(

@@ -121,6 +121,14 @@ def test_every_refused_site_says_what_each_kernel_has_against_it() -> None:
     ]
 
 
+def test_what_no_operator_can_compute_has_each_reason_once() -> None:
+    double = small.parsed(small.ATTENTION.replace("float[", "double[").replace("<float scale", "<double scale"))
+    plain = onnx_attnfuse.explain(double, policy=Policy(), ep="cuda", arch="sm90", verify="none").sites[0].reasons
+    both = onnx_attnfuse.explain(double, policy=Policy(True, True), ep="cuda", arch="sm90", verify="none").sites[0].reasons
+    assert len(plain) > 1
+    assert both == plain
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("device", ["sm75", "sm80", "sm90"])
 def test_no_setting_leads_a_site_to_the_math_kernel_that_did_not_go_there(settings: Mapping[str, str], device: str) -> None:
