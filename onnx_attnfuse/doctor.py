@@ -12,6 +12,8 @@ import importlib.util
 import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -23,6 +25,19 @@ _PACKAGES = (
     *("onnx-attnfuse", "onnx", "onnx-ir", "onnxscript", "numpy"),
     *("onnxruntime", "onnxruntime-gpu", "onnxruntime-training", "torch", "triton", "transformers"),
 )
+_TRY_CUDA = """
+import onnx, onnxruntime
+from onnx import TensorProto, helper
+if hasattr(onnxruntime, "preload_dlls"):
+    onnxruntime.preload_dlls()
+x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "try", [x], [y])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+print(session.get_providers()[0])
+"""
+_CUDA_SECONDS = 120.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KERNEL_VARIABLES = ("ORT_DISABLE_", "ORT_ENABLE_", "ORT_MIN_SEQ_LEN_", "ORT_GQA_")
 _NO_GPU = "there is no NVIDIA GPU"
 _FLASH_FROM = 80
@@ -64,6 +79,8 @@ class Machine:
     broken: str | None
     """Why onnxruntime cannot be imported, if it is installed."""
     gpus: tuple[Gpu, ...]
+    cuda_fails: str | None = None
+    """Why a session on CUDA does not start, where onnxruntime was built for it and there is a GPU."""
 
     @property
     def best_arch(self) -> int | None:
@@ -125,7 +142,23 @@ def _machine() -> Machine:
             providers = tuple(onnxruntime.get_available_providers())
         except Exception as error:  # noqa: BLE001 - a missing library of CUDA shows as one of many errors
             broken = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return Machine(platform.platform(), platform.python_version(), versions, providers, broken, gpus.installed())
+    found = gpus.installed()
+    fails = cuda_failure() if found and "CUDAExecutionProvider" in providers else None
+    return Machine(platform.platform(), platform.python_version(), versions, providers, broken, found, fails)
+
+
+def cuda_failure() -> str | None:
+    """Why ONNX Runtime cannot start a session on CUDA, tried in a process of its own; it falls back to the CPU in silence."""
+    try:
+        command = [sys.executable, "-c", _TRY_CUDA]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_CUDA_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it did not start in {_CUDA_SECONDS:g} s"
+    if done.returncode == 0 and done.stdout.split() == ["CUDAExecutionProvider"]:
+        return None
+    lines = [line.strip() for line in _COLOUR.sub("", done.stderr).splitlines() if line.strip()]
+    telling = [line for line in lines if "rror" in line] or lines or ["it says nothing"]
+    return telling[0][:400]
 
 
 def _version(package: str) -> str | None:
@@ -149,6 +182,9 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
         found.append(Missing("onnxruntime, to verify and to run models", f"pip install 'onnx-attnfuse[{extra}]'"))
     elif machine.gpus and "CUDAExecutionProvider" not in machine.providers:
         found.append(Missing("the GPU build of onnxruntime", _installing("'onnx-attnfuse[gpu]'", remove=True)))
+    if machine.cuda_fails:
+        what = f"CUDA for onnxruntime, which runs on the CPU instead: {machine.cuda_fails}"
+        found.append(Missing(what, "pip install 'onnxruntime-gpu[cuda,cudnn]'"))
     if not machine.has("torch"):
         found.append(Missing("torch, to export models and for ORTModule", "pip install 'onnx-attnfuse[torch]'"))
     if machine.gpus and not machine.has("triton"):

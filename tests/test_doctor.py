@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import pytest
 
 from onnx_attnfuse import gpus
 from onnx_attnfuse.devices import resolve
-from onnx_attnfuse.doctor import Diagnosis, Machine, examine, missing, numbers, steps
+from onnx_attnfuse.doctor import Diagnosis, Machine, cuda_failure, examine, missing, numbers, steps
 from onnx_attnfuse.gpus import Gpu
 from onnx_attnfuse.policy import read_environment
 from onnx_attnfuse_cli.main import main
@@ -82,6 +83,16 @@ def test_what_to_export_for_us(arch: tuple[Gpu, ...], exports: str) -> None:
 )
 def test_what_is_missing_has_a_line_to_install_it(found: Machine, lines: list[str]) -> None:
     assert [item.line for item in missing(found)] == lines
+
+
+def test_cuda_that_does_not_start_is_missing() -> None:
+    """The CPU build falls back to the CPU when it is asked for CUDA, as a GPU build without its libraries does."""
+    failure = cuda_failure()
+    assert failure
+    found = dataclasses.replace(machine(H200), cuda_fails="libcudnn.so.9: cannot open shared object file")
+    (item,) = missing(found)
+    assert item.line == "pip install 'onnxruntime-gpu[cuda,cudnn]'"
+    assert "libcudnn.so.9" in item.what
 
 
 def test_versions_are_compared_as_numbers() -> None:
