@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.attention_models import KINDS, LAYERS, Attentions
+from onnx_attnfuse.kernel_log import read_kernel_log
 
 PATTERNS = {"padding": ("right", "left", "full"), "padding_causal": ("right", "left", "full")}
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -91,7 +91,7 @@ def kernels_of(path: pathlib.Path, data: Data) -> list[str]:
             os.dup2(kept, 1)
             os.close(kept)
         file.seek(0)
-        return sorted(set(re.findall(r"SdpaKernel=(\w+)", file.read().decode(errors="ignore"))))
+        return sorted({run.kernel for run in read_kernel_log(file.read().decode(errors="ignore"))})
 
 
 def fused(path: pathlib.Path, arch: str, size: tuple[int, ...], pattern: str) -> tuple[dict[str, str], dict[str, pathlib.Path]]:

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from onnx_attnfuse.kernel_log import SWITCH, read_kernel_log
+
 Feeds = Mapping[str, Any]
 _CODES = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 
@@ -97,11 +99,11 @@ def main() -> None:
     print("| export | cases | largest difference | forecast | ran |\n|---|---|---|---|---|")
     for path in sorted(chosen.path.glob("*.onnx")):
         command = [sys.executable, __file__, str(path), "--arch", chosen.arch]
-        environment = {**os.environ, "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"}
+        environment = {**os.environ, **SWITCH}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         errors = [float(item) for item in re.findall(r"CASE \S+ (\S+)", done.stdout)]
         forecast = " ".join(sorted(set(re.findall(r"FORECAST (\S+)", done.stdout))))
-        ran = " ".join(sorted(set(re.findall(r"SdpaKernel=(\w+)", done.stdout))))
+        ran = " ".join(sorted({run.kernel for run in read_kernel_log(done.stdout)}))
         failed = "" if done.returncode == 0 else f" {done.stderr.strip().splitlines()[-1][:90]}"
         worst = f"{max(errors):.1e}" if errors else "-"
         print(f"| {path.stem} | {len(errors)} | {worst}{failed} | {forecast} | {ran} |", flush=True)

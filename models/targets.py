@@ -26,7 +26,7 @@ from onnx_attnfuse.masks.meaning import Meaning, understand
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import anchor_of, find_candidates
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Plan, Policy, make_plans
+from onnx_attnfuse.plan import Plan, Planning, make_plans
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import TARGETS, attention, name_of
 from onnx_attnfuse.targets.emitted import Workbench
@@ -72,7 +72,7 @@ def look(path: Path, family: Family) -> None:
         half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
         for name, device in DEVICES.items():
             one = spec if device.ep == "cpu" else half
-            plans, _ = make_plans(one, meaning, Policy(device), benches[name])
+            plans, _ = make_plans(one, meaning, Planning(device), benches[name])
             family.chosen.setdefault(name, collections.Counter())[said(plans[0]) if plans else "none"] += 1
         for target in TARGETS:
             one = spec if target is attention else half  # whose weights keep their type

@@ -19,18 +19,23 @@ from onnx_attnfuse.errors import (
     MissingDependencyError,
     ModelError,
     OptionError,
+    RunError,
     VerificationError,
 )
 from onnx_attnfuse.options import Options
+from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
     from onnx_attnfuse.api import AttentionFusionPass, Result, explain, optimize
     from onnx_attnfuse.catalogue.packs import register
+    from onnx_attnfuse.forecasting import forecast
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.language import steps
     from onnx_attnfuse.language.grains import score_step, weight_step
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
+    from onnx_attnfuse.session import Session
+    from onnx_attnfuse.settings import providers, session_environment, session_options
 
 __all__ = [
     "AttentionFusionPass",
@@ -43,16 +48,23 @@ __all__ = [
     "ModelError",
     "OptionError",
     "Options",
+    "Policy",
     "Reason",
     "Report",
     "Result",
+    "RunError",
+    "Session",
     "SiteReport",
     "VerificationError",
     "Verified",
     "explain",
+    "forecast",
     "optimize",
+    "providers",
     "register",
     "score_step",
+    "session_environment",
+    "session_options",
     "steps",
     "weight_step",
 ]
@@ -63,12 +75,17 @@ _HOMES = {
     "Layouts": "report.model",
     "Report": "report.model",
     "Result": "api",
+    "Session": "session",
     "SiteReport": "report.model",
     "Verified": "report.model",
     "explain": "api",
+    "forecast": "forecasting",
     "optimize": "api",
+    "providers": "settings",
     "register": "catalogue.packs",
     "score_step": "language.grains",
+    "session_environment": "settings",
+    "session_options": "settings",
     "weight_step": "language.grains",
 }
 

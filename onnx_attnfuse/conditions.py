@@ -15,8 +15,9 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
-MaskForm = Literal["none", "lengths", "ranges", "bias"]
-"""How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias."""
+MaskForm = Literal["none", "lengths", "ranges", "bias", "raw"]
+"""How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias, or key by key as 0
+and 1, which is never chosen but stands in models."""
 LONG = 256
 """Queries or keys from which on the memory-efficient kernel takes what is not float16."""
 
@@ -45,6 +46,8 @@ class Problem:
     op: str = "MultiHeadAttention"
     """The operator, `onnx.` before it if it is a standard one."""
     arch: int = 0
+    any_length: bool = False
+    """ONNX Runtime is told to choose kernels for short sequences too."""
 
     @property
     def scores(self) -> Dim:
@@ -125,7 +128,7 @@ def same_head_sizes(problem: Problem) -> Reason | None:
 
 def masks(*allowed: MaskForm) -> Condition:
     """The mask is handed over in one of these forms."""
-    words = {"none": "no mask", "lengths": "lengths", "ranges": "lengths with offsets", "bias": "a bias"}
+    words = {"none": "no mask", "lengths": "lengths", "ranges": "lengths with offsets", "bias": "a bias", "raw": "0 and 1"}
 
     def condition(problem: Problem) -> Reason | None:
         if problem.mask in allowed:
@@ -200,6 +203,16 @@ def from_rows(least: int) -> Condition:
     return condition
 
 
+def preferred_from_rows(least: int) -> Condition:
+    """There are so many queries or more, or ONNX Runtime is told not to look at that."""
+    least_rows = from_rows(least)
+
+    def condition(problem: Problem) -> Reason | Open | None:
+        return None if problem.any_length else least_rows(problem)
+
+    return condition
+
+
 def up_to_rows(most: int) -> Condition:
     """There are so many queries or fewer."""
 
@@ -237,8 +250,8 @@ def not_brain(problem: Problem) -> Reason | None:
 
 
 def long_unless_float16(problem: Problem) -> Reason | Open | None:
-    """There are many queries or keys, or it is float16."""
-    if problem.dtype == ir.DataType.FLOAT16:
+    """There are many queries or keys, or it is float16, or ONNX Runtime is told not to look at that."""
+    if problem.dtype == ir.DataType.FLOAT16 or problem.any_length:
         return None
     known = [size for size in (problem.rows, problem.columns) if isinstance(size, int)]
     if max(known, default=0) >= LONG:

@@ -5,15 +5,27 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import re
-import shutil
-import subprocess
 from typing import Literal
 
+from onnx_attnfuse import gpus
 from onnx_attnfuse.errors import OptionError
 
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
 """Compute capabilities, times ten, that kernels are forecast for."""
 _DEFAULT_ARCHITECTURE = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Switches:
+    """What ONNX Runtime is told about its kernels; by default nothing."""
+
+    off: frozenset[str] = frozenset()
+    """Kernels that it must not choose."""
+    any_length: bool = False
+    """Kernels are chosen for short sequences too, where ONNX Runtime by itself takes another one."""
+
+
+NOTHING_SAID = Switches()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +35,7 @@ class Device:
     ep: Literal["cpu", "cuda"]
     arch: int = 0
     """Compute capability times ten; 0 on a CPU."""
+    switches: Switches = NOTHING_SAID
 
     @property
     def name(self) -> str:
@@ -76,11 +89,6 @@ def _has_gpu_build() -> bool:
 
 
 def _architecture_here() -> int | None:
-    """The compute capability of the first GPU, from the driver's own tool."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.match(r"(\d+)\.(\d)", answer.stdout)
-    return int(found[1]) * 10 + int(found[2]) if found else None
+    """The compute capability of the first GPU."""
+    found = gpus.installed()
+    return found[0].arch if found else None

@@ -5,6 +5,7 @@
     │   ├── ModelError            the file: missing, truncated, not ONNX, cyclic, ...
     │   └── OptionError           a value the caller chose
     ├── MissingDependencyError    an optional package is needed and absent
+    ├── RunError                  a model that was to be measured or watched did not run
     ├── VerificationError         the fused model as a whole differs from the source
     └── InternalError             our own mistake: a rewrite left the graph broken
 
@@ -32,6 +33,10 @@ class OptionError(InputError):
 
 class MissingDependencyError(AttnFuseError):
     """An optional package is needed for what was asked."""
+
+
+class RunError(AttnFuseError):
+    """A model that was to be measured or watched did not run."""
 
 
 class VerificationError(AttnFuseError):

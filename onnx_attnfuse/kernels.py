@@ -33,6 +33,7 @@ from onnx_attnfuse.conditions import (
     not_windowed,
     on_archs,
     only,
+    preferred_from_rows,
     same_head_sizes,
     several_with_cache,
     up_to_rows,
@@ -40,6 +41,9 @@ from onnx_attnfuse.conditions import (
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.reasons import Reason
 
+FLASH = frozenset(["CUDNN_FLASH_ATTENTION", "FLASH_ATTENTION"])
+EFFICIENT = frozenset(["EFFICIENT_ATTENTION"])
+TENSORRT = frozenset(["TRT_FLASH_ATTENTION", "TRT_FUSED_ATTENTION"])
 MOST_SCORES = 1 << 31
 """From this many scores on, b·n·s·t, the math kernel on CUDA reads outside of its memory and ends the process."""
 
@@ -73,11 +77,15 @@ class Forecast:
         """Whether nothing that may run fails, whatever the sizes are."""
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """This kernel, and those that run where its conditions do not hold."""
+        return (self.kernel, *(self.otherwise.chain if self.otherwise else ()))
+
 
 def forecast(problem: Problem, device: Device) -> Forecast:
-    """The first kernel of the device that takes the problem."""
-    kernels = _KERNELS[device.ep, problem.op]
-    found = _first(dataclasses.replace(problem, arch=device.arch), kernels, ())
+    """The first kernel of the device that takes the problem, and how long it takes."""
+    found = untimed(problem, device)
     return dataclasses.replace(found, time=math.inf if found.fails is not None else _forecast_time(problem, found, device))
 
 
@@ -90,14 +98,35 @@ def _forecast_time(problem: Problem, found: Forecast, device: Device) -> float:
     return _time(problem, found.kernel, device)
 
 
-def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...]) -> Forecast:
+def untimed(problem: Problem, device: Device) -> Forecast:
+    """The same for a mask of any form; nothing is said of time."""
+    told = dataclasses.replace(problem, arch=device.arch, any_length=device.switches.any_length)
+    return _first(told, _KERNELS[device.ep, problem.op], (), device.switches.off)
+
+
+def forecast_standing(problem: Problem, device: Device) -> Forecast | None:
+    """The same for an operator that stands in a model and was not planned; None where the device has no kernel for it."""
+    absent = _ABSENT.get((device.ep, problem.op), frozenset())
+    if (device.ep, problem.op) not in _KERNELS or problem.dtype not in _FLOATS or problem.dtype in absent:
+        return None
+    return untimed(problem, device)
+
+
+def has_kernel(op: str, device: Device, kinds: frozenset[str]) -> bool:
+    """Whether an operator has a kernel of these on the device at all."""
+    return any(kernel in kinds for kernel, _ in _KERNELS.get((device.ep, op), ()))
+
+
+def _first(problem: Problem, kernels: _Kernels, refused: tuple[Refusal, ...], off: frozenset[str]) -> Forecast:
     (kernel, conditions), *rest = kernels
     answers = [answer for condition in conditions if (answer := condition(problem)) is not None]
     reason = next((answer for answer in answers if isinstance(answer, Reason)), None)
+    if reason is None and kernel in off:
+        reason = Reason("switched-off", "is switched off")
     if reason is not None:
-        return _first(problem, tuple(rest), (*refused, Refusal(kernel, reason)))
+        return _first(problem, tuple(rest), (*refused, Refusal(kernel, reason)), off)
     needs = " and ".join(answer.needs for answer in answers if isinstance(answer, Open)) or None
-    otherwise = None if needs is None else _first(problem, tuple(rest), ())
+    otherwise = None if needs is None else _first(problem, tuple(rest), (), off)
     return Forecast(kernel, refused, needs, otherwise, _failing(problem) if kernel == "MATH" else None)
 
 
@@ -136,7 +165,10 @@ _CUDA_ATTENTION: _Kernels = (
 _TENSORRT = (only(ir.DataType.FLOAT16), not_causal, masks("none", "lengths"), same_head_sizes)
 _CUDA_PROJECTED: _Kernels = (
     ("CUDNN_FLASH_ATTENTION", (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))),
-    ("FLASH_ATTENTION", (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256), from_rows(513))),
+    (
+        "FLASH_ATTENTION",
+        (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256), preferred_from_rows(513)),
+    ),
     (
         "TRT_FLASH_ATTENTION",
         (on_archs(75, 80, 86, 89), *_TENSORRT, head_size_among(16, 32, 40, 64, 80, 128, 160, 256), from_rows(385)),
@@ -186,13 +218,24 @@ _KERNELS = {
 }
 """The kernels of an execution provider for an operator, in the order in which they are tried."""
 
+_FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+_ABSENT = {
+    ("cuda", "GroupQueryAttention"): frozenset([ir.DataType.FLOAT]),
+    ("cuda", "PackedMultiHeadAttention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "MultiHeadAttention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "Attention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "GroupQueryAttention"): frozenset([ir.DataType.BFLOAT16]),
+    ("cpu", "onnx.Attention"): frozenset([ir.DataType.BFLOAT16]),
+}
+"""The element types that an operator has no kernel for."""
+
 _TIMES: dict[tuple[bool, str], dict[MaskForm, float]] = {
     (True, "CUDNN_FLASH_ATTENTION"): {"none": 1.0, "lengths": 0.9, "bias": 1.85},
     (True, "FLASH_ATTENTION"): {"none": 1.55},
     (True, "EFFICIENT_ATTENTION"): {"none": 3.5, "ranges": 2.75, "bias": 4.9},
-    (True, "MATH"): {"none": 16.6, "lengths": 15.5, "bias": 18.9},
+    (True, "MATH"): {"none": 16.6, "lengths": 15.5, "bias": 18.9, "raw": 18.9},
     (False, "EFFICIENT_ATTENTION"): {"none": 12.3, "ranges": 9.7, "bias": 14.4},
-    (False, "MATH"): dict.fromkeys(("none", "lengths", "bias"), 17.6),
+    (False, "MATH"): dict.fromkeys(("none", "lengths", "bias", "raw"), 17.6),
 }
 """Milliseconds for twelve layers on an H200, B=8 S=T=1024 N=16 H=64, by (half precision, kernel) and form of the mask; lengths
 are halfway between a batch without padding and one of which half is padding (benchmarks/results/forms_h200.md)."""

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from onnx_attnfuse.policy import Policy
+
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
@@ -48,6 +50,8 @@ class Options:
     """Leave out the pattern of this name; `*` stands for anything."""
     only_patterns: tuple[str, ...] = ()
     """Use no whole attentions, operators and rules but the one of this name; readers of single steps stay."""
+    policy: Policy | None = None
+    """Kernels to use; by default what the environment asks for when the work begins."""
     evidence: pathlib.Path | None = None
     """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False)

@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from onnx_attnfuse.masks.meaning import Meaning, understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of
 from onnx_attnfuse.packing.step import Packing
-from onnx_attnfuse.packing.told import note, told
-from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.packing.told import note, packed_problem, told
+from onnx_attnfuse.plan import Planning
+from onnx_attnfuse.preference import refuse_packed
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import unfused
 from onnx_attnfuse.sites import Sites
 from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets import packed
 
 
-def pack(sites: Sites, candidates: Sequence[Candidate], policy: Policy) -> tuple[list[SiteReport], list[str]]:
+def pack(sites: Sites, candidates: Sequence[Candidate], planning: Planning) -> tuple[list[SiteReport], list[str]]:
     """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group."""
-    packing = Packing(sites.scope, sites.model, sites.bench, sites.court, policy)
+    packing = Packing(sites.scope, sites.model, sites.bench, sites.court, planning)
     found = [unfused(candidate, sites.scope) for candidate in candidates]
     wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
     for place, candidate in enumerate(candidates):
@@ -29,8 +31,13 @@ def pack(sites: Sites, candidates: Sequence[Candidate], policy: Policy) -> tuple
             )
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
             wanted[place] = candidate.spec, meaning
+            if packed.refuse(candidate.spec, meaning, sites.bench) is None:
+                unwanted = refuse_packed(packed_problem(candidate.spec, meaning, planning), sites.policy, planning.device)
+                if unwanted:
+                    found[place] = dataclasses.replace(found[place], reasons=unwanted)
+                    del wanted[place]
     places = {id(spec): place for place, (spec, _) in wanted.items()}
-    usual = dataclasses.replace(policy, target="auto", padding="exact")
+    usual = dataclasses.replace(planning, target="auto", padding="exact")
     notes: list[str] = []
     for woven in packing.weave(list(wanted.values()), [item.node for item in candidates]):
         others: dict[int, SiteReport] = {}
@@ -43,7 +50,7 @@ def pack(sites: Sites, candidates: Sequence[Candidate], policy: Policy) -> tuple
             packing.fork(woven, sites.guards, sites.replaced)
         for site in woven.region.sites:
             place = places[id(site.spec)]
-            found[place] = told(found[place], woven, site, policy, others.get(place))
+            found[place] = told(found[place], woven, site, planning, others.get(place))
         sites.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packing.reasons.get(id(spec))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.catalogue.entries import Catalogue
 from onnx_attnfuse.court import Court
-from onnx_attnfuse.devices import resolve
+from onnx_attnfuse.devices import Device, resolve
 from onnx_attnfuse.equations.trace import Trace
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.folding import fold
@@ -22,9 +22,13 @@ from onnx_attnfuse.heal import widen_caches
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import Candidate, find_candidates
+from onnx_attnfuse.operators import problem_of_node
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.packed_sites import pack
-from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.plan import Planning
+from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.preference import needs_all_kernels
+from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import PatternReport, Report, SiteReport
 from onnx_attnfuse.report.site import as_asked
 from onnx_attnfuse.respelling.changes import Changes
@@ -32,6 +36,7 @@ from onnx_attnfuse.respelling.formulas import write_formulas
 from onnx_attnfuse.respelling.operators import write_operators
 from onnx_attnfuse.respelling.rules import apply_rules
 from onnx_attnfuse.respelling.tally import Tally
+from onnx_attnfuse.session import session_for, switches_for
 from onnx_attnfuse.sites import Sites
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.emitted import Workbench
@@ -51,7 +56,8 @@ class Run:
         self.court = court
         self.tally = Tally()
         self.catalogue = dataclasses.replace(catalogue, readers=self.tally.counting(catalogue.readers))
-        self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
+        self.planning = Planning(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
+        self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.sites: list[SiteReport] = []
@@ -66,14 +72,27 @@ class Run:
         start = time.perf_counter()
         before = count_ops(self.model)
         work = [(scope, self._changes(scope), self._candidates(scope)) for scope in scopes(self.model)]
+        self._switch([(scope, candidates) for scope, _, candidates in work])
         total = sum(len(candidates) for _, _, candidates in work)
         for scope, changes, candidates in work:
             self._scope(scope, changes, candidates, total)
         self._settle_imports()
-        notes = (*self.notes, *self._around())
-        seconds = time.perf_counter() - start
-        after = count_ops(self.model)
-        return Report(tuple(self.sites), seconds, before, after, notes, self.court.differing, self._patterns())
+        return self._report(before, time.perf_counter() - start)
+
+    def _report(self, before: Mapping[str, int], seconds: float) -> Report:
+        fused = any(site.status in {"fused", "already-fused"} for site in self.sites)
+        device = self.planning.device
+        return Report(
+            sites=tuple(self.sites),
+            seconds=seconds,
+            ops_before=before,
+            ops_after=count_ops(self.model),
+            notes=(*self.notes, *self._around()),
+            differing=self.court.differing,
+            patterns=self._patterns(),
+            policy=self.policy,
+            session=session_for(device if fused else Device(device.ep, device.arch)),
+        )
 
     def _changes(self, scope: Scope) -> Changes:
         """What patterns change in a graph before attention is looked for."""
@@ -91,13 +110,27 @@ class Run:
         found = find_candidates(scope, readers, keep_outputs)
         return find_candidates(scope, readers, keep_outputs) if found and self._unblock(BEFORE, scope) else found
 
+    def _switch(self, work: Sequence[tuple[Scope, Sequence[Candidate]]]) -> None:
+        """Plans with the kernels that the policy leaves; where operators are there that may need the others, all are left."""
+        device = self.planning.device
+        told = dataclasses.replace(device, switches=switches_for(self.policy, device))
+        standing = [(item.node, scope) for scope, items in work for item in items if item.softmax is None and item.spec is None]
+        needy = [node for node, scope in standing if needs_all_kernels(problem_of_node(node, scope.facts), told)]
+        if needy:
+            self.notes.append(f"no kernel is switched off: operators that are there may need it, the first is '{needy[0].name}'")
+            told = dataclasses.replace(device, switches=switches_for(self.policy, device, may_switch_off=False))
+        self.planning = dataclasses.replace(self.planning, device=told)
+
     def _scope(self, scope: Scope, changes: Changes, candidates: Sequence[Candidate], total: int) -> None:
         """Fuses the attentions of one graph, then mends what stands around them."""
         builder = self._builder(scope)
-        bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
-        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options, self.catalogue.readers)
-        found = [as_asked(site, self.policy.target) for site in self._fused(sites, candidates, total)]
+        bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.planning.device, self.opset)
+        readers = self.catalogue.readers
+        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options, readers, self.policy)
+        found = [as_asked(site, self.planning.target) for site in self._fused(sites, candidates, total)]
         found = changes.settle(found, sites.replaced)
+        for site in found:
+            log_site(site)
         self.sites += found
         self.notes += changes.notes(found)
         turning = Turning(scope, self.model, builder, self.court)
@@ -111,15 +144,15 @@ class Run:
             self._unblock(AFTER, scope)
 
     def _fused(self, sites: Sites, candidates: Sequence[Candidate], total: int) -> list[SiteReport]:
-        if self.policy.target == packed.NAME:
+        if self.planning.target == packed.NAME:
             self.options.progress("packing", len(self.sites), total)
-            found, notes = pack(sites, candidates, self.policy)
+            found, notes = pack(sites, candidates, self.planning)
             self.notes += notes
             return found
         found: list[SiteReport] = []
         for candidate in candidates:
             self.options.progress("fusing", len(self.sites) + len(found), total)
-            found.append(sites.fuse(candidate, self.policy))
+            found.append(sites.fuse(candidate, self.planning))
         return found
 
     def _builder(self, scope: Scope) -> Builder:
@@ -127,7 +160,7 @@ class Run:
 
     def _unblock(self, rules: Sequence[Rule], scope: Scope) -> bool:
         """Applies rewrites around the attention; whether there was anything to do."""
-        done = unblock(rules, scope, self.model, self._builder(scope), self.court, self.policy.device.ep)
+        done = unblock(rules, scope, self.model, self._builder(scope), self.court, self.planning.device.ep)
         self.unblocked += done
         return bool(done)
 

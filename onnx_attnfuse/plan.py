@@ -80,7 +80,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy:
+class Planning:
     """What a plan is made for.
 
     Raises:
@@ -95,6 +95,10 @@ class Policy:
     """Fuse also where what is spelled out is faster."""
     target: TargetName = "auto"
     """The only operator to use, whatever is faster; `auto`: the fastest."""
+    kernels: frozenset[str] | None = None
+    """The only kernels that may be forecast; None: any."""
+    dtype: ir.DataType | None = None
+    """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
 
     def __post_init__(self) -> None:
         names = ("auto", *map(name_of, TARGETS), packed.NAME)
@@ -112,58 +116,71 @@ class Policy:
         return _VOUCHED.get(self.padding, frozenset())
 
 
-def make_plans(spec: AttentionSpec, meaning: Meaning, policy: Policy, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
+def make_plans(spec: AttentionSpec, meaning: Meaning, planning: Planning, bench: Workbench) -> tuple[list[Plan], list[Reason]]:
     """A plan for each target that takes `spec`, the fastest first, and why the others do not.
 
     Where one target is asked for, others serve for the batches that it does not take, and only then.
     """
-    asked = [target for target in TARGETS if _is_asked(target, policy)]
+    asked = [target for target in TARGETS if _is_asked(target, planning)]
     refused = {name_of(target): target.refuse(spec, meaning, bench) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
-    partly = takers and policy.target != "auto" and not any(way.is_exact for way in takers[0].ways(spec, meaning))
-    if partly and policy.padding != "exact":
-        others = [target for target in TARGETS if target not in takers and policy.device.ep in target.PROVIDERS]
+    partly = takers and planning.target != "auto" and not any(way.is_exact for way in takers[0].ways(spec, meaning))
+    if partly and planning.padding != "exact":
+        others = [target for target in TARGETS if target not in takers and planning.device.ep in target.PROVIDERS]
         takers += [target for target in others if target.refuse(spec, meaning, bench) is None]
     plans: list[Plan] = []
-    for target, plan in _plans(takers, spec, meaning, policy):
+    for target, plan in _plans(takers, spec, meaning, planning):
         if isinstance(plan, Reason):
             refused[name_of(target)] = plan
         else:
-            plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, policy))))
+            plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, planning))))
     plans.sort(key=lambda plan: (plan.best.time, plan.main.time))
     return plans, [reason for reason in refused.values() if reason is not None]
 
 
-def _is_asked(target: Target, policy: Policy) -> bool:
-    return policy.device.ep in target.PROVIDERS if policy.target == "auto" else name_of(target) == policy.target
+def _is_asked(target: Target, planning: Planning) -> bool:
+    return planning.device.ep in target.PROVIDERS if planning.target == "auto" else name_of(target) == planning.target
 
 
 def _plans(
-    takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy
+    takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, planning: Planning
 ) -> Iterator[tuple[Target, Plan | Reason]]:
     """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
-    found = [_planned(spec, way, target, policy) for target in takers for way in target.ways(spec, meaning)]
+    found = [_planned(spec, way, target, planning) for target in takers for way in target.ways(spec, meaning)]
+    if planning.kernels is not None:
+        found = [item for item in found if item.forecast.kernel in planning.kernels]
     some = [item for item in found if not item.way.is_exact and not math.isinf(item.time)]
-    if policy.target != "auto":
-        some = [item for item in some if name_of(item.target) == policy.target]
+    if planning.target != "auto":
+        some = [item for item in some if name_of(item.target) == planning.target]
     some.sort(key=lambda item: item.time)
     exact = [item for item in found if item.way.is_exact]
-    if policy.target == "auto" and any(item.way.cached for item in exact):
+    if planning.target == "auto" and any(item.way.cached for item in exact):
         exact = [item for item in exact if item.way.cached]
     for target in takers:
         always = [item for item in exact if item.target is target]
         if always:
             together = [item for item in some if item.target is target or not (target.ALONE or item.target.ALONE)]
-            yield target, _plan(min(always, key=lambda item: item.time), together, spec, policy)
-        elif policy.target == name_of(target) and len(takers) == 1:
-            yield target, Reason("not-every-batch", f"{policy.target} is exact for some batches only, and a test is not wanted")
+            yield target, _plan(min(always, key=lambda item: item.time), together, spec, planning)
+        elif planning.kernels is not None and (vouched := _vouched(target, some, spec, planning)) is not None:
+            yield target, Plan(vouched)
+        elif planning.target == name_of(target) and len(takers) == 1:
+            yield target, Reason("not-every-batch", f"{planning.target} is exact for some batches only, and a test is not wanted")
 
 
-def _gains(plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, policy: Policy) -> Iterator[Gain]:
+def _vouched(target: Target, some: Sequence[Planned], spec: AttentionSpec, planning: Planning) -> Planned | None:
+    """The fastest way of a target for the batches that the caller vouches for."""
+    for item in some:
+        vouched = item.way.when in planning.vouched and (planning.padding == "assume-none" or not item.way.single)
+        if item.target is target and vouched and _is_safe(problem_of(spec, item.way, target), planning.device):
+            return item
+    return None
+
+
+def _gains(plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, planning: Planning) -> Iterator[Gain]:
     """Changes that would make it much faster, each by itself."""
     half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
-    changed = [("in float16", half, policy)] if spec.dtype == ir.DataType.FLOAT and policy.device.ep == "cuda" else []
-    changed.append(("with --padding assume-right", spec, dataclasses.replace(policy, padding="assume-right")))
+    changed = [("in float16", half, planning)] if spec.dtype == ir.DataType.FLOAT and planning.device.ep == "cuda" else []
+    changed.append(("with --padding assume-right", spec, dataclasses.replace(planning, padding="assume-right")))
     for change, other, under in changed:
         plans = [found for _, found in _plans(takers, other, meaning, under) if isinstance(found, Plan)]
         best = min((found.best for found in plans), key=lambda item: item.time, default=plan.best)
@@ -193,39 +210,40 @@ def problem_of(spec: AttentionSpec, way: Way, target: Target) -> Problem:
     )
 
 
-def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, policy: Policy) -> Plan | Reason:
+def _plan(main: Planned, some: Sequence[Planned], spec: AttentionSpec, planning: Planning) -> Plan | Reason:
     """What is built around a way for every batch, or why it is better left alone."""
-    vouched = policy.vouched
+    vouched = planning.vouched
     for item in some:
-        single = item.way.single and policy.padding != "assume-none"
-        if item.way.when not in vouched or single or (item.time >= main.time and policy.target == "auto"):
+        single = item.way.single and planning.padding != "assume-none"
+        if item.way.when not in vouched or single or (item.time >= main.time and planning.target == "auto"):
             continue
-        if _is_safe(problem_of(spec, item.way, item.target), policy.device):
+        if _is_safe(problem_of(spec, item.way, item.target), planning.device):
             return Plan(item)
-    if main.forecast.fails is not None and (not some or policy.padding == "exact"):
+    if main.forecast.fails is not None and (not some or planning.padding == "exact"):
         return main.forecast.fails
     best = min([main, *some], key=lambda item: item.time)
-    slower = None if policy.always or policy.target != "auto" else _slower(spec, best, policy)
+    asked = planning.always or planning.target != "auto" or planning.kernels is not None
+    slower = None if asked else _slower(spec, best, planning)
     if slower is not None:
         return slower
-    if policy.padding == "exact":
+    if planning.padding == "exact":
         return Plan(main)
-    if policy.target != "auto" and name_of(main.target) != policy.target:
+    if planning.target != "auto" and name_of(main.target) != planning.target:
         return Plan(main, tuple(some[:1]))
-    guarded = (spec.cache is not None and not main.way.cached) or _is_large(problem_of(spec, main.way, main.target), policy)
+    guarded = (spec.cache is not None and not main.way.cached) or _is_large(problem_of(spec, main.way, main.target), planning)
     chosen = _selection(some, main) if guarded else ()
     return Plan(main, chosen if spec.cache is None else chosen[:1])
 
 
-def _planned(spec: AttentionSpec, way: Way, target: Target, policy: Policy) -> Planned:
-    return Planned(target, way, forecast(problem_of(spec, way, target).settled(policy.lengths), policy.device))
+def _planned(spec: AttentionSpec, way: Way, target: Target, planning: Planning) -> Planned:
+    return Planned(target, way, forecast(problem_of(spec, way, target).settled(planning.lengths), planning.device))
 
 
-def _slower(spec: AttentionSpec, best: Planned, policy: Policy) -> Reason | None:
+def _slower(spec: AttentionSpec, best: Planned, planning: Planning) -> Reason | None:
     """Why it is better left spelled out, at sizes that are known."""
-    problem = problem_of(spec, best.way, best.target).settled(policy.lengths)
+    problem = problem_of(spec, best.way, best.target).settled(planning.lengths)
     known = isinstance(problem.scores, int) and _UNFUSED_FROM <= problem.scores < _UNFUSED_TO
-    unfused = unfused_time(problem, policy.device, guarded=bool(spec.row_rules))
+    unfused = unfused_time(problem, planning.device, guarded=bool(spec.row_rules))
     if not known or len(spec.nodes) == 1 or best.time <= unfused * _NOISE:
         return None
     times = f"{best.time / unfused:.1f} times as fast as {best.forecast.kernel} at {problem.scores} scores"
@@ -247,10 +265,10 @@ def _selection(some: Sequence[Planned], main: Planned) -> tuple[Planned, ...]:
     return tuple(chosen)
 
 
-def _is_large(problem: Problem, policy: Policy) -> bool:
+def _is_large(problem: Problem, planning: Planning) -> bool:
     """Whether a faster way outweighs its test: with a cache for all prompts, and for one position on top of many."""
-    settled = problem.settled(policy.lengths)
-    if policy.padding == "guarded" or (problem.cached and settled.rows != 1):
+    settled = problem.settled(planning.lengths)
+    if planning.padding == "guarded" or (problem.cached and settled.rows != 1):
         return True
     size, least = (settled.columns, GUARDED_KEYS_FROM) if problem.cached else (settled.scores, GUARDED_FROM)
     return not isinstance(size, int) or size >= least

@@ -7,16 +7,21 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.building import Building, Built
+from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.guard import Guards
+from onnx_attnfuse.kernels import forecast_standing
 from onnx_attnfuse.language.readers import Readers
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
+from onnx_attnfuse.operators import problem_of_node
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Plan, Policy, make_plans
+from onnx_attnfuse.plan import Plan, Planning
+from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.preference import preferred_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
-from onnx_attnfuse.report.kernel import kernel_of
+from onnx_attnfuse.report.kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import kept, unfused
 from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
@@ -36,21 +41,23 @@ class Sites:
     guards: Guards
     options: Options
     readers: Readers
+    policy: Policy
+    """Which kernels are wanted."""
     replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
     """Results that were replaced, and what by."""
     unsorted: bool = False
     """Whether earlier nodes may read what later ones give."""
 
-    def fuse(self, candidate: Candidate, policy: Policy) -> SiteReport:
+    def fuse(self, candidate: Candidate, planning: Planning) -> SiteReport:
         """Fuses one, or says why not; a defect of ours costs this site only."""
         if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.readers, self.options.keep_outputs)
         found = unfused(candidate, self.scope)
         if candidate.spec is None:
-            return found
+            return self._standing(found, candidate.node, planning)
         self.bench.builder.at(anchor_of(candidate.spec))
         try:
-            found, reasons = self._planned(candidate.spec, found, policy)
+            found, reasons = self._planned(candidate.spec, found, planning)
         except Refused as refused:
             reasons = (refused.reason,)
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
@@ -58,7 +65,16 @@ class Sites:
         tidy(self.bench.builder)
         return dataclasses.replace(found, reasons=reasons)
 
-    def _planned(self, spec: AttentionSpec, found: SiteReport, policy: Policy) -> tuple[SiteReport, tuple[Reason, ...]]:
+    def _standing(self, found: SiteReport, node: ir.Node, planning: Planning) -> SiteReport:
+        """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
+        problem = problem_of_node(node, self.scope.facts) if found.status == "already-fused" else None
+        if not isinstance(problem, Problem):
+            return found
+        problem = dataclasses.replace(problem, dtype=planning.dtype or problem.dtype).settled(planning.lengths)
+        foreseen = forecast_standing(problem, planning.device)
+        return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, planning.device))
+
+    def _planned(self, spec: AttentionSpec, found: SiteReport, planning: Planning) -> tuple[SiteReport, tuple[Reason, ...]]:
         """Carries out the first plan that can be, and what kept it from being another one.
 
         Raises:
@@ -66,12 +82,13 @@ class Sites:
         """
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
-        plans, refusals = make_plans(spec, meaning, policy, self.bench)
+        foreseen = spec if planning.dtype is None else dataclasses.replace(spec, dtype=planning.dtype)
+        plans, refusals = preferred_plans(foreseen, meaning, planning, self.policy, self.bench)
         reasons: list[Reason] = []
         for plan in plans:
             if _is_in_place(found, plan, spec):
-                why = refusals if len(plans) == 1 and refusals else [kept(found, policy.target)]
-                return dataclasses.replace(found, kernel=kernel_of(plan, policy.device)), tuple(reasons or why)
+                why = refusals if len(plans) == 1 and refusals else [kept(found, planning.target)]
+                return dataclasses.replace(found, kernel=kernel_of(plan, planning.device)), tuple(reasons or why)
             try:
                 cached = any(item.way.cached for item in (plan.main, *plan.faster))
                 check_shape_users(spec, self.bench.builder, cached=cached)
@@ -80,10 +97,10 @@ class Sites:
                 tidy(self.bench.builder)
                 reasons.append(refused.reason)
             else:
-                return self._fused(found, spec, built, policy), built.reasons
+                return self._fused(found, spec, built, planning), built.reasons
         return found, tuple(reasons or refusals)
 
-    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, policy: Policy) -> SiteReport:
+    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, planning: Planning) -> SiteReport:
         """Connects what was built, and tells."""
         commit(spec, built.emitted, self.bench.builder)
         self.replaced.update(built.emitted.results)
@@ -95,7 +112,7 @@ class Sites:
             domain=built.plan.main.target.DOMAIN,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
-            kernel=kernel_of(built.plan, policy.device),
+            kernel=kernel_of(built.plan, planning.device),
             layout=built.emitted.layouts,
             verified=built.verified,
         )

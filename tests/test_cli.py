@@ -14,6 +14,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.options import Options
+from onnx_attnfuse.policy import Policy
 from onnx_attnfuse_cli.main import main
 from tests import small
 
@@ -225,7 +226,9 @@ def test_every_option_of_the_library_is_an_option_of_the_command(capsys: pytest.
     assert main(["optimize", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(Options):
-        assert (f"--{field.name.replace('_', '-')}" in text) == (field.name != "progress")
+        assert (f"--{field.name.replace('_', '-')}" in text) == (field.name not in {"policy", "progress"})
+    for field in dataclasses.fields(Policy):
+        assert f"--{field.name.replace('_', '-')} / --no-{field.name.replace('_', '-')}" in text
     assert "Execution provider the model will run on" in text
 
 

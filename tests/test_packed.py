@@ -314,6 +314,31 @@ def test_forecasts(arch: str, kernel: str) -> None:
     assert forecast(problem, resolve("cuda", arch)).kernel == kernel
 
 
+def _with_heads(count: int) -> onnx.ModelProto:
+    model = _model()
+    heads = next(item for item in model.graph.initializer if item.name == "heads")
+    heads.CopyFrom(onnx.numpy_helper.from_array(np.asarray([0, 0, count, 16 // count]), "heads"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("heads", "policy", "codes"),
+    [
+        (2, onnx_attnfuse.Policy(efficient=True), []),
+        (2, onnx_attnfuse.Policy(flash=True, efficient=True), []),
+        (4, onnx_attnfuse.Policy(efficient=True), ["head-size"]),
+        (2, onnx_attnfuse.Policy(flash=True), ["not-float16"]),
+        (2, onnx_attnfuse.Policy(sdpa_fallback=True), ["masked"]),
+        (2, onnx_attnfuse.Policy(efficient=False), ["unsafe-switch"]),
+    ],
+)
+def test_a_policy_is_asked_for_packed_attention_too(heads: int, policy: onnx_attnfuse.Policy, codes: list[str]) -> None:
+    """Heads of 8 are what the memory-efficient kernel takes, heads of 4 are not; both in float32."""
+    report = _pack(_with_heads(heads), policy=policy, padding="assume-right").report
+    assert [[reason.code for reason in site.reasons] for site in report.sites] == [codes] * 2
+    assert {site.op for site in report.sites} == ({None} if codes else {"PackedMultiHeadAttention"})
+
+
 def test_the_fewest_values() -> None:
     import onnx_ir as ir
 

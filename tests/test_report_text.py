@@ -10,6 +10,7 @@ from rich.console import Console
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
 from onnx_attnfuse.report.text import ReportText
+from onnx_attnfuse.session import Session
 
 
 def fused(number: int, **changes: object) -> SiteReport:
@@ -64,6 +65,17 @@ def test_layers_that_are_alike_share_a_line() -> None:
         "    query: b s (n h) -> b n s h",
         "fused 12 of 12 attention sites",
     ]
+
+
+def test_what_onnx_runtime_is_told_stands_before_the_last_line() -> None:
+    options = Session("CUDAExecutionProvider", {"sdpa_kernel": "18"})
+    variables = Session("CPUExecutionProvider", environment={"ORT_DISABLE_FLASH_ATTENTION": "1"})
+    for session, line in (
+        (options, "session: CUDAExecutionProvider sdpa_kernel=18 (EFFICIENT_ATTENTION, MATH)"),
+        (variables, "session: export ORT_DISABLE_FLASH_ATTENTION=1"),
+    ):
+        assert shown(report_of(fused(0), session=session)).splitlines()[-2] == line
+    assert "session" not in shown(report_of(fused(0), session=Session("CPUExecutionProvider")))
 
 
 def test_a_gap_in_the_numbers_shows() -> None:

@@ -19,6 +19,9 @@ _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
     "explain": "onnx_attnfuse_cli.explain",
     "patterns": "onnx_attnfuse_cli.patterns",
+    "kernels": "onnx_attnfuse_cli.kernels",
+    "bench": "onnx_attnfuse_cli.bench",
+    "doctor": "onnx_attnfuse_cli.doctor",
 }
 
 
@@ -97,12 +100,12 @@ def _refused(message: str) -> Exit:
 
 
 def _ended_by(error: Exception, args: Sequence[str]) -> Exit:
-    from onnx_attnfuse.errors import InputError, MissingDependencyError, VerificationError
+    from onnx_attnfuse.errors import InputError, MissingDependencyError, RunError, VerificationError
 
     if isinstance(error, VerificationError):
         click.echo(f"Error: {error}", err=True)
         return Exit.DIFFERS
-    if isinstance(error, (InputError, MissingDependencyError)):
+    if isinstance(error, (InputError, MissingDependencyError, RunError)):
         return _refused(str(error))
     from onnx_attnfuse_cli.defect import write_report
 

@@ -11,6 +11,7 @@ import click
 
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, start_logging, verbose_option
 
@@ -50,6 +51,7 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
     "-o", "--output", type=click.Path(path_type=pathlib.Path), help="Where to write.  [default: MODEL's name with .attnfuse.onnx]"
 )
 @derived_options()
+@policy_options
 @click.option("--report", "report_path", type=click.Path(path_type=pathlib.Path), help="Write the report there as JSON.")
 @click.option("--min-fused", type=click.IntRange(min=0), default=0, metavar="N", help="Exit 1 if fewer than N sites are fused.")
 @click.option("--require-all", is_flag=True, help="Exit 1 if any attention is left unfused, or not --target.")

@@ -46,7 +46,11 @@ def derived_options(*, only: Collection[str] | None = None) -> Callable[[_Functi
 
 def _settings(field: dataclasses.Field[Any]) -> dict[str, Any] | None:
     kind = _plain_type(_field_types()[field.name])
-    common = {"default": field.default, "help": _field_docs().get(field.name, ""), "show_default": field.default is not None}
+    common = {
+        "default": field.default,
+        "help": field_docs(Options).get(field.name, ""),
+        "show_default": field.default is not None,
+    }
     if kind is bool:
         return {**common, "is_flag": True, "show_default": False}
     if typing.get_origin(kind) is typing.Literal:
@@ -89,10 +93,10 @@ def _field_types() -> Mapping[str, Any]:
 
 
 @functools.cache
-def _field_docs() -> Mapping[str, str]:
-    """The docstring under each field, which Python does not keep; empty where the source is not there."""
+def field_docs(cls: type) -> Mapping[str, str]:
+    """The docstring under each field of a class, which Python does not keep; empty where the source is not there."""
     try:
-        source = textwrap.dedent(inspect.getsource(Options))
+        source = textwrap.dedent(inspect.getsource(cls))
     except OSError:
         return {}
     body = typing.cast("ast.ClassDef", ast.parse(source).body[0]).body

@@ -1,16 +1,20 @@
-"""What both commands share: how much to say, and the report on stdout."""
+"""What commands share: how much to say, and reports and tables on stdout."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from onnx_attnfuse.policy import SELECTION, switch
+
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
 
+_WIDE = 200
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -21,9 +25,17 @@ def verbose_option(command: _Function) -> _Function:
 
 
 def start_logging(*, verbose: int) -> None:
-    """Send the library's log to stderr, if it is wanted."""
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    """Send the library's log to stderr, if it is wanted: all of it, or what was chosen for each site.
+
+    Raises:
+        OptionError: ATTNFUSE_DEBUG is none of 0, 1 and 2.
+    """
+    debug = switch("ATTNFUSE_DEBUG", os.environ, most=2)
+    if verbose or debug:
+        level = logging.INFO if verbose else logging.WARNING
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    if debug:
+        logging.getLogger(SELECTION).setLevel(logging.INFO if debug == 1 else logging.DEBUG)
 
 
 def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: int) -> None:
@@ -34,3 +46,13 @@ def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: int) 
 
     console = Console(highlight=False)
     console.print(ReportText(report, verb=verb, fold=not verbose, counts=verbose > 1), soft_wrap=not console.is_terminal)
+
+
+def print_table(table: Any) -> None:
+    """Print a table; where there is no terminal to say how wide, it is wide."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    console.print(table)

@@ -1,6 +1,6 @@
 """All attentions of one graph on packed tokens, those with the same padding together.
 
-packing = Packing(scope, model, bench, court, policy)
+packing = Packing(scope, model, bench, court, planning)
 wovens = packing.weave(wanted)       # beside the graph; what is refused is in packing.reasons
 packing.connect(woven)               # in place of the graph, or packing.fork(woven, ...) behind a test
 """
@@ -24,7 +24,7 @@ from onnx_attnfuse.packing.after import check_after
 from onnx_attnfuse.packing.marks import Tokens
 from onnx_attnfuse.packing.region import Region, Site, SiteRefused, grow, read_site
 from onnx_attnfuse.packing.weave import Loom, Woven, weave
-from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.plan import Planning
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.rewrite import answer_shapes, check_shapes, connect, inner_values
 from onnx_attnfuse.spec import AttentionSpec
@@ -47,19 +47,19 @@ class _Group:
 class Packing:
     """Packs one graph."""
 
-    def __init__(self, scope: Scope, model: ir.Model, bench: Workbench, court: Court, policy: Policy) -> None:
+    def __init__(self, scope: Scope, model: ir.Model, bench: Workbench, court: Court, planning: Planning) -> None:
         self._scope = scope
         self._model = model
         self._bench = bench
         self._court = court
-        self._policy = policy
+        self._planning = planning
         self.reasons: dict[int, Reason] = {}
         """Why attentions are not packed, by identity of what they mean."""
 
     @property
     def is_vouched(self) -> bool:
         """Whether padding may be taken to be on the right without a test."""
-        return "right_padded" in self._policy.vouched
+        return "right_padded" in self._planning.vouched
 
     def weave(self, wanted: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]) -> Iterator[Woven]:
         """Builds what can be packed beside the graph, one after the other: each is to be connected before the next.
@@ -78,7 +78,7 @@ class Packing:
         builder = self._bench.builder
         for spec, meaning in wanted:
             reason = packed.refuse(spec, meaning, self._bench)
-            if reason is None and self._policy.padding == "exact":
+            if reason is None and self._planning.padding == "exact":
                 reason = Reason("not-every-batch", "packed is exact for padding on the right only, and a test is not wanted")
             if reason is not None:
                 self.reasons[id(spec)] = reason

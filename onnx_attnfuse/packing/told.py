@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.kernels import Forecast, forecast
+from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.packing.region import Region, Site
 from onnx_attnfuse.packing.weave import Woven
-from onnx_attnfuse.plan import Policy, problem_of
+from onnx_attnfuse.plan import Planning, problem_of
 from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel, SiteReport
+from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import multi_head_attention, packed
 from onnx_attnfuse.targets.emitted import Way
 
@@ -16,14 +19,20 @@ _WHEN = "padding is on the right"
 _FEW = 3
 
 
-def told(found: SiteReport, woven: Woven, site: Site, policy: Policy, usual: SiteReport | None) -> SiteReport:
+def packed_problem(spec: AttentionSpec, meaning: Meaning, planning: Planning) -> Problem:
+    """What the kernel on packed tokens is asked to do."""
+    problem = problem_of(spec, Way("bias" if meaning.biases else "none", when="right_padded"), multi_head_attention)
+    return dataclasses.replace(problem, op=packed.OP).settled(planning.lengths)
+
+
+def told(found: SiteReport, woven: Woven, site: Site, planning: Planning, usual: SiteReport | None) -> SiteReport:
     """The report on one attention.
 
     Args:
         found: What was known before.
         woven: What was built.
         site: The attention.
-        policy: What it was planned for.
+        planning: What it was planned for.
         usual: What computes it where padding is not on the right; None if it is taken to be.
     """
     attended = woven.attended[site]
@@ -36,18 +45,16 @@ def told(found: SiteReport, woven: Woven, site: Site, policy: Policy, usual: Sit
         domain=packed.DOMAIN,
         scale=attended.scale,
         mask_form=form,
-        kernel=_kernel(site, policy, usual),
+        kernel=_kernel(site, planning, usual),
         layout=attended.layouts,
         verified=woven.verified[site],
         reasons=() if usual is None else usual.reasons,
     )
 
 
-def _kernel(site: Site, policy: Policy, usual: SiteReport | None) -> Kernel:
-    problem = problem_of(site.spec, Way("bias" if site.meaning.biases else "none", when="right_padded"), multi_head_attention)
-    problem = dataclasses.replace(problem, op=packed.OP).settled(policy.lengths)
+def _kernel(site: Site, planning: Planning, usual: SiteReport | None) -> Kernel:
     chain: list[LaterKernel] = []
-    first = forecast(problem, policy.device)
+    first = forecast(packed_problem(site.spec, site.meaning, planning), planning.device)
     following: Forecast | None = first
     while following is not None:
         words = [word for word in (_WHEN, following.needs) if word]
@@ -56,7 +63,7 @@ def _kernel(site: Site, policy: Policy, usual: SiteReport | None) -> Kernel:
     if usual is not None and usual.kernel is not None:
         chain += [LaterKernel(usual.kernel.forecast, usual.kernel.when), *usual.kernel.otherwise]
     refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in first.refused)
-    return Kernel(policy.device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused)
+    return Kernel(planning.device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused)
 
 
 def note(region: Region, *, vouched: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx_attnfuse.devices import Device
+from onnx_attnfuse.kernels import Forecast
 from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned
 from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel
 
@@ -16,9 +17,21 @@ def kernel_of(plan: Plan, device: Device) -> Kernel:
     """What will run, and where that depends on the batch or on sizes, what else."""
     chain = [later for item in plan.faster for later in _chain(item, tested=True)]
     chain += _chain(plan.main, tested=False)
-    best = plan.best.forecast
-    refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in best.refused)
-    return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused, plan.gains)
+    return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), _refused(plan.best.forecast), plan.gains)
+
+
+def kernel_of_forecast(found: Forecast, device: Device) -> Kernel:
+    """The same for an operator that stands there already."""
+    chain: list[LaterKernel] = []
+    item: Forecast | None = found
+    while item is not None:
+        chain.append(LaterKernel(item.kernel, item.needs))
+        item = item.otherwise
+    return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), _refused(found))
+
+
+def _refused(found: Forecast) -> tuple[RefusedKernel, ...]:
+    return tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in found.refused)
 
 
 def _chain(item: Planned, *, tested: bool) -> Iterator[LaterKernel]:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.plan import Gain
+from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.session import Session
 from onnx_attnfuse.spec import Layouts
 
 SCHEMA = 1
@@ -119,6 +121,10 @@ class Report:
     """Sites that verification found different and that were left as they were."""
     patterns: tuple[PatternReport, ...] = ()
     """What each pattern did that was tried."""
+    policy: Policy = dataclasses.field(default_factory=Policy)
+    """Which kernels were wanted."""
+    session: Session | None = None
+    """What to start ONNX Runtime with."""
 
     @property
     def candidates(self) -> int:
@@ -157,5 +163,7 @@ class Report:
             "ops_after": dict(self.ops_after),
             "notes": list(self.notes),
             "patterns": [dataclasses.asdict(pattern) for pattern in self.patterns],
+            "policy": dataclasses.asdict(self.policy),
+            "session": None if self.session is None else dataclasses.asdict(self.session),
             "sites": [site.to_dict() for site in self.sites],
         }

@@ -43,6 +43,8 @@ class ReportText:
         yield from (Text(note) for note in self.report.notes)
         if self.counts:
             yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))
+        if self.report.session is not None:
+            yield from (Text(f"session: {line}") for line in self.report.session.lines())
         if changes := _op_changes(self.report):
             yield Text(f"operators: {changes}")
         yield Text(_last_line(self.report, self.verb), style="bold")
@@ -72,7 +74,7 @@ class _Row:
 
     @property
     def name(self) -> str:
-        name = _common([site.name for site in self.sites])
+        name = common([site.name for site in self.sites])
         return f"{name} ×{len(self.sites)}" if len(self.sites) > 1 else name
 
     @property
@@ -88,12 +90,12 @@ class _Row:
 
     @property
     def layout(self) -> list[str]:
-        return [_common(list(lines)) for lines in zip(*map(_layouts, self.sites), strict=True)]
+        return [common(list(lines)) for lines in zip(*map(_layouts, self.sites), strict=True)]
 
     @property
     def reasons(self) -> list[str]:
         return [
-            _common([_say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)
+            common([_say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)
         ]
 
     @property
@@ -117,7 +119,7 @@ class _Row:
         status = self.site.status.replace("-", " ")
         done = f"{status} {self.operator}" if self.site.op else status
         found = f"by {self.site.pattern}" if self.site.pattern else ""
-        facts = (done, _meaning(self.site), found, f"error {self.error}" if self.error else "")
+        facts = (done, meaning(self.site), found, f"error {self.error}" if self.error else "")
         yield Text("    " + ", ".join(filter(None, facts)))
         kernels = [f"kernel: {self.kernels[0]}", *self.kernels[1:]] if self.kernels else []
         yield from (Text(f"    {line}") for line in (*self.form, *kernels, *self.layout, *self.reasons))
@@ -135,7 +137,7 @@ def _say(reason: Reason) -> str:
 def _table(rows: Sequence[_Row]) -> Table:
     cells = {
         "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
-        "attention": [Text(_meaning(row.site)) for row in rows],
+        "attention": [Text(meaning(row.site)) for row in rows],
         "pattern": [Text(row.site.pattern or "") for row in rows],
         "layout": [Text("\n".join(row.layout)) for row in rows],
         "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
@@ -152,7 +154,7 @@ def _table(rows: Sequence[_Row]) -> Table:
     return table
 
 
-def _meaning(site: SiteReport) -> str:
+def meaning(site: SiteReport) -> str:
     """The attention in the field's terms, such as `causal, 32/8×128`."""
     if site.status == "not-attention":
         return ""
@@ -182,7 +184,7 @@ def _skeleton(text: str) -> str:
     return _NUMBER.sub("0", text)
 
 
-def _common(texts: Sequence[str]) -> str:
+def common(texts: Sequence[str]) -> str:
     """One text for several: numbers that differ become a range, `{0..11}`, or `*` where some are missing."""
     if len({_skeleton(text) for text in texts}) > 1:
         return f"{texts[0]}, …"

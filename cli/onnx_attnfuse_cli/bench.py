@@ -1,0 +1,165 @@
+"""`attnfuse bench`: how fast, beside the original and other tools; or ONNX Runtime's attention by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.policy import policy_options
+from onnx_attnfuse_cli.progress import progress_bar
+from onnx_attnfuse_cli.show import print_table, start_logging
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.bench.contest import Figures
+    from onnx_attnfuse.bench.run import Contest
+    from onnx_attnfuse.bench.seeds import Cell
+
+
+@click.command("bench", short_help="Measure a model beside others, whole and its attention alone.")
+@click.argument("model", type=click.Path(path_type=pathlib.Path), required=False)
+@click.option(
+    "--against",
+    default="original",
+    show_default=True,
+    metavar="NAMES",
+    help="Others, separated by commas: original, onnxscript, onnxruntime, or onnxruntime:gpt2 for a model type of its optimizer.",
+)
+@click.option("--ep", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Execution provider to run on.")
+@click.option("--runs", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Runs of each contender.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="What each contender may take to start, and for a round.",
+)
+@click.option(
+    "--seeds", is_flag=True, help="No MODEL: MultiHeadAttention by itself, in TFLOP/s, at the sizes of ONNX Runtime's own table."
+)
+@click.option("--small", is_flag=True, help="With --seeds: few and small sizes, as a CPU can bear.")
+@derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
+@policy_options
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def command(
+    *,
+    model: pathlib.Path | None,
+    against: str,
+    ep: Literal["cpu", "cuda"],
+    runs: int,
+    limit: float,
+    seeds: bool,
+    small: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> int:
+    """Measure MODEL as we fuse it beside others: whole, and the attention cut out that it has most of.
+
+    Each contender has a process of its own and runs warm, in turns with the others. Ratios are how many times as fast as the
+    original. Sizes that --dim does not give are 1 for a batch and 128 or less for lengths.
+    """
+    start_logging(verbose=False)
+    if seeds == (model is not None):
+        raise click.UsageError("give a MODEL, or --seeds without one")
+    if small and not seeds:
+        raise click.UsageError("--small is for --seeds; give that too, or leave it out")
+    arch = 0
+    if ep == "cuda":
+        from onnx_attnfuse.bench.ran import check_gpu
+
+        arch = check_gpu()
+    if model is None:
+        return _seeds(ep, arch, small=small, runs=runs, limit=limit, as_json=as_json)
+    from onnx_attnfuse.bench.run import Bench
+    from onnx_attnfuse.options import Options
+
+    names = [name.strip() for name in against.split(",") if name.strip()]
+    options = Options(ep=ep, arch=f"sm{arch}" if arch else None, verify="none", **chosen)
+    found = Bench(options, names, runs, limit).model(model)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(item) for item in found], indent=2))
+    else:
+        for item in found:
+            _show(item)
+    return Exit.DONE
+
+
+def _show(found: Contest) -> None:
+    from rich.table import Table
+
+    click.echo(f"{found.what}{_sizes(found.lengths)}")
+    if found.note:
+        click.echo(f"    not measured: {found.note}")
+        return
+    click.echo(f"    attnfuse fused {found.fused} of {found.candidates}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("", "times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB"):
+        table.add_column(title, justify="left" if not title else "right", overflow="fold")
+    for item in found.figures:
+        table.add_row(*_row(item))
+    print_table(table)
+    for item in found.figures:
+        if item.failed is not None:
+            click.echo(f"{item.name} failed: {item.failed}")
+    click.echo("")
+
+
+def _row(item: Figures) -> list[str]:
+    if item.failed is not None or item.ms is None or item.ratio is None or item.ratios is None or item.quartiles is None:
+        return [item.name, "failed"]
+    return [
+        item.name,
+        f"{item.ratio:.2f}",
+        f"{item.ratios[0]:.2f}-{item.ratios[1]:.2f}",
+        f"{item.ms:.3f}",
+        f"{item.quartiles[0]:.3f}-{item.quartiles[1]:.3f}",
+        f"{item.samples_per_second:.1f}",
+        "-" if item.tokens_per_second is None else f"{item.tokens_per_second:.0f}",
+        "-" if item.megabytes is None else f"{item.megabytes:.0f}",
+    ]
+
+
+def _sizes(lengths: Mapping[str, int]) -> str:
+    words = ", ".join(f"{name}={number}" for name, number in lengths.items())
+    return f" ({words})" if words else ""
+
+
+def _seeds(ep: str, arch: int, *, small: bool, runs: int, limit: float, as_json: bool) -> int:
+    from onnx_attnfuse.bench.seeds import kernels, measure, table
+
+    if ep == "cpu" and not small:
+        raise click.UsageError("--seeds at full size is for CUDA; give --small, or --ep cuda")
+    rows, columns = table(small=small, ep=ep), kernels(ep, arch)
+    cells: list[Cell] = []
+    with progress_bar(shown=True) as progress:
+        for cell in measure(rows, columns, ep=ep, runs=runs, seconds=limit):
+            cells.append(cell)
+            progress("measuring", len(cells), len(rows) * len(columns))
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
+    else:
+        _show_seeds(cells, [column.name for column in columns])
+    return Exit.DONE
+
+
+def _show_seeds(cells: Sequence[Cell], columns: Sequence[str]) -> None:
+    from rich.table import Table
+
+    table = Table(title="TFLOP/s", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("batch,length,heads,head size", "inputs", *columns):
+        table.add_column(title, justify="left" if title == "inputs" or "batch" in title else "right")
+    for start in range(0, len(cells), len(columns)):
+        row = cells[start : start + len(columns)]
+        figures = ["failed" if cell.tflops is None else f"{cell.tflops:.4g}" for cell in row]
+        table.add_row(",".join(map(str, row[0].size)), row[0].format, *figures)
+    print_table(table)
+    for cell in cells:
+        if cell.failed is not None:
+            click.echo(f"{','.join(map(str, cell.size))} {cell.format} {cell.kernel}: {cell.failed}")

@@ -1,0 +1,66 @@
+"""`attnfuse doctor`: what is installed, what is missing, and which attention this machine can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx_attnfuse_cli.exits import Exit
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.doctor import Diagnosis
+
+
+@click.command("doctor", short_help="Say what is installed, what is missing, and which attention to ask for.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def command(*, as_json: bool) -> int:
+    """Say what is installed here, what is missing and how to get it, and which attention to ask for.
+
+    The questions are those by which ORTModule's attention is chosen for training; the first that is answered yes is to be taken.
+    """
+    from onnx_attnfuse.doctor import examine
+
+    found = examine()
+    if as_json:
+        click.echo(json.dumps(_as_json(found), indent=2))
+    else:
+        click.echo("\n".join(_lines(found)))
+    return Exit.DONE
+
+
+def _as_json(found: Diagnosis) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "chosen": found.chosen.name if found.chosen else None}
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    machine = found.machine
+    yield f"system               {machine.system}, Python {machine.python}"
+    for package, version in machine.versions.items():
+        yield f"{package:<21}{version or '-'}"
+    yield f"providers            {', '.join(machine.providers) or machine.broken or '-'}"
+    for gpu in machine.gpus:
+        yield f"GPU                  {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
+    if not machine.gpus:
+        yield "GPU                  -"
+    for name, value in {**found.environment.seen, **found.kernel_variables}.items():
+        yield f"set                  {name}={value}"
+    yield ""
+    for item in found.missing:
+        yield f"missing: {item.what}"
+        yield f"    {item.line}"
+    if not found.missing:
+        yield "nothing is missing"
+    yield ""
+    absent = "" if machine.has("onnxruntime-training") else " (onnxruntime-training is not installed)"
+    yield f"attention of ORTModule, in training{absent}:"
+    for step in found.steps:
+        yield f"    {step.question} {'yes' if step.holds else 'no'}: {step.because}"
+        if step is found.chosen:
+            yield from (f"        export {line}" for line in step.exports)
+            break
+    yield "attention of attnfuse: by itself each site has the fastest kernel of the device it is planned for"
+    yield from (f"    export {line}    to fuse only what runs these kernels" for line in found.exports)

@@ -1,0 +1,113 @@
+"""`attnfuse kernels`: which kernel runs for each attention on which device, and why not a faster one."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.policy import policy_options
+from onnx_attnfuse_cli.progress import progress_bar
+from onnx_attnfuse_cli.show import print_table, start_logging, verbose_option
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.kernel_log import Confirmation
+    from onnx_attnfuse.report.model import Report
+
+
+@click.command("kernels", short_help="Forecast the kernel of each attention on each device; --confirm runs it.")
+@click.argument("model", type=click.Path(path_type=pathlib.Path))
+@click.option("--arch", help="Devices, such as sm80,sm90 or cpu.  [default: the GPU here, or sm80,sm90]")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Forecast as if the model was of this type.")
+@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Number of queries and keys, whatever the model calls them.")
+@derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
+@policy_options
+@click.option("--confirm", is_flag=True, help="Run the fused model on the GPU here and compare, operator by operator.")
+@click.option("--json", "as_json", is_flag=True, help="Print reports as JSON, by device (docs/report.md).")
+@verbose_option
+def command(
+    *,
+    model: pathlib.Path,
+    arch: str | None,
+    dtype: str | None,
+    seq: int | None,
+    confirm: bool,
+    as_json: bool,
+    verbose: bool,
+    **chosen: Any,
+) -> int:
+    """Say which kernel ONNX Runtime will run for each attention of MODEL on each device, and why not a faster one.
+
+    With --confirm the exit status is 3 if another kernel ran than was forecast.
+    """
+    start_logging(verbose=verbose)
+    if confirm and (arch or dtype):
+        raise click.UsageError("--confirm runs the model as it is on the GPU here; leave --arch and --dtype out")
+    if confirm:
+        return _confirmed(model, seq, as_json, chosen)
+    from onnx_attnfuse.forecasting import forecast
+    from onnx_attnfuse.report.forecasts import ForecastTable
+
+    reports: dict[str, Report] = {}
+    with progress_bar(shown=True) as progress:
+        for name, device in _devices(arch).items():
+            reports[name] = forecast(model, dtype=dtype, length=seq, progress=progress, **device, **chosen)
+    if as_json:
+        click.echo(json.dumps({name: report.to_dict() for name, report in reports.items()}, indent=2))
+    else:
+        print_table(ForecastTable(reports, fold=not verbose))
+    return Exit.DONE
+
+
+def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:
+    """Options by the name of a device."""
+    if arch is None:
+        from onnx_attnfuse import gpus
+
+        names = list(dict.fromkeys(f"sm{gpu.arch}" for gpu in gpus.installed())) or ["sm80", "sm90"]
+    else:
+        names = [name.strip() for name in arch.split(",") if name.strip()]
+    if not names:
+        raise click.UsageError("--arch names no device; choose some, such as sm80,sm90 or cpu")
+    return {name: {"ep": "cpu"} if name == "cpu" else {"ep": "cuda", "arch": name} for name in names}
+
+
+def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapping[str, Any]) -> int:
+    from onnx_attnfuse.bench.ran import check_gpu, confirm_kernels
+
+    arch = check_gpu()
+    from onnx_attnfuse.api import optimize
+    from onnx_attnfuse.forecasting import sequence_symbols
+    from onnx_attnfuse.graph import io
+
+    dim: dict[str, int] = {**dict.fromkeys(sequence_symbols(io.load(model)) if seq else (), seq or 0), **chosen["dim"]}
+    choices: dict[str, Any] = {**chosen, "dim": dim, "ep": "cuda", "arch": f"sm{arch}", "verify": "none"}
+    result = optimize(model, **choices)
+    found = confirm_kernels(result, arch, dim)
+    if as_json:
+        click.echo(json.dumps([_as_json(item) for item in found], indent=2))
+    else:
+        _show_confirmed(found)
+    return Exit.DIFFERS if any(item.outcome == "another kernel" for item in found) else Exit.DONE
+
+
+def _as_json(item: Confirmation) -> dict[str, Any]:
+    return {"node": item.node, "op": item.op, "forecast": item.forecast, "ran": list(item.ran), "outcome": item.outcome}
+
+
+def _show_confirmed(found: Sequence[Confirmation]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("operator", "node", "forecast", "ran", ""):
+        table.add_column(title, overflow="fold")
+    for item in found:
+        table.add_row(item.op, item.node, item.forecast or "-", ", ".join(item.ran) or "-", item.outcome)
+    print_table(table)
+    right = sum(item.outcome == "as forecast" for item in found)
+    click.echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the kernel that was forecast")

@@ -1,0 +1,35 @@
+"""Which kernels a command plans for: its options, then the environment; one line says what was seen there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from onnx_attnfuse.policy import Policy, read_environment
+from onnx_attnfuse_cli.options import field_docs
+
+
+def policy_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command an option for each field of `Policy`; the command receives them as `policy`."""
+    fields = dataclasses.fields(Policy)
+
+    @functools.wraps(command)
+    def with_policy(**chosen: Any) -> int:
+        given = {field.name: chosen.pop(field.name) for field in fields}
+        environment = read_environment()
+        said = {name: value for name, value in given.items() if value is not None}
+        policy = dataclasses.replace(environment.policy, **said)
+        if environment.seen and not chosen.get("quiet"):
+            click.echo(f"attnfuse: {environment.line(policy)}", err=True)
+        return command(policy=policy, **chosen)
+
+    decorated: Callable[..., int] = with_policy
+    for field in reversed(fields):
+        name = field.name.replace("_", "-")
+        help_text = field_docs(Policy).get(field.name, "")
+        decorated = click.option(f"--{name}/--no-{name}", field.name, default=None, help=help_text)(decorated)
+    return decorated

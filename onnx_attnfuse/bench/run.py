@@ -1,0 +1,75 @@
+"""A benchmark of one model: as a whole, and its attention cut out, each a contest of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from onnx_attnfuse.bench import contest
+from onnx_attnfuse.bench.alone import Alone, cut_attention
+from onnx_attnfuse.bench.contenders import check_names, contenders
+from onnx_attnfuse.bench.contest import Figures
+from onnx_attnfuse.bench.samples import Sample, fitting, sample
+from onnx_attnfuse.graph import io
+from onnx_attnfuse.options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """The results for a whole model, or for an attention of it."""
+
+    what: str
+    lengths: Mapping[str, int]
+    """Numbers that symbolic sizes had."""
+    figures: tuple[Figures, ...]
+    fused: int
+    """Sites that we fused, those included that were fused before."""
+    candidates: int
+    note: str | None = None
+    """Why there are no figures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """How a model is measured."""
+
+    options: Options
+    against: Sequence[str] = ("original",)
+    """Other contenders; ratios are taken to the original, or else to the last that runs."""
+    runs: int = 30
+    seconds: float = 300.0
+    """What each contender may take to start, and for a round."""
+
+    def model(self, path: pathlib.Path) -> list[Contest]:
+        """Measures a model, and the attention that it has most of.
+
+        Raises:
+            ModelError: The model cannot be read, or does not say what it is run on.
+            OptionError: A contender does not exist, or the sizes do not fit together.
+        """
+        check_names(self.against)
+        model = io.load(path)
+        whole = fitting(path, model, self.options.dim, self.ep, self.seconds)
+        found = [self._contest("whole model", path, whole)]
+        alone = cut_attention(model)
+        if not isinstance(alone, Alone):
+            return [*found, Contest("attention alone", {}, (), 0, 0, str(alone))]
+        with tempfile.TemporaryDirectory() as folder:
+            piece = pathlib.Path(folder) / "attention.onnx"
+            io.save(io.from_any(alone.proto)[0], piece)
+            what = f"attention alone: {alone.name}, one of {alone.alike}"
+            return [*found, self._contest(what, piece, sample(io.load(piece), whole.lengths))]
+
+    @property
+    def ep(self) -> str:
+        """The execution provider that models are run on."""
+        return "cuda" if self.options.ep == "cuda" else "cpu"
+
+    def _contest(self, what: str, path: pathlib.Path, inputs: Sample) -> Contest:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            found, report = contenders(path, self.against, self.options, folder, self.seconds)
+            figures = contest.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds)
+        return Contest(what, inputs.lengths, tuple(figures), report.fused + report.already_fused, report.candidates)
