@@ -56,7 +56,8 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     """
     options = dataclasses.replace(options or Options(), **choices)
     court = Court(options)
-    loaded, kind = io.from_any(model)
+    with court.clock.step("read"):
+        loaded, kind = io.from_any(model)
     before = _original(model, loaded) if court.level == "model" else None
     report = Run(loaded, options, court).go()
     if before is not None:
@@ -73,8 +74,10 @@ def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
     """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
     options = dataclasses.replace(options or Options(), **choices)
-    loaded, _ = io.from_any(model)
-    return Run(loaded, options, Court(options, keep_evidence=False)).go()
+    court = Court(options, keep_evidence=False)
+    with court.clock.step("read"):
+        loaded, _ = io.from_any(model)
+    return Run(loaded, options, court).go()
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):

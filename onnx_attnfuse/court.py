@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.clock import Clock
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph import sizes
@@ -45,6 +46,7 @@ class Court:
         self.level = judging(options)
         self.differing = 0
         """Sites that were found different."""
+        self.clock = Clock()
         self._judge: Judge | None = None
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
@@ -83,7 +85,8 @@ class Court:
         if self._judge is None:
             return None
         opsets = scope.graph.opset_imports or model.opset_imports
-        verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
+        with self.clock.step("verify"):
+            verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
         if not verdict.equal:
@@ -101,7 +104,8 @@ class Court:
         key = (meaning.text, *mask_values(spec.mask))
         if key not in self._refuted:
             opsets = scope.graph.opset_imports or model.opset_imports
-            self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
+            with self.clock.step("verify"):
+                self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
         refutation = self._refuted[key]
         return meaning if refutation is None else distrusted(meaning, refutation)
 
@@ -118,7 +122,8 @@ class Court:
         from onnx_attnfuse.verify.model import judge_models
 
         try:
-            verdict = judge_models(before, after)
+            with self.clock.step("verify the whole model"):
+                verdict = judge_models(before, after)
         except ModelError as error:
             return f"the whole model could not be verified: {error}"
         if verdict.undecided is not None:

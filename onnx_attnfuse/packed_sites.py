@@ -28,6 +28,7 @@ def pack(sites: Sites, candidates: Sequence[Candidate], policy: Policy) -> tuple
                 candidate.spec, understand(candidate.spec, sites.bench.reader), sites.scope, sites.model
             )
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
+            sites.album.mask(candidate.node, candidate.spec, meaning, sites.scope)
             wanted[place] = candidate.spec, meaning
     places = {id(spec): place for place, (spec, _) in wanted.items()}
     usual = dataclasses.replace(policy, target="auto", padding="exact")
@@ -44,6 +45,8 @@ def pack(sites: Sites, candidates: Sequence[Candidate], policy: Policy) -> tuple
         for site in woven.region.sites:
             place = places[id(site.spec)]
             found[place] = told(found[place], woven, site, policy, others.get(place))
+            attended = woven.attended[site]
+            sites.album.packed(candidates[place].node, attended.node, attended.value, sites.scope)
         sites.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packing.reasons.get(id(spec))

@@ -23,7 +23,9 @@ from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.packed_sites import pack
 from onnx_attnfuse.plan import Policy
+from onnx_attnfuse.report.album import Album
 from onnx_attnfuse.report.model import Report, SiteReport
+from onnx_attnfuse.report.picture import SitePicture
 from onnx_attnfuse.report.site import as_asked
 from onnx_attnfuse.sites import Sites
 from onnx_attnfuse.targets import packed
@@ -42,6 +44,8 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
+        self.clock = court.clock
+        self.album = Album(model, options.pictures, self.clock)
         self.policy = Policy(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
@@ -56,14 +60,29 @@ class Run:
         load_packs()
         start = time.perf_counter()
         before = count_ops(self.model)
-        work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
+        with self.clock.step("find"):
+            work = [(scope, self._candidates(scope)) for scope in scopes(self.model)]
         total = sum(len(candidates) for _, candidates in work)
+        pictures: list[SitePicture | None] = []
         for scope, candidates in work:
-            self._scope(scope, candidates, total)
+            with self.clock.step("draw"):
+                self.album.before(candidates, scope)
+            with self.clock.step("plan and rewrite"):
+                self._scope(scope, candidates, total)
+            pictures += self.album.pictures(candidates)
         self._settle_imports()
         notes = (*self.notes, *self._around())
         seconds = time.perf_counter() - start
-        return Report(tuple(self.sites), seconds, before, count_ops(self.model), notes, self.court.differing)
+        return Report(
+            tuple(self.sites),
+            seconds,
+            before,
+            count_ops(self.model),
+            notes,
+            self.court.differing,
+            steps=dict(self.clock.seconds),
+            pictures=tuple(pictures),
+        )
 
     def _candidates(self, scope: Scope) -> list[Candidate]:
         """The candidates of a graph, after what is to be done before they are read."""
@@ -75,7 +94,7 @@ class Run:
         """Fuses the attentions of one graph, then mends what stands around them."""
         builder = self._builder(scope)
         bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.policy.device, self.opset)
-        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options)
+        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options, self.album)
         self.sites += [as_asked(site, self.policy.target) for site in self._fused(sites, candidates, total)]
         turning = Turning(scope, self.model, builder, self.court)
         turned = sum(turning.turn(candidate.spec) for candidate in candidates if candidate.spec is not None)

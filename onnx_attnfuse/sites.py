@@ -15,6 +15,7 @@ from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import Plan, Policy, make_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.report.album import Album
 from onnx_attnfuse.report.kernel import kernel_of
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import kept, unfused
@@ -34,6 +35,7 @@ class Sites:
     court: Court
     guards: Guards
     options: Options
+    album: Album
     replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
     """Results that were replaced, and what by."""
     unsorted: bool = False
@@ -48,7 +50,7 @@ class Sites:
             return found
         self.bench.builder.at(anchor_of(candidate.spec))
         try:
-            found, reasons = self._planned(candidate.spec, found, policy)
+            found, reasons = self._planned(candidate.node, candidate.spec, found, policy)
         except Refused as refused:
             reasons = (refused.reason,)
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
@@ -56,7 +58,9 @@ class Sites:
         tidy(self.bench.builder)
         return dataclasses.replace(found, reasons=reasons)
 
-    def _planned(self, spec: AttentionSpec, found: SiteReport, policy: Policy) -> tuple[SiteReport, tuple[Reason, ...]]:
+    def _planned(
+        self, node: ir.Node, spec: AttentionSpec, found: SiteReport, policy: Policy
+    ) -> tuple[SiteReport, tuple[Reason, ...]]:
         """Carries out the first plan that can be, and what kept it from being another one.
 
         Raises:
@@ -64,6 +68,7 @@ class Sites:
         """
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
+        self.album.mask(node, spec, meaning, self.scope)
         plans, refusals = make_plans(spec, meaning, policy, self.bench)
         reasons: list[Reason] = []
         for plan in plans:
@@ -78,7 +83,9 @@ class Sites:
                 tidy(self.bench.builder)
                 reasons.append(refused.reason)
             else:
-                return self._fused(found, spec, built, policy), built.reasons
+                done = self._fused(found, spec, built, policy)
+                self.album.after(node, spec, built.emitted, self.scope)
+                return done, built.reasons
         return found, tuple(reasons or refusals)
 
     def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, policy: Policy) -> SiteReport:

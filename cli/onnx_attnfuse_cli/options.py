@@ -33,7 +33,8 @@ def derived_options(*, only: Collection[str] | None = None) -> Callable[[_Functi
     Returns:
         The decorator. The command receives the fields as keyword arguments of the same names.
     """
-    fields = [field for field in dataclasses.fields(Options) if only is None or field.name in only]
+    public = [field for field in dataclasses.fields(Options) if field.metadata.get("command", True)]
+    fields = [field for field in public if only is None or field.name in only]
 
     def decorate(command: _Function) -> _Function:
         for field in reversed(fields):

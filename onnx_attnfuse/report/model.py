@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from onnx_attnfuse.plan import Gain
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.picture import SitePicture
 from onnx_attnfuse.spec import Layouts
 
 SCHEMA = 1
@@ -103,6 +104,10 @@ class Report:
     """Things worth a line that belong to no single site."""
     differing: int = 0
     """Sites that verification found different and that were left as they were."""
+    steps: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    """Seconds by step; not part of the JSON."""
+    pictures: tuple[SitePicture | None, ...] = dataclasses.field(default=(), repr=False)
+    """One for each site if they were asked for, else none; not part of the JSON."""
 
     @property
     def candidates(self) -> int:
