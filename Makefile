@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --e
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
-	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx
+	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx --report build/demo.html
 
 test: .venv/dev  ## Everything CI checks.
 	$(BIN)/ruff format --check .
@@ -29,11 +29,11 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/cpu: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[cpu]'
+	$(INSTALL) '.[cpu,report]'
 	touch $@
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[cpu,torch,dev]'
+	$(INSTALL) '.[cpu,torch,report,dev]'
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
+    from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "score_step",
     "steps",
     "weight_step",
+    "write_report",
 ]
 
 _HOMES = {
@@ -67,6 +69,7 @@ _HOMES = {
     "optimize": "api",
     "score_step": "match.registry",
     "weight_step": "match.registry",
+    "write_report": "report.files",
 }
 
 
