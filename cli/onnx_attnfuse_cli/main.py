@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import click
 
+from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
 
 _COMMANDS = {"optimize": "onnx_attnfuse_cli.optimize", "explain": "onnx_attnfuse_cli.explain"}
@@ -71,12 +72,12 @@ def main(args: Sequence[str] | None = None) -> int:
         gc.disable()  # a graph is one cycle that lives as long as the process; looking for others takes a sixth of the time
         args = sys.argv[1:]
     try:
-        return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False) or Exit.DONE
+        return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return Exit.BAD_INPUT
     except click.ClickException as error:
-        return _refused(error.format_message())
+        return refused(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         return Exit.INTERRUPTED
@@ -84,24 +85,4 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except Exception as error:  # noqa: BLE001 - the last place that can still tell the user something useful
-        return _ended_by(error, args)
-
-
-def _refused(message: str) -> Exit:
-    click.echo(f"Error: {message}", err=True)
-    return Exit.BAD_INPUT
-
-
-def _ended_by(error: Exception, args: Sequence[str]) -> Exit:
-    from onnx_attnfuse.errors import InputError, MissingDependencyError, VerificationError
-
-    if isinstance(error, VerificationError):
-        click.echo(f"Error: {error}", err=True)
-        return Exit.DIFFERS
-    if isinstance(error, (InputError, MissingDependencyError)):
-        return _refused(str(error))
-    from onnx_attnfuse_cli.defect import write_report
-
-    path = write_report(error, args)
-    click.echo(f"Error: {type(error).__name__} inside attnfuse, a defect of ours; {path} says where, please report it", err=True)
-    return Exit.DEFECT
+        return ended_by(error, args)

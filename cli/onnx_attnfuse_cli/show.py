@@ -1,15 +1,16 @@
-"""What both commands share: how much to say, and the report on stdout."""
+"""What the commands share: how much to say, and the report on stdout."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
+    from onnx_attnfuse_cli.files import Files
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,3 +36,24 @@ def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: bool)
 
     console = Console(highlight=False)
     console.print(ReportText(report, verb=verb, fold=not verbose), soft_wrap=not console.is_terminal)
+
+
+def show_verdict(files: Files, report: Report, *, verbose: bool) -> None:
+    """Print what became of one model of several: a line, or the whole report under its name."""
+    from onnx_attnfuse.report.rows import last_line
+
+    where = f", wrote {files.out}" if files.out else ""
+    if verbose:
+        click.echo(f"{files.model}:")
+        show(report, verb="fused", verbose=True)
+        click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
+    else:
+        click.echo(f"{files.model}: {last_line(report, 'fused')}{where}")
+
+
+def show_summary(reports: Iterable[Report | None]) -> None:
+    """Print what became of several models together; None stands for one that could not be done."""
+    found = list(reports)
+    done = [report for report in found if report is not None]
+    fused, candidates = sum(report.fused for report in done), sum(report.candidates for report in done)
+    click.echo(f"{len(done)} of {len(found)} models done: fused {fused} of {candidates} attention sites")
