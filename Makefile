@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test coverage bench clean
+.PHONY: demo test test-browser coverage bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -14,6 +14,9 @@ test: .venv/dev  ## Everything CI checks.
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses auto
+
+test-browser: .venv/browser  ## The report's page in Chromium, with screenshots; needs chromium, or playwright install chromium.
+	$(BIN)/pytest tests/browser/page_in_chromium.py
 
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
@@ -34,6 +37,10 @@ clean:
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) '.[cpu,torch,report,dev]'
+	touch $@
+
+.venv/browser: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,report,dev,browser]'
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python
