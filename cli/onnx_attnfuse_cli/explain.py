@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import json as json_format
 import pathlib
 from typing import Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse.options import Options
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
-from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.options import derived_options, taken
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import show, start_logging, verbose_option
+from onnx_attnfuse_cli.show import show, start_logging
 
 
-@click.command("explain", short_help="Say what would be fused, and why the rest would not.")
-@click.argument("model", type=click.Path(path_type=pathlib.Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/report.md).")
-@derived_options(only=("ep", "arch", "padding", "dim", "target", "always", "keep_outputs"))
-@click.option(
-    "--report",
-    "written",
-    type=click.Path(path_type=pathlib.Path),
-    help="Write the report there too: a page with pictures if it ends in .html, else JSON.",
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What was asked for, besides the fields of `onnx_attnfuse.Options`."""
+
+    json: bool = False
+    """Print the report as JSON (docs/report.md)."""
+    report: pathlib.Path | None = None
+    """Write the report there too: a page with pictures if it ends in .html, else JSON."""
+    verbose: bool = dataclasses.field(default=False, metadata={"short": "v"})
+    """One line per site, even where sites are alike; log to stderr."""
+
+
+_EXAMPLES = [
+    Example("attnfuse explain model.onnx", "A line for each kind of attention."),
+    Example(
+        "attnfuse explain model.onnx --ep cuda --arch sm80", "For an A100: which kernels would run, and why not faster ones."
+    ),
+    Example(
+        "attnfuse explain model.onnx --json",
+        "For a program, here the fused share of all sites: pipe it to jq '.fused / .candidates'.",
+    ),
+]
+_STATUSES = {status: what for status, what in MEANINGS.items() if status not in {Exit.TOO_FEW, Exit.DIFFERS}}
+
+
+@click.command(
+    "explain",
+    cls=Manual,
+    short_help="Say what would be fused, and why the rest would not.",
+    examples=_EXAMPLES,
+    statuses=_STATUSES,
 )
-@verbose_option
-def command(*, model: pathlib.Path, as_json: bool, written: pathlib.Path | None, verbose: bool, **chosen: Any) -> int:
+@click.argument("model", type=click.Path(path_type=pathlib.Path))
+@derived_options(_Wanted)
+@derived_options(Options, only=("ep", "arch", "padding", "dim", "target", "always", "keep_outputs"))
+def command(*, model: pathlib.Path, **chosen: Any) -> int:
     """Say what each attention of MODEL is and whether it would be fused; the model is not written."""
-    files = Files(model, None, (written,) if written else ())
+    wanted: _Wanted = taken(_Wanted, chosen)
+    files = Files(model, None, (wanted.report,) if wanted.report else ())
     files.check()
-    start_logging(verbose=verbose)
+    start_logging(verbose=wanted.verbose)
     import onnx_attnfuse
 
     with progress_bar(shown=True) as progress:
         options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
         report = onnx_attnfuse.explain(model, options=options)
-    if written:
-        onnx_attnfuse.write_report(report, written, model.name, verb="would fuse")
-    if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+    if wanted.report:
+        onnx_attnfuse.write_report(report, wanted.report, model.name, verb="would fuse")
+    if wanted.json:
+        click.echo(json_format.dumps(report.to_dict(), indent=2))
     else:
-        show(report, verb="would fuse", verbose=verbose)
+        show(report, verb="would fuse", verbose=wanted.verbose)
     return Exit.DONE

@@ -15,12 +15,32 @@ import click
 
 from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, write_examples
 
-_COMMANDS = {"optimize": "onnx_attnfuse_cli.optimize", "explain": "onnx_attnfuse_cli.explain"}
+_COMMANDS = {
+    "optimize": "onnx_attnfuse_cli.optimize",
+    "explain": "onnx_attnfuse_cli.explain",
+    "completion": "onnx_attnfuse_cli.completion",
+}
+
+
+_EXAMPLES = [
+    Example(
+        "attnfuse optimize model.onnx",
+        "Fuses what can be fused exactly, writes model.attnfuse.onnx, and says why for every site.",
+    ),
+    Example("attnfuse explain model.onnx", "Says what would be done, and does nothing."),
+    Example('eval "$(attnfuse completion bash)"', "Lets the Tab key complete all of this."),
+]
 
 
 class _Commands(click.Group):
     """A group whose commands are modules, each with a `command`."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes what follows the commands."""
+        write_examples(_EXAMPLES, formatter)
+        super().format_epilog(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -36,9 +56,10 @@ class _Commands(click.Group):
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from onnx_attnfuse_cli.versions import version_of
+    from onnx_attnfuse_cli.versions import versions
 
-    click.echo(f"attnfuse {version_of('onnx-attnfuse')}")
+    for package, version in versions():
+        click.echo(f"{package} {version}")
     ctx.exit()
 
 
@@ -54,7 +75,9 @@ def _hyphens(token: str) -> str:
         "max_content_width": 110,
     },
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the versions that matter."
+)
 def _attnfuse() -> None:
     """Find attention in ONNX models, fuse it exactly, and say why for every site."""
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli.endings import ended_by
-from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
-from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.options import derived_options, taken
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging, verbose_option
+from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
@@ -22,49 +24,49 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """What was asked for, besides the files."""
+    """What was asked for, besides the fields of `onnx_attnfuse.Options`."""
 
-    chosen: Mapping[str, Any]
-    """Fields of `onnx_attnfuse.Options`."""
-    min_fused: int
-    require_all: bool
-    verbose: bool
-    quiet: bool
+    output: pathlib.Path | None = dataclasses.field(default=None, metadata={"short": "o"})
+    """Where to write: a file, for several models a folder.  [default: MODEL's name with .attnfuse.onnx]"""
+    report: pathlib.Path | None = None
+    """Write the report there: a page with pictures if it ends in .html, else JSON; for several models a folder with both."""
+    min_fused: int = dataclasses.field(default=0, metadata={"metavar": "N", "least": 0})
+    """Exit 1 if fewer than N sites are fused."""
+    require_all: bool = False
+    """Exit 1 if any attention is left unfused, or not --target."""
+    dry_run: bool = False
+    """Do everything but write the model."""
+    verbose: bool = dataclasses.field(default=False, metadata={"short": "v"})
+    """One line per site, even where sites are alike; log to stderr."""
+    quiet: bool = dataclasses.field(default=False, metadata={"short": "q"})
+    """Print nothing unless something is wrong."""
 
 
-@click.command("optimize", short_help="Fuse what can be fused exactly; say why for every site.")
+_EXAMPLES = [
+    Example("attnfuse optimize model.onnx", "Writes model.attnfuse.onnx beside it, and says what became of each attention."),
+    Example(
+        "attnfuse optimize model.onnx -o fused.onnx --report report.html", "The same under another name, with a page to look at."
+    ),
+    Example("attnfuse optimize model.onnx --ep cuda --arch sm90 --dim seq=2048", "For an H100, and sequences of about 2048."),
+    Example("attnfuse optimize model.onnx --require-all -q", "In CI: exits 1 if an attention is left unfused."),
+    Example(
+        "attnfuse optimize exports 'more/**/*.onnx' -o fused --report told", "A folder and a pattern, results and reports apart."
+    ),
+]
+
+
+@click.command(
+    "optimize",
+    cls=Manual,
+    short_help="Fuse what can be fused exactly; say why for every site.",
+    examples=_EXAMPLES,
+    statuses=MEANINGS,
+)
 @click.argument("model", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=pathlib.Path),
-    help="Where to write: a file, for several models a folder.  [default: MODEL's name with .attnfuse.onnx]",
-)
-@derived_options()
-@click.option(
-    "--report",
-    type=click.Path(path_type=pathlib.Path),
-    help="Write the report there: a page with pictures if it ends in .html, else JSON; for several models a folder with both.",
-)
-@click.option("--min-fused", type=click.IntRange(min=0), default=0, metavar="N", help="Exit 1 if fewer than N sites are fused.")
-@click.option("--require-all", is_flag=True, help="Exit 1 if any attention is left unfused, or not --target.")
-@click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
-@verbose_option
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+@derived_options(_Wanted)
+@derived_options(Options)
 @click.pass_context
-def command(
-    context: click.Context,
-    *,
-    model: Sequence[pathlib.Path],
-    output: pathlib.Path | None,
-    report: pathlib.Path | None,
-    min_fused: int,
-    require_all: bool,
-    dry_run: bool,
-    verbose: bool,
-    quiet: bool,
-    **chosen: Any,
-) -> int:
+def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: Any) -> int:
     """Fuse every attention of MODEL that can be fused exactly, and say why for each.
 
     The result is written even where --min-fused or --require-all is not met. Sites that were fused before count as fused.
@@ -72,29 +74,29 @@ def command(
     MODEL may be several files, folders and quoted patterns. Then each has its own verdict, one that cannot be used does not stop
     the others, and the exit status is the largest of theirs.
     """
-    if verbose and quiet:
+    wanted: _Wanted = taken(_Wanted, chosen)
+    if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
-    wanted = _Wanted(chosen, min_fused, require_all, verbose, quiet)
     if are_several(model):
-        files = several(model, output, report, dry_run=dry_run)
-        start_logging(verbose=verbose)
-        return _all(files, report, wanted, context.obj)
-    out = None if dry_run else output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
-    files = Files(model[0], out, (report,) if report else ())
+        files = several(model, wanted.output, wanted.report, dry_run=wanted.dry_run)
+        start_logging(verbose=wanted.verbose)
+        return _all(files, wanted, chosen, context.obj)
+    out = None if wanted.dry_run else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
+    files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
-    start_logging(verbose=verbose)
-    return _one(files, wanted)
+    start_logging(verbose=wanted.verbose)
+    return _one(files, wanted, chosen)
 
 
-def _one(files: Files, wanted: _Wanted) -> Exit:
-    report = _optimized(files, wanted)
+def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Exit:
+    report = _optimized(files, wanted, chosen)
     if not wanted.quiet:
         show(report, verb="fused", verbose=wanted.verbose)
         click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
     return _status(report, wanted)
 
 
-def _all(files: Sequence[Files], reports: pathlib.Path | None, wanted: _Wanted, args: Sequence[str]) -> Exit:
+def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
     """Each model by itself; what ends one does not end the others."""
     for item in files:
         item.check_packages()
@@ -102,7 +104,7 @@ def _all(files: Sequence[Files], reports: pathlib.Path | None, wanted: _Wanted, 
     worst = Exit.DONE
     for item in files:
         try:
-            report = told[item.title] = _optimized(item, wanted)
+            report = told[item.title] = _optimized(item, wanted, chosen)
         except Exception as error:  # noqa: BLE001 - the others are to be done all the same
             told[item.title] = None
             worst = max(worst, ended_by(error, args, str(item.model)))
@@ -110,21 +112,21 @@ def _all(files: Sequence[Files], reports: pathlib.Path | None, wanted: _Wanted, 
         if not wanted.quiet:
             show_verdict(item, report, verbose=wanted.verbose)
         worst = max(worst, _status(report, wanted, str(item.model)))
-    if reports:
+    if wanted.report:
         from onnx_attnfuse.report.index import write_index
 
-        write_index(told, reports / "index.html")
+        write_index(told, wanted.report / "index.html")
     if not wanted.quiet:
         show_summary(told.values())
     return worst
 
 
-def _optimized(files: Files, wanted: _Wanted) -> Report:
+def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Report:
     """Optimizes one model and writes what is to be written."""
     import onnx_attnfuse
 
     with progress_bar(shown=not wanted.quiet) as progress:
-        options = onnx_attnfuse.Options(**wanted.chosen, pictures=files.has_page, progress=progress)
+        options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
         result = onnx_attnfuse.optimize(files.model, options=options)
     for path in filter(None, (files.out, *files.reports)):
         path.parent.mkdir(parents=True, exist_ok=True)

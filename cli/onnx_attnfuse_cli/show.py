@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
     from onnx_attnfuse_cli.files import Files
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def verbose_option(command: _Function) -> _Function:
-    """The option `-v`."""
-    return click.option("-v", "--verbose", is_flag=True, help="One line per site, even where sites are alike; log to stderr.")(
-        command
-    )
 
 
 def start_logging(*, verbose: bool) -> None:
