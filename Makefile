@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-browser coverage bench clean
+.PHONY: demo test test-browser test-olive docs coverage bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -17,6 +17,12 @@ test: .venv/dev  ## Everything CI checks.
 
 test-browser: .venv/browser  ## The report's page in Chromium, with screenshots; needs chromium, or playwright install chromium.
 	$(BIN)/pytest tests/browser/page_in_chromium.py
+
+test-olive: .venv/olive  ## The example for Olive.
+	$(BIN)/pytest tests/olive/pass_of_olive.py
+
+docs: .venv/docs  ## The documentation as a site, into build/docs; a link that leads nowhere is an error.
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
@@ -41,6 +47,14 @@ clean:
 
 .venv/browser: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) '.[cpu,report,dev,browser]'
+	touch $@
+
+.venv/olive: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,torch,dev,olive]'
+	touch $@
+
+.venv/docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[docs]'
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python

@@ -76,7 +76,7 @@ class SiteReport:
     scale: float | None = None
     """Constant factor on Q·Kᵀ; None if it is computed at run time."""
     mask: str | None = None
-    """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by ` + `."""
+    """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by plus signs."""
     mask_form: str | None = None
     """How a fused operator is given it: none, unidirectional, attention_bias and its shape, ...; forms a test selects from."""
     mask_text: str | None = None
