@@ -46,11 +46,11 @@ class Album:
         if not self._wanted:
             return
         operands = {**dict.fromkeys(emitted.operands, UNNAMED), **_roles(_operands(spec))}
-        kinds = {(emitted.node.op_type, emitted.node.domain)}
-        fused = frozenset(item for item in scope.graph.all_nodes() if (item.op_type, item.domain) in kinds)
         results = tuple(new for _, new in emitted.results)
         with self._clock.step("draw"):
-            self._change(node, after=trace(Site(results, operands, _roles(_others(spec)), fused), scope.facts))
+            self._change(
+                node, after=trace(Site(results, operands, _roles(_others(spec)), emitted.node.op_identifier()), scope.facts)
+            )
 
     def packed(self, node: ir.Node, operator: ir.Node, result: ir.Value, scope: Scope) -> None:
         """Draws a packed attention, from its own operands on: what lies before them is packed too."""
@@ -59,7 +59,7 @@ class Album:
         names = ("query", "key", "value")
         operands = {value: role for value, role in zip(operator.inputs, names, strict=False) if value is not None}
         with self._clock.step("draw"):
-            self._change(node, after=trace(Site((result,), operands, {}, frozenset([operator])), scope.facts))
+            self._change(node, after=trace(Site((result,), operands, {}, operator.op_identifier()), scope.facts))
 
     def pictures(self, candidates: Sequence[Candidate]) -> tuple[SitePicture | None, ...]:
         """One for each candidate, in order."""
@@ -70,17 +70,16 @@ class Album:
 
 
 def _drawn(candidate: Candidate, scope: Scope) -> Drawing | None:
-    decided = candidate.refusal.node if candidate.refusal is not None else None
     if candidate.spec is None:
         is_attention = candidate.refusal is None or candidate.refusal.code != "not-attention"
-        return surroundings(candidate.node, scope.facts, decided) if is_attention else None
+        return surroundings(candidate.node, scope.facts) if is_attention else None
     spec = candidate.spec
     results = [spec.output[-1].value]
     if spec.cache is not None:
         results += [laid.value for laid in spec.cache.present]
-    fused = frozenset([candidate.node] if candidate.softmax is None else [])
+    fused = candidate.node.op_identifier() if candidate.softmax is None else None
     operands, others = _roles(_operands(spec)), _roles(_others(spec))
-    site = Site(tuple(dict.fromkeys(results)), operands, others, fused, anchor=candidate.node, decided=decided)
+    site = Site(tuple(dict.fromkeys(results)), operands, others, fused, anchor=candidate.node)
     return trace(site, scope.facts)
 
 

@@ -28,10 +28,10 @@ class PlacedBox:
     """A box and its upper left corner."""
 
     box: Box
-    x: float
-    y: float
-    width: float
-    height: float
+    x: int
+    y: int
+    width: int
+    height: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,8 @@ class PlacedArrow:
 
     path: str
     label: str
-    x: float
-    y: float
+    x: int
+    y: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Layout:
 
     boxes: tuple[PlacedBox, ...]
     arrows: tuple[PlacedArrow, ...]
-    width: float
-    height: float
+    width: int
+    height: int
 
 
 class _View:
     """What grandalf asks of a vertex: its size; it sets the centre."""
 
-    def __init__(self, width: float, height: float) -> None:
+    def __init__(self, width: int, height: int) -> None:
         self.w, self.h = width, height
         self.xy = (0.0, 0.0)
 
@@ -82,7 +82,7 @@ def lay_out(drawing: Drawing) -> Layout:
     edges = [graphs.Edge(vertices[arrow.tail], vertices[arrow.head], data=arrow.label) for arrow in drawing.arrows]
     for edge in edges:
         edge.view = _Course()
-    left = float(_MARGIN)
+    left: float = _MARGIN
     boxes: list[PlacedBox] = []
     arrows: list[PlacedArrow] = []
     for component in graphs.Graph(vertices, edges).C:
@@ -95,12 +95,12 @@ def lay_out(drawing: Drawing) -> Layout:
         for vertex in component.sV:
             view, place = vertex.view, int(vertex.data)
             corner = view.xy[0] - view.w / 2 + right, view.xy[1] - view.h / 2 + down
-            boxes.append(PlacedBox(drawing.boxes[place], round(corner[0], 1), round(corner[1], 1), view.w, view.h))
+            boxes.append(PlacedBox(drawing.boxes[place], round(corner[0]), round(corner[1]), view.w, view.h))
         arrows += [_arrow(edge, right, down) for edge in component.sE]
         left = max(box.x + box.width for box in boxes) + _BETWEEN_COLUMNS
     width = max(box.x + box.width for box in boxes) + _MARGIN
     height = max(box.y + box.height for box in boxes) + _MARGIN
-    return Layout(tuple(boxes), tuple(arrows), round(width, 1), round(height, 1))
+    return Layout(tuple(boxes), tuple(arrows), width, height)
 
 
 def _arrange(component: Any) -> None:
@@ -121,9 +121,9 @@ def _spread(views: Sequence[_View]) -> None:
         view.xy = max(view.xy[0], least), view.xy[1]
 
 
-def _size(box: Box) -> tuple[float, float]:
+def _size(box: Box) -> tuple[int, int]:
     width = max(len(box.title) * _TITLE_WIDTH, len(box.detail) * _DETAIL_WIDTH) + _PADDING
-    return round(width, 1), _HIGH if box.detail else _LOW
+    return 2 * round(width / 2), _HIGH if box.detail else _LOW
 
 
 def _arrow(edge: Any, right: float, down: float) -> PlacedArrow:
@@ -132,16 +132,16 @@ def _arrow(edge: Any, right: float, down: float) -> PlacedArrow:
     start = tail.xy[0], tail.xy[1] + tail.h / 2
     end = head.xy[0], head.xy[1] - head.h / 2
     points = [start, *edge.view.points[1:-1], end]
-    moved = [(round(x + right, 1), round(y + down, 1)) for x, y in points]
+    moved = [(round(x + right), round(y + down)) for x, y in points]
     return PlacedArrow(_curve(moved), edge.data or "", moved[0][0], moved[0][1] + _LABEL)
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> str:
+def _curve(points: Sequence[tuple[int, int]]) -> str:
     """A line through points that leaves and enters each of them straight down."""
-    parts = [f"M{points[0][0]:g} {points[0][1]:g}"]
+    parts = [f"M{points[0][0]} {points[0][1]}"]
     for (x, y), (to_x, to_y) in itertools.pairwise(points):
-        middle = round((y + to_y) / 2, 1)
-        parts.append(f"V{to_y:g}" if x == to_x else f"C{x:g} {middle:g} {to_x:g} {middle:g} {to_x:g} {to_y:g}")
+        middle = round((y + to_y) / 2)
+        parts.append(f"V{to_y}" if x == to_x else f"C{x} {middle} {to_x} {middle} {to_x} {to_y}")
     return "".join(parts)
 
 

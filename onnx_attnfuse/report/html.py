@@ -8,8 +8,10 @@ report itself and `_Card`s.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _WIDE = 800
 """Drawings that are wider do not stand side by side."""
+_TOLD = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
+"""Packages whose versions stand below a page."""
 _NEEDED = {"jinja2": "Jinja2", "grandalf": "grandalf"}
 
 
@@ -56,14 +60,20 @@ class _Card:
         site = self.site
         found: list[str] = []
         if site.num_heads is not None:
-            found.append(f"{site.num_heads} heads" + (f" of {site.head_size}" if site.head_size else ""))
+            heads = f"{site.num_heads} head{'s' * (site.num_heads != 1)}"
+            found.append(f"{heads} of {site.head_size}" if site.head_size else heads)
         if site.kv_num_heads not in {None, site.num_heads}:
             found.append(f"{site.kv_num_heads} for keys and values")
         if site.v_head_size not in {None, site.head_size}:
             found.append(f"values of {site.v_head_size}")
         if site.scale is not None:
             found.append(f"scale {site.scale:.4g}")
-        return [*found, f"in {site.graph}"]
+        return [*found, f"graph {site.graph}"]
+
+    @property
+    def decided(self) -> frozenset[str | None]:
+        """Names of the nodes that decided against fusing."""
+        return frozenset(reason.node for reason in self.site.reasons) if self.site.status == "skipped" else frozenset()
 
     @property
     def kernels(self) -> tuple[LaterKernel, ...]:
@@ -121,6 +131,8 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
             title=title,
             report=report,
             headline=last_line(report, verb),
+            verb=verb,
+            versions=_versions(),
             cards=attentions,
             others=others,
             device=next(iter(dict.fromkeys(kernel.device for kernel in kernels)), None),
@@ -131,6 +143,15 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
             nodes=(sum(report.ops_before.values()), sum(report.ops_after.values())),
         )
     )
+
+
+def _versions() -> list[str]:
+    """What the run rests on, as far as it is installed."""
+    found: list[str] = []
+    for package in _TOLD:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{package} {importlib.metadata.version(package)}")
+    return found
 
 
 def _card(row: Row, report: Report) -> _Card:

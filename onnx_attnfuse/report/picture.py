@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-BoxKind = Literal["operand", "node", "anchor", "fused", "decided", "result"]
-"""What a drawing starts from; a node; the one that the site is called after; the fused operator; the node that decided against
-fusing; what it ends in."""
+BoxKind = Literal["operand", "node", "anchor", "fused", "result"]
+"""What a drawing starts from; a node; the one that the site is called after; the fused operator; what it ends in."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,12 +59,10 @@ class Site:
     """What the drawing starts from, and what it is to the attention."""
     others: Mapping[ir.Value, str]
     """What else goes in: masks, scales, tables."""
-    fused: frozenset[ir.Node] = frozenset()
-    """Nodes that are the fused operator."""
+    fused: ir.OperatorIdentifier | None = None
+    """What the fused operator is called."""
     anchor: ir.Node | None = None
     """The node that the site is called after."""
-    decided: str | None = None
-    """Name of the node that decided."""
 
 
 def trace(site: Site, facts: Facts) -> Drawing | None:
@@ -77,7 +75,7 @@ def trace(site: Site, facts: Facts) -> Drawing | None:
     return _Sheet(site, facts, nodes).drawing() if nodes else None
 
 
-def surroundings(node: ir.Node, facts: Facts, decided: str | None) -> Drawing | None:
+def surroundings(node: ir.Node, facts: Facts) -> Drawing | None:
     """Draws the nodes nearest to a Softmax."""
     found = {node: None}
     pending = deque([node])
@@ -88,7 +86,7 @@ def surroundings(node: ir.Node, facts: Facts, decided: str | None) -> Drawing | 
                 found[other] = None
                 pending.append(other)
     results = tuple(value for item in found for value in item.outputs if not any(user in found for user, _ in value.uses()))
-    return _Sheet(Site(results, {}, {}, anchor=node, decided=decided), facts, list(found)).drawing()
+    return _Sheet(Site(results, {}, {}, anchor=node), facts, list(found)).drawing()
 
 
 def _above(results: Iterable[ir.Value], stops: Iterable[ir.Value]) -> list[ir.Node] | None:
@@ -170,9 +168,8 @@ class _Sheet:
         self._arrows.setdefault((tail, head), label)
 
     def _box(self, node: ir.Node) -> int:
-        kind: BoxKind = "fused" if node in self._site.fused else "anchor" if node is self._site.anchor else "node"
-        if self._site.decided is not None and node.name == self._site.decided:
-            kind = "decided"
+        is_fused = node.op_identifier() == self._site.fused
+        kind: BoxKind = "fused" if is_fused else "anchor" if node is self._site.anchor else "node"
         return self._put(Box(node.op_type, self._detail(node, kind), kind, node.name or ""))
 
     def _enter(self, node: ir.Node) -> None:
