@@ -106,7 +106,7 @@ _CONTRAST = """(() => {
   const seen = node => node.getClientRects().length && !node.closest("svg, script, style");
   const shown = [...document.querySelectorAll("body *")].filter(node => own(node) && seen(node));
   const weak = shown.filter(node => below(light(rgb(getComputedStyle(node).color)), light(behind(node))));
-  const drawn = [...document.querySelectorAll(".drawing g")].flatMap(group => {
+  const drawn = [...document.querySelectorAll(".drawing g:not(.arrows)")].flatMap(group => {
     const box = light(rgb(getComputedStyle(group.querySelector("rect")).fill));
     return [...group.querySelectorAll("text")].filter(text => below(light(rgb(getComputedStyle(text).fill)), box));
   });
