@@ -65,8 +65,7 @@ class Run:
         total = sum(len(candidates) for _, candidates in work)
         pictures: list[SitePicture | None] = []
         for scope, candidates in work:
-            with self.clock.step("draw"):
-                self.album.before(candidates, scope)
+            self.album.before(candidates, scope)
             with self.clock.step("plan and rewrite"):
                 self._scope(scope, candidates, total)
             pictures += self.album.pictures(candidates)

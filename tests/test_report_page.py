@@ -179,6 +179,23 @@ def test_pictures_are_no_part_of_the_json() -> None:
     assert {**plain, "seconds": 0} == {**drawn, "seconds": 0}
 
 
+@pytest.mark.parametrize("what", ["album.trace", "mask_picture.samples"])
+def test_a_picture_that_fails_costs_nothing_but_itself(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = next(path for path in BUNDLED if "gpt2" in path.name)
+    good = onnx_attnfuse.explain(path, pictures=True)
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(f"onnx_attnfuse.report.{what}", broken)
+    report = onnx_attnfuse.explain(path, pictures=True)
+    assert report.sites == good.sites
+    assert "failed to draw" in caplog.text
+    document(page(report, path.name))
+
+
 def test_steps_account_for_the_run() -> None:
     report = onnx_attnfuse.optimize(parsed(ATTENTION), pictures=True).report
     assert set(report.steps) == {"read", "find", "draw", "plan and rewrite", "verify"}

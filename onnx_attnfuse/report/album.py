@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -17,6 +18,8 @@ from onnx_attnfuse.report.tracing import UNNAMED, Site, surroundings, trace
 from onnx_attnfuse.spec import AttentionSpec, mask_values
 from onnx_attnfuse.targets.emitted import Emitted
 
+_LOG = logging.getLogger(__name__)
+
 
 class Album:
     """The pictures of one run; it changes nothing in the model, and takes none unless `wanted`."""
@@ -29,44 +32,45 @@ class Album:
 
     def before(self, candidates: Sequence[Candidate], scope: Scope) -> None:
         """Draws sites as they stand."""
-        if not self._wanted:
-            return
         for candidate in candidates:
-            self._pictures[candidate.node] = SitePicture(before=_drawn(candidate, scope))
+            self._take(candidate.node, "before", lambda candidate=candidate: _drawn(candidate, scope))
 
     def mask(self, node: ir.Node, spec: AttentionSpec, meaning: Meaning, scope: Scope) -> None:
         """Paints what a mask was read as."""
-        if not self._wanted:
-            return
-        with self._clock.step("draw"):
-            self._change(node, mask=self._painter.paint(spec, meaning, scope))
+        self._take(node, "mask", lambda: self._painter.paint(spec, meaning, scope))
 
     def after(self, node: ir.Node, spec: AttentionSpec, emitted: Emitted, scope: Scope) -> None:
         """Draws what has taken the place of a site."""
-        if not self._wanted:
-            return
-        operands = {**dict.fromkeys(emitted.operands, UNNAMED), **_roles(_operands(spec))}
-        results = tuple(new for _, new in emitted.results)
-        with self._clock.step("draw"):
-            self._change(
-                node, after=trace(Site(results, operands, _roles(_others(spec)), emitted.node.op_identifier()), scope.facts)
-            )
+        self._take(node, "after", lambda: _fused(spec, emitted, scope))
 
     def packed(self, node: ir.Node, operator: ir.Node, result: ir.Value, scope: Scope) -> None:
         """Draws a packed attention, from its own operands on: what lies before them is packed too."""
-        if not self._wanted:
-            return
         names = ("query", "key", "value")
         operands = {value: role for value, role in zip(operator.inputs, names, strict=False) if value is not None}
-        with self._clock.step("draw"):
-            self._change(node, after=trace(Site((result,), operands, {}, operator.op_identifier()), scope.facts))
+        site = Site((result,), operands, {}, operator.op_identifier())
+        self._take(node, "after", lambda: trace(site, scope.facts))
 
     def pictures(self, candidates: Sequence[Candidate]) -> tuple[SitePicture | None, ...]:
-        """One for each candidate, in order."""
+        """One for each candidate, in order; none at all if none are wanted."""
         return tuple(self._pictures.get(candidate.node) for candidate in candidates) if self._wanted else ()
 
-    def _change(self, node: ir.Node, **parts: Drawing | MaskPicture | None) -> None:
-        self._pictures[node] = dataclasses.replace(self._pictures.get(node, SitePicture()), **parts)
+    def _take(self, node: ir.Node, part: str, make: Callable[[], Drawing | MaskPicture | None]) -> None:
+        """Takes one picture; where our own code fails at it there is none, and what is done to the site stays the same."""
+        if not self._wanted:
+            return
+        with self._clock.step("draw"):
+            try:
+                picture = make()
+            except Exception:  # noqa: BLE001 - a picture must not cost the site
+                _LOG.exception("attnfuse failed to draw %s at %s", part, node.name)
+                return
+        self._pictures[node] = dataclasses.replace(self._pictures.get(node, SitePicture()), **{part: picture})
+
+
+def _fused(spec: AttentionSpec, emitted: Emitted, scope: Scope) -> Drawing | None:
+    operands = {**dict.fromkeys(emitted.operands, UNNAMED), **_roles(_operands(spec))}
+    results = tuple(new for _, new in emitted.results)
+    return trace(Site(results, operands, _roles(_others(spec)), emitted.node.op_identifier()), scope.facts)
 
 
 def _drawn(candidate: Candidate, scope: Scope) -> Drawing | None:
