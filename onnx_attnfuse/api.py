@@ -62,7 +62,8 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     report = Run(loaded, options, court).go()
     if before is not None:
         note = court.model(before, loaded)
-        report = dataclasses.replace(report, notes=(*report.notes, note)) if note else report
+        notes = (*report.notes, note) if note else report.notes
+        report = dataclasses.replace(report, notes=notes, steps=dict(court.clock.seconds))
     return Result(io.to_kind(loaded, kind), report, loaded)
 
 

@@ -47,6 +47,7 @@ class Court:
         self.differing = 0
         """Sites that were found different."""
         self.clock = Clock()
+        """How long judging took, and whatever else the run times."""
         self._judge: Judge | None = None
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None

@@ -202,6 +202,12 @@ def test_steps_account_for_the_run() -> None:
     assert sum(report.steps.values()) - report.steps["read"] <= report.seconds
 
 
+def test_judging_the_whole_model_is_a_step_too() -> None:
+    report = onnx_attnfuse.optimize(parsed(ATTENTION), verify="model").report
+    assert report.steps["verify the whole model"] > 0
+    assert report.notes[-1].startswith("whole model verified")
+
+
 def test_written_by_its_suffix(tmp_path: pathlib.Path) -> None:
     report = layers(1)
     onnx_attnfuse.write_report(report, tmp_path / "report.HTML")

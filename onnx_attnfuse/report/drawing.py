@@ -88,10 +88,8 @@ def lay_out(drawing: Drawing) -> Layout:
     for component in graphs.Graph(vertices, edges).C:
         _arrange(component)
         views = [vertex.view for vertex in component.sV]
-        right, down = (
-            left - min(view.xy[0] - view.w / 2 for view in views),
-            _MARGIN - min(view.xy[1] - view.h / 2 for view in views),
-        )
+        right = left - min(view.xy[0] - view.w / 2 for view in views)
+        down = _MARGIN - min(view.xy[1] - view.h / 2 for view in views)
         for vertex in component.sV:
             view, place = vertex.view, int(vertex.data)
             corner = view.xy[0] - view.w / 2 + right, view.xy[1] - view.h / 2 + down

@@ -138,7 +138,6 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
             device=next(iter(dict.fromkeys(kernel.device for kernel in kernels)), None),
             error=max((item.max_abs_error for item in verified), default=None),
             cases=sum(item.cases for item in verified),
-            verified=len(verified),
             changes=op_changes(report),
             nodes=(sum(report.ops_before.values()), sum(report.ops_after.values())),
         )

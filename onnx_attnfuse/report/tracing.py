@@ -19,7 +19,8 @@ _MOST = 160
 """Nodes from which on a drawing would show nothing."""
 _AROUND = 14
 """Nodes that are drawn around a Softmax that nothing more is known of."""
-_WIDEST = 30
+_WIDEST = 15
+"""Characters of a length."""
 UNNAMED = "input"
 """The role of an operand that is only called something by who reads it."""
 _FURTHEST = 4
@@ -36,18 +37,12 @@ _SLOTS: Mapping[str, Sequence[str]] = {
     "Attention": "input weights bias mask_index past attention_bias".split(),
     "RotaryEmbedding": "input position_ids cos_cache sin_cache".split(),
 }
+"""What the inputs of operators are called, for the drawing."""
+_CONDITIONS = {("If", 0): "test at run time", ("Where", 0): "condition"}
 _STANDARD_ATTENTION = "query key value attn_mask past_key past_value nonpad_kv_seqlen".split()
-_TOLD = (
-    "num_heads",
-    "kv_num_heads",
-    "q_num_heads",
-    "scale",
-    "unidirectional",
-    "is_causal",
-    "local_window_size",
-    "do_rotary",
-    "softcap",
-)
+_TOLD = "num_heads kv_num_heads q_num_heads scale unidirectional is_causal local_window_size do_rotary softcap".split()
+"""Attributes of fused operators that are shown."""
+_SIGNS = {"Mul": "×", "Div": "÷", "Add": "+", "Sub": "−", "Pow": "^"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,8 +210,8 @@ class _Sheet:
         slots = _STANDARD_ATTENTION if node.op_type == "Attention" and node.domain == "" else _SLOTS.get(node.op_type, ())
         if slot < len(slots):
             return slots[slot].replace("_", " ")
-        if node.op_type == "If" or (node.op_type == "Where" and slot == 0):
-            return "test at run time" if node.op_type == "If" else "condition"
+        if (node.op_type, slot) in _CONDITIONS:
+            return _CONDITIONS[node.op_type, slot]
         tensor = constant_tensor(value)
         if tensor is not None and (tensor.size < 2 or not tensor.dtype.is_floating_point()):
             return None
@@ -225,14 +220,14 @@ class _Sheet:
         return ("table" if tensor is not None else UNNAMED) if is_data else None
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
+        """What tells most of a node on one line."""
         if kind == "fused" or node.op_type in _SLOTS:
             told = [f"{name}={_number(value)}" for name in _TOLD if (value := attribute(node, name)) not in (None, 0)]
             return ", ".join(told)
-        number = next(
-            (array.item() for value in node.inputs if (array := constant_array(value, 1)) is not None and array.size), None
-        )
-        if node.op_type in {"Mul", "Div", "Add", "Sub", "Pow"} and isinstance(number, float):
-            return f"{ {'Mul': '×', 'Div': '÷', 'Add': '+', 'Sub': '−', 'Pow': '^'}[node.op_type] } {number:.4g}"
+        if node.op_type in _SIGNS:
+            arrays = (constant_array(value, 1) for value in node.inputs)
+            number = next((array.item() for array in arrays if array is not None and array.size), None)
+            return self._shape(node.outputs[0]) if number is None else f"{_SIGNS[node.op_type]} {_number(number)}"
         if node.op_type == "Transpose":
             return "perm " + " ".join(map(str, attribute(node, "perm", [])))
         if node.op_type == "Softmax":
@@ -246,7 +241,7 @@ class _Sheet:
 
 def _short(text: str) -> str:
     """A length that would make a box too wide, cut."""
-    return text if len(text) <= _WIDEST // 2 else text[: _WIDEST // 2 - 1] + "…"
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
 def _number(value: object) -> str:

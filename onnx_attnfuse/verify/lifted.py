@@ -38,6 +38,7 @@ _ENCODINGS: tuple[Encoding, ...] = ("plain", "lowest")
 _CHOICES = 3
 _SHOWN: tuple[Pattern, ...] = ("full", "right", "left")
 _FRIENDLY = (Profile(3, (12, 16, 28, 20)), Profile(3, (16,)), *PROFILES)
+"""Sizes that are easy to look at, then any: keys of earlier positions and new ones make 28."""
 _LARGEST = 1 << 22
 """Scores that are still compared."""
 
