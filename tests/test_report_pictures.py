@@ -75,6 +75,32 @@ def test_strokes_fill_every_cell_once(rows: list[str]) -> None:
     assert ["".join(row) for row in painted] == rows
 
 
+FUSED = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+fused (float[b, s, 8] x) => (float[b, s, 8] y)
+<float[8, 8] w = {WEIGHTS}>
+{
+    [projection] q = MatMul(x, w)
+    [attention] out = com.microsoft.MultiHeadAttention<num_heads = 2>(q, x, x)
+    [end] y = Relu(out)
+}"""
+
+
+def test_an_operator_that_is_not_read_is_drawn_with_what_is_next_to_it() -> None:
+    text = FUSED.replace("WEIGHTS", ",".join(["1"] * 64))
+    (picture,) = onnx_attnfuse.explain(parsed(text), pictures=True).pictures
+    assert picture is not None
+    assert picture.before is not None
+    assert [(box.name, box.kind) for box in sorted(picture.before.boxes, key=lambda box: box.name)] == [
+        ("attention", "fused"),
+        ("end", "node"),
+        ("projection", "node"),
+        ("x", "operand"),
+        ("x", "operand"),
+        ("y", "result"),
+    ]
+    assert picture.after is None
+
+
 MASKED = ATTENTION.replace("float[b, 2, t, 4] v)", "float[b, 2, t, 4] v, MASK mask)").replace(
     "Softmax<axis = -1>(scaled)", "Softmax<axis = -1>(masked)"
 )

@@ -76,7 +76,7 @@ def _fused(spec: AttentionSpec, emitted: Emitted, scope: Scope) -> Drawing | Non
 def _drawn(candidate: Candidate, scope: Scope) -> Drawing | None:
     if candidate.spec is None:
         is_attention = candidate.refusal is None or candidate.refusal.code != "not-attention"
-        return surroundings(candidate.node, scope.facts) if is_attention else None
+        return surroundings(candidate.node, scope.facts, fused=candidate.softmax is None) if is_attention else None
     spec = candidate.spec
     results = [spec.output[-1].value]
     if spec.cache is not None:

@@ -17,8 +17,8 @@ from onnx_attnfuse.report.picture import Arrow, Box, BoxKind, Drawing
 
 _MOST = 160
 """Nodes from which on a drawing would show nothing."""
-_AROUND = 14
-"""Nodes that are drawn around a Softmax that nothing more is known of."""
+_AROUND = 10
+"""Nodes that are drawn around an attention that nothing more is known of."""
 _WIDEST = 15
 """Characters of a length."""
 UNNAMED = "input"
@@ -70,8 +70,14 @@ def trace(site: Site, facts: Facts) -> Drawing | None:
     return _Sheet(site, facts, nodes).drawing() if nodes else None
 
 
-def surroundings(node: ir.Node, facts: Facts) -> Drawing | None:
-    """Draws the nodes nearest to a Softmax."""
+def surroundings(node: ir.Node, facts: Facts, *, fused: bool) -> Drawing | None:
+    """Draws the nodes nearest to an attention that is not read; weights are left out.
+
+    Args:
+        node: Its Softmax, or the fused operator.
+        facts: Shapes.
+        fused: Whether it is the operator.
+    """
     found = {node: None}
     pending = deque([node])
     while pending and len(found) < _AROUND:
@@ -81,7 +87,8 @@ def surroundings(node: ir.Node, facts: Facts) -> Drawing | None:
                 found[other] = None
                 pending.append(other)
     results = tuple(value for item in found for value in item.outputs if not any(user in found for user, _ in value.uses()))
-    return _Sheet(Site(results, {}, {}, anchor=node), facts, list(found)).drawing()
+    operator = node.op_identifier() if fused else None
+    return _Sheet(Site(results, {}, {}, operator, anchor=node), facts, list(found)).drawing()
 
 
 def _above(results: Iterable[ir.Value], stops: Iterable[ir.Value]) -> list[ir.Node] | None:
@@ -213,11 +220,11 @@ class _Sheet:
         if (node.op_type, slot) in _CONDITIONS:
             return _CONDITIONS[node.op_type, slot]
         tensor = constant_tensor(value)
-        if tensor is not None and (tensor.size < 2 or not tensor.dtype.is_floating_point()):
+        if tensor is not None and (tensor.size < 2 or not tensor.dtype.is_floating_point() or not self._site.operands):
             return None
         dtype = self._facts.dtype(value)
         is_data = dtype is None or dtype.is_floating_point() or dtype is ir.DataType.BOOL
-        return ("table" if tensor is not None else UNNAMED) if is_data else None
+        return ("weight" if tensor is not None else UNNAMED) if is_data else None
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
         """What tells most of a node on one line."""
