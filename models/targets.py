@@ -15,6 +15,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnx_attnfuse.catalogue.packs import load
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.build import Builder
@@ -24,7 +25,7 @@ from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import Meaning, understand
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import anchor_of, find_candidates
-from onnx_attnfuse.match.registry import load_packs
+from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import Plan, Policy, make_plans
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import TARGETS, attention, name_of
@@ -58,7 +59,7 @@ def read(path: Path) -> Iterator[tuple[AttentionSpec, Meaning, dict[str, Workben
         builder = Builder(scope.graph, scope.facts, scope.opset, names)
         reader, bounds = Reader(scope.facts), Bounds(scope.facts)
         benches = {name: Workbench(builder, bounds, reader, device, Opset(model, asked=True)) for name, device in DEVICES.items()}
-        for candidate in find_candidates(scope, keep_outputs=False):
+        for candidate in find_candidates(scope, load(Options()).readers, keep_outputs=False):
             if candidate.spec is not None:
                 builder.at(anchor_of(candidate.spec))
                 yield candidate.spec, understand(candidate.spec, reader), benches
@@ -122,7 +123,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="families, with commas")
     options = parser.parse_args()
-    load_packs()
     only = set(filter(None, options.only.split(",")))
     families: dict[str, Family] = {}
     for path in sorted(options.folder.glob("*.onnx")):

@@ -26,9 +26,10 @@ from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
     from onnx_attnfuse.api import AttentionFusionPass, Result, explain, optimize
+    from onnx_attnfuse.catalogue.packs import register
     from onnx_attnfuse.graph.facts import Facts
-    from onnx_attnfuse.match import steps
-    from onnx_attnfuse.match.registry import score_step, weight_step
+    from onnx_attnfuse.language import steps
+    from onnx_attnfuse.language.grains import score_step, weight_step
     from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
 
@@ -51,6 +52,7 @@ __all__ = [
     "Verified",
     "explain",
     "optimize",
+    "register",
     "score_step",
     "steps",
     "weight_step",
@@ -67,8 +69,9 @@ _HOMES = {
     "Verified": "report.model",
     "explain": "api",
     "optimize": "api",
-    "score_step": "match.registry",
-    "weight_step": "match.registry",
+    "register": "catalogue.packs",
+    "score_step": "language.grains",
+    "weight_step": "language.grains",
     "write_report": "report.files",
 }
 
@@ -76,7 +79,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used, so that importing the package costs next to nothing."""
     if name == "steps":
-        return importlib.import_module("onnx_attnfuse.match.steps")
+        return importlib.import_module("onnx_attnfuse.language.steps")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_attnfuse.catalogue.packs import load
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.options import Options
@@ -55,11 +56,12 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
         VerificationError: `verify="model"`, and the whole models differ.
     """
     options = dataclasses.replace(options or Options(), **choices)
-    court = Court(options)
+    catalogue = load(options)
+    court = Court(options, catalogue.operators.values())
     with court.clock.step("read"):
         loaded, kind = io.from_any(model)
     before = _original(model, loaded) if court.level == "model" else None
-    report = Run(loaded, options, court).go()
+    report = Run(loaded, options, court, catalogue).go()
     if before is not None:
         note = court.model(before, loaded)
         notes = (*report.notes, note) if note else report.notes
@@ -75,10 +77,11 @@ def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
     """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
     options = dataclasses.replace(options or Options(), **choices)
-    court = Court(options, keep_evidence=False)
+    catalogue = load(options)
+    court = Court(options, catalogue.operators.values(), keep_evidence=False)
     with court.clock.step("read"):
         loaded, _ = io.from_any(model)
-    return Run(loaded, options, court).go()
+    return Run(loaded, options, court, catalogue).go()
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):
@@ -91,5 +94,7 @@ class AttentionFusionPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuses in place; `modified` tells whether anything was fused."""
-        self.report = Run(model, self.options, Court(self.options)).go()
+        catalogue = load(self.options)
+        court = Court(self.options, catalogue.operators.values())
+        self.report = Run(model, self.options, court, catalogue).go()
         return ir.passes.PassResult(model, modified=self.report.fused > 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.language.grains import Operator
 from onnx_attnfuse.masks.meaning import Meaning, distrusted
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnx_attnfuse.verify.judge import Judge
+    from onnx_attnfuse.verify.references.core import Operator as ReferenceOperator
     from onnx_attnfuse.verify.verdict import Verdict
 
 _EVIDENCE = pathlib.Path("attnfuse-evidence")
@@ -36,8 +38,13 @@ _EVIDENCE = pathlib.Path("attnfuse-evidence")
 class Court:
     """Judges the rewrites of one run."""
 
-    def __init__(self, options: Options, keep_evidence: bool = True) -> None:
+    def __init__(self, options: Options, definitions: Iterable[Operator] = (), *, keep_evidence: bool = True) -> None:
         """Sets up the judge that `options` ask for.
+
+        Args:
+            options: The options.
+            definitions: Operators of other domains, which are run by their references.
+            keep_evidence: Write down what differs.
 
         Raises:
             MissingDependencyError: Judging was asked for and onnxruntime is absent.
@@ -50,12 +57,14 @@ class Court:
         """How long judging took, and whatever else the run times."""
         self._judge: Judge | None = None
         self._refuted: dict[tuple[object, ...], str | None] = {}
+        self._operators: list[type[ReferenceOperator]] = []
         self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
         if self.level != "none":
             from onnx_attnfuse.verify.judge import Judge
 
             device = resolve(options.ep, options.arch)
-            self._judge = Judge(rounds_float16=device.rounds_float16)
+            self._operators = references(definitions)
+            self._judge = Judge(rounds_float16=device.rounds_float16, operators=self._operators)
 
     def site(
         self, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model, given: ir.Value | None = None
@@ -124,7 +133,7 @@ class Court:
 
         try:
             with self.clock.step("verify the whole model"):
-                verdict = judge_models(before, after)
+                verdict = judge_models(before, after, self._operators)
         except ModelError as error:
             return f"the whole model could not be verified: {error}"
         if verdict.undecided is not None:
@@ -140,6 +149,13 @@ class Court:
         from onnx_attnfuse.verify.evidence import save
 
         save(verdict, self._evidence, name)
+
+
+def references(definitions: Iterable[Operator]) -> list[type[ReferenceOperator]]:
+    """Operators of other domains as the judge runs them, those that have a reference."""
+    from onnx_attnfuse.verify.references.foreign import foreign
+
+    return [foreign(item.domain, item.op, item.reference) for item in definitions if item.reference is not None]
 
 
 def judging(options: Options) -> str:

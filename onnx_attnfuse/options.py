@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
@@ -42,6 +42,12 @@ class Options:
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False
     """Fuse sites whose attention weights are used elsewhere too, computing the weights beside the fused operator."""
+    patterns: tuple[Any, ...] = ()
+    """Patterns of your own: a Python file or a folder of them; in Python also patterns, modules, and rules of onnxscript."""
+    skip_patterns: tuple[str, ...] = ()
+    """Leave out the pattern of this name; `*` stands for anything."""
+    only_patterns: tuple[str, ...] = ()
+    """Use no whole attentions, operators and rules but the one of this name; readers of single steps stay."""
     evidence: pathlib.Path | None = None
     """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
     pictures: bool = dataclasses.field(default=False, metadata={"command": False})

@@ -10,6 +10,7 @@ from onnx_attnfuse.building import Building, Built
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.guard import Guards
+from onnx_attnfuse.language.readers import Readers
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.options import Options
@@ -35,6 +36,7 @@ class Sites:
     court: Court
     guards: Guards
     options: Options
+    readers: Readers
     album: Album
     replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
     """Results that were replaced, and what by."""
@@ -44,7 +46,7 @@ class Sites:
     def fuse(self, candidate: Candidate, policy: Policy) -> SiteReport:
         """Fuses one, or says why not; a defect of ours costs this site only."""
         if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
-            candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.options.keep_outputs)
+            candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.readers, self.options.keep_outputs)
         found = unfused(candidate, self.scope)
         if candidate.spec is None:
             return found

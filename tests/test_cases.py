@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,8 +13,7 @@ import onnx.reference
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.report.model import SiteReport
-from tests.cases import Case, Expectation, all_cases
+from onnx_attnfuse.testing import Case, assert_case, cases_in
 from tests.recorded import Array, run_in, session
 
 SIZES = [
@@ -23,7 +23,7 @@ SIZES = [
 ]
 PATTERNS = ("full", "left", "right", "holes", "dead")
 FILLS = (-math.inf, float(np.finfo(np.float32).min), -1e4)
-CASES = [pytest.param(case, id=case.name) for case in all_cases()]
+CASES = [pytest.param(case, id=case.name) for case in cases_in(pathlib.Path(__file__).parent / "cases")]
 
 
 def optimized(case: Case) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx_attnfuse.Report]:
@@ -33,46 +33,9 @@ def optimized(case: Case) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx_attnfu
     return model, result.model, result.report
 
 
-def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, of nested graphs and functions too."""
-    pending: list[onnx.GraphProto | onnx.FunctionProto] = [*model.functions, model.graph]
-    while pending:
-        for node in pending.pop().node:
-            yield node
-            pending += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-
-
-def is_attention(node: onnx.NodeProto) -> bool:
-    return node.domain == "com.microsoft" or node.op_type == "Attention"
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, object]:
-    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
-def check_site(site: SiteReport, expected: Expectation, fused: Iterator[onnx.NodeProto]) -> None:
-    assert site.status == expected.status, site.reasons
-    if site.status != "fused":
-        assert " ".join(reason.code for reason in site.reasons) == (expected.what or expected.status)
-        return
-    assert site.op == expected.what
-    node = next(node for node in fused if node.op_type == site.op)
-    attributes = attributes_of(node)
-    for name, value in expected.attributes.items():
-        assert attributes.get(name) == pytest.approx(value), name
-    if expected.bias is not None:
-        assert any(node.input[5:6] if node.domain else node.input[3:4]) == expected.bias
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_each_attention_becomes_what_the_case_says(case: Case) -> None:
-    _, model, report = optimized(case)
-    assert len(report.sites) == len(case.expected), report.sites
-    fused = (node for node in nodes_of(model) if is_attention(node))
-    for site, expected in zip(report.sites, case.expected, strict=True):
-        check_site(site, expected, fused)
-    left = [node.op_type for node in nodes_of(model)]
-    assert {op: left.count(op) for op in case.ops} == case.ops
+    assert_case(case)
 
 
 def is_mask(name: str) -> bool:

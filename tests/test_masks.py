@@ -13,13 +13,13 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse import sites
+from onnx_attnfuse.catalogue.packs import load
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.masks.expression import TRUE, Compare, combine, constant, negation
 from onnx_attnfuse.masks.meaning import Meaning, understand
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.finder import find_candidates
-from onnx_attnfuse.match.registry import load_packs
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.verify.lifted import refute
 
@@ -149,8 +149,7 @@ def _read(name: str) -> tuple[AttentionSpec, Meaning, Facts, ir.Model]:
     inputs, mask, *_ = CASES[name]
     model = ir.from_proto(_model(inputs, mask))
     (scope,) = scopes(model)
-    load_packs()
-    (candidate,) = find_candidates(scope, keep_outputs=False)
+    (candidate,) = find_candidates(scope, load(onnx_attnfuse.Options()).readers, keep_outputs=False)
     assert candidate.spec is not None
     return candidate.spec, understand(candidate.spec, Reader(scope.facts)), scope.facts, model
 

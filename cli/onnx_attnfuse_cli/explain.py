@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options, taken
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, start_logging
+
+_FIELDS = "ep arch padding dim target always keep_outputs patterns skip_patterns only_patterns".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class _Wanted:
     """Print the report as JSON (docs/report.md)."""
     report: pathlib.Path | None = None
     """Write the report there too: a page with pictures if it ends in .html, else JSON."""
-    verbose: bool = dataclasses.field(default=False, metadata={"short": "v"})
-    """One line per site, even where sites are alike; log to stderr."""
+    verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
+    """One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."""
 
 
 _EXAMPLES = [
@@ -52,7 +53,7 @@ _STATUSES = {status: what for status, what in MEANINGS.items() if status not in 
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @derived_options(_Wanted)
-@derived_options(Options, only=("ep", "arch", "padding", "dim", "target", "always", "keep_outputs"))
+@derived_options(only=_FIELDS)
 def command(*, model: pathlib.Path, **chosen: Any) -> int:
     """Say what each attention of MODEL is and whether it would be fused; the model is not written."""
     wanted: _Wanted = taken(_Wanted, chosen)

@@ -20,6 +20,7 @@ from onnx_attnfuse_cli.manual import Example, write_examples
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
     "explain": "onnx_attnfuse_cli.explain",
+    "patterns": "onnx_attnfuse_cli.patterns",
     "completion": "onnx_attnfuse_cli.completion",
 }
 

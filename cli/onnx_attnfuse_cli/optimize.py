@@ -36,8 +36,8 @@ class _Wanted:
     """Exit 1 if any attention is left unfused, or not --target."""
     dry_run: bool = False
     """Do everything but write the model."""
-    verbose: bool = dataclasses.field(default=False, metadata={"short": "v"})
-    """One line per site, even where sites are alike; log to stderr."""
+    verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
+    """One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."""
     quiet: bool = dataclasses.field(default=False, metadata={"short": "q"})
     """Print nothing unless something is wrong."""
 

@@ -1,7 +1,8 @@
 """The fields of a dataclass as options of a command, so that the two cannot drift apart.
 
 A field's type says what the option takes, its docstring is the option's help. Its metadata may say more: `command`, False for
-what is no option; `short`, a letter; `metavar`, what a value is called; `least`, the smallest number.
+what is no option; `short`, a letter; `metavar`, what a value is called; `least`, the smallest number; `count`, True where it says
+how often the option is given.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import Any, TypeVar
 
 import click
 
+from onnx_attnfuse.options import Options
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def derived_options(of: type, *, only: Collection[str] | None = None) -> Callable[[_Function], _Function]:
+def derived_options(of: type = Options, *, only: Collection[str] | None = None) -> Callable[[_Function], _Function]:
     """A decorator that gives a command one option for each field of a dataclass that a command line can express.
 
     Args:
-        of: The dataclass.
+        of: The dataclass; the library's options if it is not given.
         only: The fields wanted; all if None.
 
     Returns:
@@ -64,10 +67,16 @@ def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
         return {**common, "type": click.Choice(typing.get_args(kind))}
     if kind is pathlib.Path:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
+    if kind is int and field.metadata.get("count"):
+        return {"count": True, "help": common["help"]}
     if kind is int and "least" in field.metadata:
         return {**common, "type": click.IntRange(min=field.metadata["least"])}
     if kind in (int, float, str):
         return {**common, "type": kind}
+    if typing.get_origin(kind) is tuple:
+        of_paths = typing.get_args(kind)[0] is not str
+        takes = click.Path(path_type=pathlib.Path) if of_paths else str
+        return {"multiple": True, "metavar": "FILE" if of_paths else "NAME", "type": takes, "help": common["help"]}
     if kind == Mapping[str, int]:
         return {"multiple": True, "metavar": "NAME=N", "callback": _lengths, "help": common["help"]}
     return None

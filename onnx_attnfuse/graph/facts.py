@@ -140,13 +140,17 @@ class Facts:
         self.origins.setdefault(name, (value, axis))
         return sizes.symbol(name)
 
+    def learn(self, node: ir.Node) -> None:
+        """Reads a node, again if what is known of its inputs has changed."""
+        for nested in subgraphs(node):
+            for value in nested.inputs:
+                self._set_from_annotation(value)
+            self._read(nested)
+        self._read_node(node, readable=node.domain in _DOMAINS and not has_unknown_attribute(node))
+
     def _read(self, graph: ir.Graph | ir.Function) -> None:
         for node in graph:
-            for nested in subgraphs(node):
-                for value in nested.inputs:
-                    self._set_from_annotation(value)
-                self._read(nested)
-            self._read_node(node, readable=node.domain in _DOMAINS and not has_unknown_attribute(node))
+            self.learn(node)
 
     def _read_node(self, node: ir.Node, *, readable: bool) -> None:
         shape_rule = SHAPES.get(node.op_type) if readable else None

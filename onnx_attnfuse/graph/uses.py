@@ -11,6 +11,11 @@ from onnx_attnfuse.graph.constants import is_standard
 _VIEWS = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 
 
+def label(node: ir.Node) -> str:
+    """What a node is called: by its name, or by its first result where it has none."""
+    return node.name or node.outputs[0].name or ""
+
+
 def viewers(value: ir.Value) -> list[ir.Node]:
     """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]

@@ -7,6 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.language.readers import Readers
 from onnx_attnfuse.match.attention_op import is_attention, read_attention
 from onnx_attnfuse.match.sinks import with_sink
 from onnx_attnfuse.match.site import read_site
@@ -27,10 +28,10 @@ class Candidate:
     """Why there is no `spec`."""
 
 
-def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, keep_outputs: bool) -> Candidate:
+def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers: Readers, keep_outputs: bool) -> Candidate:
     """Reads the attention at `node`."""
     try:
-        spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, keep_outputs)
+        spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, readers, keep_outputs)
     except Refused as refused:
         return Candidate(node, softmax, None, refused.reason)
     except Exception as error:  # noqa: BLE001 - the site is reported, the others go on
@@ -38,7 +39,7 @@ def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, keep_ou
     return Candidate(node, softmax, spec, None)
 
 
-def find_candidates(scope: Scope, keep_outputs: bool) -> list[Candidate]:
+def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[Candidate]:
     """The candidates of one graph, sorted so that what is built for one stands before all later ones."""
     found: list[tuple[int, Candidate]] = []
     positions = {node: position for position, node in enumerate(scope.graph)}
@@ -49,7 +50,7 @@ def find_candidates(scope: Scope, keep_outputs: bool) -> list[Candidate]:
             if softmax is None:
                 continue
             softmax = with_sink(softmax, scope.facts)
-        candidate = read_candidate(node, softmax, scope, keep_outputs)
+        candidate = read_candidate(node, softmax, scope, readers, keep_outputs)
         order = position if candidate.spec is None else positions.get(anchor_of(candidate.spec), position)
         found.append((order, candidate))
     return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]

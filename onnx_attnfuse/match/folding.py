@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Factor, leaves
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.language.steps import Added, Floored, Negated, Replaced, Scaled, ScoreStep, Squashed, Taken
 from onnx_attnfuse.match.scores import ScorePath
-from onnx_attnfuse.match.steps import Added, Floored, Negated, Replaced, Scaled, ScoreStep, Squashed, Taken
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import FORBIDS, Floor, Mask, ScaleValue, Select, Term, Times, Total
 

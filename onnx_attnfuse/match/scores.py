@@ -9,9 +9,9 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves
 from onnx_attnfuse.axes.views import Laid, aligned, upward
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.language.steps import Passed, ScoreStep, Shifted, Taken
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
-from onnx_attnfuse.match.registry import score_reader
-from onnx_attnfuse.match.steps import Passed, ScoreStep, Taken
 from onnx_attnfuse.reasons import Refused
 
 
@@ -43,9 +43,10 @@ class ScorePath:
 
 
 class _Walk:
-    def __init__(self, key_axis: Axis, facts: Facts) -> None:
+    def __init__(self, key_axis: Axis, facts: Facts, readers: Readers) -> None:
         self.key_axis = key_axis
         self.facts = facts
+        self.readers = readers
         self.failures: list[tuple[int, Refused]] = []
         self.stuck: set[ir.Value] = set()
 
@@ -72,7 +73,7 @@ class _Walk:
         if view is not None:
             path = self.climb(view, depth + 1)
             return path and dataclasses.replace(path, nodes=(*path.nodes, node))
-        reader = score_reader(node)
+        reader = self.readers.score(node)
         steps = reader(node, self.facts) if reader is not None else ()
         if not steps:
             raise Refused("unreadable-score-step", f"{node.op_type} between Q·Kᵀ and Softmax cannot be read", node.name)
@@ -80,7 +81,7 @@ class _Walk:
             inner = self._inner(step, laid, node)
             path = None if inner is None else self.climb(inner, depth + 1)
             if path is not None:
-                also = step.also if isinstance(step, Passed) else ()
+                also = step.also if isinstance(step, (Passed, Shifted)) else ()
                 taken: Taken[ScoreStep] = Taken(step, node, laid.axes)
                 return ScorePath(path.product, (*path.steps, taken), (*path.nodes, *also, node))
         return None
@@ -103,13 +104,13 @@ class _Walk:
         return Laid(step.scores, axes)
 
 
-def read_scores(scores: Laid, key_axis: Axis, facts: Facts) -> ScorePath:
+def read_scores(scores: Laid, key_axis: Axis, facts: Facts, readers: Readers) -> ScorePath:
     """Walks from the input of Softmax to the product of queries and keys.
 
     Raises:
         Refused: The walk met something it cannot read; of several branches the one that came furthest speaks.
     """
-    walk = _Walk(key_axis, facts)
+    walk = _Walk(key_axis, facts, readers)
     path = walk.climb(scores, 0)
     if path is not None:
         return path

@@ -9,24 +9,26 @@ from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.language.steps import NaNZeroed, Shifted, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.match.folding import fold
 from onnx_attnfuse.match.heads import find_heads
 from onnx_attnfuse.match.scores import read_scores
 from onnx_attnfuse.match.softmax import Softmax
-from onnx_attnfuse.match.steps import NaNZeroed, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.match.weights import WeightPath, read_weights
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec, RowRule, ScaleValue
 
 
-def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> AttentionSpec:
+def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:
     """Reads the attention around `softmax`.
 
     Args:
         softmax: Where to start.
         facts: Shapes of the graph.
+        readers: Readers of single steps.
         keep_outputs: Accept that inner values are used elsewhere too.
 
     Raises:
@@ -40,12 +42,15 @@ def read_site(softmax: Softmax, facts: Facts, keep_outputs: bool = False) -> Att
     key_axis = axes[softmax.axis]
     if not key_axis:
         raise Refused("single-key", "the softmax runs over one column only", softmax.node.name)
-    weights = read_weights(Laid(softmax.weights, axes), key_axis, facts)
-    scores = read_scores(Laid(softmax.scores, axes), key_axis, facts)
+    weights = read_weights(Laid(softmax.weights, axes), key_axis, facts, readers)
+    scores = read_scores(Laid(softmax.scores, axes), key_axis, facts, readers)
     nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
     _check_parameters(nodes)
     if not keep_outputs:
         _check_inner_uses(nodes, weights)
+    shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
+    if softmax.sink is not None and shifted is not None:
+        raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
     folded = fold(scores, facts)
     product = scores.product
     query, key = (operands.sources(laid, facts, product.head_axis) for laid in (product.query, product.key))

@@ -10,9 +10,9 @@ from onnx_attnfuse.axes.factors import Axis, Factor, leaves
 from onnx_attnfuse.axes.views import Laid, downward
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.language.steps import Kept, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
-from onnx_attnfuse.match.registry import weight_reader
-from onnx_attnfuse.match.steps import Kept, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.reasons import Refused
 
 
@@ -28,26 +28,26 @@ class WeightPath:
     nodes: tuple[ir.Node, ...]
 
 
-def read_weights(weights: Laid, key_axis: Axis, facts: Facts) -> WeightPath:
+def read_weights(weights: Laid, key_axis: Axis, facts: Facts, readers: Readers) -> WeightPath:
     """Walks from the output of Softmax to the product with the values.
 
     Raises:
         Refused: The walk met something it cannot read; `not-attention` if there is no product at all.
     """
     failures: list[Refused] = []
-    path = _descend(weights, key_axis, facts, failures)
+    path = _descend(weights, key_axis, facts, readers, failures)
     if path is not None:
         return path
     readable = [failure for failure in failures if failure.reason.code != "not-attention"]
     raise (readable or failures or [Refused("not-attention", "the softmax is not multiplied with values")])[0]
 
 
-def _descend(laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]) -> WeightPath | None:
+def _descend(laid: Laid, key_axis: Axis, facts: Facts, readers: Readers, failures: list[Refused]) -> WeightPath | None:
     for node, index in laid.value.uses():
         if node.op_type == "Shape":
             continue
         try:
-            path = _through(node, index, laid, key_axis, facts, failures)
+            path = _through(node, index, laid, key_axis, facts, readers, failures)
         except Refused as refused:
             failures.append(refused)
             continue
@@ -56,22 +56,24 @@ def _descend(laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]) 
     return None
 
 
-def _through(node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts, failures: list[Refused]) -> WeightPath | None:
+def _through(
+    node: ir.Node, index: int, laid: Laid, key_axis: Axis, facts: Facts, readers: Readers, failures: list[Refused]
+) -> WeightPath | None:
     contraction = read_contraction(node, facts)
     if contraction is not None and index < 2:
         return _read_product(contraction, index, laid, key_axis, facts)
     view = downward(node, laid.axes, facts)
     if view is not None:
-        path = _descend(view, key_axis, facts, failures)
+        path = _descend(view, key_axis, facts, readers, failures)
         return path and dataclasses.replace(path, nodes=(node, *path.nodes))
     if index == 0 and is_standard(node, "Slice"):
         raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
-    reader = weight_reader(node)
+    reader = readers.weight(node)
     step = reader(node, laid.value, facts) if reader is not None else None
     if step is None:
         raise Refused("not-attention", f"{node.op_type} takes the softmax, which is no product with values", node.name)
     also = () if isinstance(step, (Zeroed, Weighted)) else step.also
-    path = _descend(Laid(step.output, laid.axes), key_axis, facts, failures)
+    path = _descend(Laid(step.output, laid.axes), key_axis, facts, readers, failures)
     if path is None:
         return None
     taken: Taken[WeightStep] = Taken(step, node, laid.axes)

@@ -50,9 +50,12 @@ class Album:
         site = Site((result,), operands, {}, operator.op_identifier())
         self._take(node, "after", lambda: trace(site, scope.facts))
 
-    def pictures(self, candidates: Sequence[Candidate]) -> tuple[SitePicture | None, ...]:
-        """One for each candidate, in order; none at all if none are wanted."""
-        return tuple(self._pictures.get(candidate.node) for candidate in candidates) if self._wanted else ()
+    def pictures(self, candidates: Sequence[Candidate], count: int) -> tuple[SitePicture | None, ...]:
+        """One for each candidate in order, then None up to `count` for sites that were no candidates; none if none are wanted."""
+        if not self._wanted:
+            return ()
+        found = [self._pictures.get(candidate.node) for candidate in candidates]
+        return (*found, *[None] * (count - len(found)))
 
     def _take(self, node: ir.Node, part: str, make: Callable[[], Drawing | MaskPicture | None]) -> None:
         """Takes one picture; where our own code fails at it there is none, and what is done to the site stays the same."""

@@ -68,6 +68,8 @@ class _Card:
             found.append(f"values of {site.v_head_size}")
         if site.scale is not None:
             found.append(f"scale {site.scale:.4g}")
+        if site.pattern:
+            found.append(f"found by {site.pattern}")
         return [*found, f"graph {site.graph}"]
 
     @property
@@ -157,7 +159,8 @@ def _card(row: Row, report: Report) -> _Card:
     picture = report.pictures[row.first] if report.pictures else None
     if picture is None:
         return _Card(row, {}, None)
-    titled = {"Before" if picture.after else "As it stands": picture.before, "After": picture.after}
+    after = picture.after if row.site.status == "fused" else None
+    titled = {"Before" if after else "As it stands": picture.before, "After": after}
     drawn = {title: (drawing, lay_out(drawing)) for title, drawing in titled.items() if drawing is not None}
     return _Card(row, drawn, picture.mask)
 

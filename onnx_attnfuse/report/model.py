@@ -58,6 +58,18 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class PatternReport:
+    """What one pattern did."""
+
+    name: str
+    kind: str
+    owner: str
+    tries: int
+    hits: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class SiteReport:
     """One attention, or one Softmax that is none."""
 
@@ -66,6 +78,8 @@ class SiteReport:
     graph: str
     """Path of the graph it stands in: the main graph's name, or `If_0/then_branch`, or a function's identifier."""
     status: Status
+    pattern: str | None = None
+    """The pattern that found it, with the alternatives it took; None where nothing but steps was needed."""
     op: str | None = None
     """Operator that computes it now, e.g. `MultiHeadAttention`; None if it is spelled out."""
     domain: str | None = None
@@ -104,6 +118,8 @@ class Report:
     """Things worth a line that belong to no single site."""
     differing: int = 0
     """Sites that verification found different and that were left as they were."""
+    patterns: tuple[PatternReport, ...] = ()
+    """What each pattern did that was tried."""
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     """Seconds by step; not part of the JSON."""
     pictures: tuple[SitePicture | None, ...] = dataclasses.field(default=(), repr=False)
@@ -145,5 +161,6 @@ class Report:
             "ops_before": dict(self.ops_before),
             "ops_after": dict(self.ops_after),
             "notes": list(self.notes),
+            "patterns": [dataclasses.asdict(pattern) for pattern in self.patterns],
             "sites": [site.to_dict() for site in self.sites],
         }

@@ -7,6 +7,7 @@ import dataclasses
 from onnx_attnfuse.axes.factors import leaves, length
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.match.finder import Candidate
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport, Status
@@ -18,7 +19,7 @@ _CONTRIB = "com.microsoft"
 def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
     """The report on a site as it is before anything is done."""
     node, spec, refusal = candidate.node, candidate.spec, candidate.refusal
-    found = SiteReport(node.name or node.outputs[0].name or "", scope.path, "skipped")
+    found = SiteReport(label(node), scope.path, "skipped")
     if candidate.softmax is None:
         heads = attribute(node, "num_heads", attribute(node, "q_num_heads"))
         kv_heads = attribute(node, "kv_num_heads", heads)

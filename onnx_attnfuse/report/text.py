@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from onnx_attnfuse.report.model import Report
+from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.report.rows import Row, folded, last_line, meaning, op_changes
 
 _TABLE_WIDTH = 110
@@ -29,6 +29,8 @@ class ReportText:
     """What the last line says was done."""
     fold: bool = True
     """Whether equal sites share one line."""
+    counts: bool = False
+    """Whether to tell what each pattern did."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = folded(self.report, fold=self.fold)
@@ -37,6 +39,8 @@ class ReportText:
         else:
             yield from (paragraph for row in rows for paragraph in _paragraphs(row))
         yield from (Text(note) for note in self.report.notes)
+        if self.counts:
+            yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))
         if changes := _op_words(self.report):
             yield Text(f"operators: {changes}")
         yield Text(last_line(self.report, self.verb), style="bold")
@@ -46,16 +50,23 @@ def _paragraphs(row: Row) -> Iterator[Text]:
     yield Text(row.name, style=_STYLES[row.site.status])
     status = row.site.status.replace("-", " ")
     done = f"{status} {row.operator}" if row.site.op else status
-    facts = (done, meaning(row.site), f"error {row.error}" if row.error else "")
+    found = f"by {row.site.pattern}" if row.site.pattern else ""
+    facts = (done, meaning(row.site), found, f"error {row.error}" if row.error else "")
     yield Text("    " + ", ".join(filter(None, facts)))
     kernels = [f"kernel: {row.kernels[0]}", *row.kernels[1:]] if row.kernels else []
     yield from (Text(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.reasons))
+
+
+def _counted(pattern: PatternReport) -> Text:
+    what = f"{pattern.hits} of {pattern.tries} tries, {pattern.seconds * 1000:.1f} ms"
+    return Text(f"{pattern.kind} {pattern.name} ({pattern.owner}): {what}")
 
 
 def _table(rows: Sequence[Row]) -> Table:
     cells = {
         "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
         "attention": [Text(meaning(row.site)) for row in rows],
+        "pattern": [Text(row.site.pattern or "") for row in rows],
         "layout": [Text("\n".join(row.layout)) for row in rows],
         "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
         "kernel": [Text("\n".join(row.kernels)) for row in rows],

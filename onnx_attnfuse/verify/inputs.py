@@ -100,7 +100,7 @@ def _is_masklike(slot: Slot) -> bool:
 def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case) -> dict[str, Array]:
     """An array for every slot."""
     rng = np.random.default_rng(len(slots))
-    return {slot.name: _filled(slot, tuple(shape), case, rng) for slot, shape in zip(slots, shapes, strict=True)}
+    return {slot.name: np.asarray(_filled(slot, tuple(shape), case, rng)) for slot, shape in zip(slots, shapes, strict=True)}
 
 
 def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Generator) -> Array:

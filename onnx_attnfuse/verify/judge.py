@@ -23,7 +23,7 @@ from onnx_attnfuse.verify.binding import Equalities
 from onnx_attnfuse.verify.compare import LOOSE, TIGHT
 from onnx_attnfuse.verify.cut import Piece, cut, is_fresh
 from onnx_attnfuse.verify.inputs import Pattern
-from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.standalone import Functions, Keys
 from onnx_attnfuse.verify.tracing import Tracer, largest
 from onnx_attnfuse.verify.trial import FIRST_CHOICES, Choice, Trial
@@ -59,12 +59,14 @@ class _Graph:
 class Judge:
     """Judges pieces, equal ones once."""
 
-    def __init__(self, *, rounds_float16: bool = False) -> None:
+    def __init__(self, *, rounds_float16: bool = False, operators: Operators = ()) -> None:
         """A judge for one device.
 
         Args:
             rounds_float16: Whether the device rounds float16 sums to float16; ONNX Runtime's CPU provider does not.
+            operators: Operators of other domains in NumPy, for originals that have such.
         """
+        self._operators = operators
         self._rounds = rounds_float16
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
         self._keys = Keys()
@@ -122,7 +124,9 @@ class Judge:
         first = list(itertools.islice(choices, FIRST_CHOICES))
         key = pairs, *self._keys.key(piece, [choice.shapes for choice in first], opsets)
         if key not in self._verdicts:
-            examiner = _Examiner(piece, pairs, facts, {**opsets, "com.microsoft": 1}, functions, rounded=self._rounds)
+            examiner = _Examiner(
+                piece, pairs, facts, {**opsets, "com.microsoft": 1}, functions, self._operators, rounded=self._rounds
+            )
             self._verdicts[key] = examiner.verdict(itertools.chain(first, choices))
         return self._verdicts[key]
 
@@ -131,7 +135,15 @@ class _Examiner:
     """Judges one piece in every precision it takes."""
 
     def __init__(
-        self, piece: Piece, pairs: int, facts: Facts, opsets: Mapping[str, int], functions: Functions, *, rounded: bool
+        self,
+        piece: Piece,
+        pairs: int,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        operators: Operators,
+        *,
+        rounded: bool,
     ) -> None:
         self._rounded = rounded
         self._without_rows: tuple[Pattern, ...] = ("empty", "left", "holes", "index") if rounded else ("empty", "left")
@@ -139,7 +151,7 @@ class _Examiner:
         self._dtypes = {facts.dtype(value) for node in piece.nodes for value in node.outputs} | {
             item.dtype for item in piece.inputs
         }
-        self._trial = functools.partial(Trial, piece, pairs, facts, opsets, functions)
+        self._trial = functools.partial(Trial, piece, pairs, facts, opsets, functions, operators=operators)
 
     def verdict(self, choices: Iterable[Choice]) -> Verdict:
         """The verdict; of `choices` no more are made than needed."""

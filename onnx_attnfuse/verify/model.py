@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.tensors import external_tensors
 from onnx_attnfuse.verify.binding import Equalities
 from onnx_attnfuse.verify.compare import compare
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, describe, feeds
-from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available, load
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
 
 Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
@@ -38,12 +38,13 @@ _FEW = 3
 _CHOICES = 8
 
 
-def judge_models(before: Source, after: Source) -> Verdict:
+def judge_models(before: Source, after: Source, operators: Operators = ()) -> Verdict:
     """Whether two models with the same inputs give the same outputs.
 
     Args:
         before: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
         after: The same; its outputs are called and ordered alike.
+        operators: Operators of other domains in NumPy; models with such are run by ONNX's reference implementation.
 
     Returns:
         The verdict; undecided if `before` does not run on anything that was tried.
@@ -55,11 +56,11 @@ def judge_models(before: Source, after: Source) -> Verdict:
         return undecided("onnxruntime is not installed")
     model = _read(before)
     try:
-        original = _session(before)
+        original = _session(before, operators)
     except RuntimeRefusal as refusal:
         return undecided(f"the original does not load: {refusal}")
     try:
-        rewritten = _session(after)
+        rewritten = _session(after, operators)
     except RuntimeRefusal as refusal:
         return Verdict(False, 0.0, 0, f"the new model does not load: {refusal}")
     if original.outputs() != rewritten.outputs():
@@ -73,7 +74,11 @@ def _read(source: Source) -> ir.Model:
     return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else io.load(source)
 
 
-def _session(source: Source) -> Session:
+def _session(source: Source, operators: Operators) -> Session | Reference:
+    if operators and not isinstance(source, (str, os.PathLike)):
+        found = load(ir.to_proto(source) if isinstance(source, ir.Model) else source, operators)
+        if isinstance(found, Reference):
+            return found
     if isinstance(source, (str, os.PathLike)):
         return Session(str(source))
     proto = ir.to_proto(source) if isinstance(source, ir.Model) else source
@@ -93,7 +98,7 @@ def _data_folder(model: ir.Model) -> pathlib.Path | None:
 class _Models:
     """Two models and the inputs to run them on."""
 
-    def __init__(self, model: ir.Model, original: Session, rewritten: Session) -> None:
+    def __init__(self, model: ir.Model, original: Session | Reference, rewritten: Session | Reference) -> None:
         self._original = original
         self._rewritten = rewritten
         facts = Facts(model.graph)

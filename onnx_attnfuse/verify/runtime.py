@@ -9,12 +9,15 @@ import importlib
 import importlib.util
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import onnx
 
 from onnx_attnfuse.verify.inputs import Array
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.verify.references.core import Operator
 
 _REFERENCE_ERRORS = (
     ArithmeticError,
@@ -26,6 +29,7 @@ _REFERENCE_ERRORS = (
     RuntimeError,
     TypeError,
 )
+Operators: TypeAlias = Sequence[type["Operator"]]
 _SILENT = 4
 _CUDA_ONLY = frozenset(["PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding"])
 """Operators of com.microsoft that ONNX Runtime has no kernel for on the CPU."""
@@ -86,8 +90,12 @@ class Session:
 class Reference:
     """A model in ONNX's reference implementation, with the operators of ONNX Runtime in NumPy."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, operators: Operators = ()) -> None:
         """Loads a model.
+
+        Args:
+            model: The model.
+            operators: Operators of other domains.
 
         Raises:
             RuntimeRefusal: The reference has no implementation of an operator.
@@ -97,7 +105,7 @@ class Reference:
         from onnx_attnfuse.verify.references import OPERATORS
 
         try:
-            self._evaluator: Any = ReferenceEvaluator(_all_named(model), new_ops=list(OPERATORS))
+            self._evaluator: Any = ReferenceEvaluator(_all_named(model), new_ops=[*OPERATORS, *operators])
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
 
@@ -113,14 +121,24 @@ class Reference:
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
 
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return list(self._evaluator.output_names)
 
-def load(model: onnx.ModelProto) -> Session | Reference:
+
+def load(model: onnx.ModelProto, operators: Operators = ()) -> Session | Reference:
     """A model in ONNX Runtime, or in the reference if ONNX Runtime has not all the kernels.
+
+    Args:
+        model: The model.
+        operators: Operators of other domains, which ONNX Runtime does not know.
 
     Raises:
         RuntimeRefusal: It is not taken.
     """
-    return Reference(model) if without_kernel(model) else Session(model.SerializeToString())
+    known = {(operator.op_domain, operator.__name__) for operator in operators}
+    foreign = any((node.domain, node.op_type) in known for part in (model.graph, *model.functions) for node in part.node)
+    return Reference(model, operators) if foreign or without_kernel(model) else Session(model.SerializeToString())
 
 
 def without_kernel(model: onnx.ModelProto) -> list[str]:

@@ -13,7 +13,7 @@ from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.verify.compare import LOOSE, Comparison, compare
 from onnx_attnfuse.verify.cut import Piece
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session, load, without_kernel
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, load, without_kernel
 from onnx_attnfuse.verify.standalone import Functions, Standalone
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
 
@@ -61,9 +61,18 @@ class _Sides:
     """Runs the old and the new results, in one session where that is possible."""
 
     def __init__(
-        self, piece: Piece, pairs: int, opsets: Mapping[str, int], functions: Functions, *, widened: bool, rounded: bool
+        self,
+        piece: Piece,
+        pairs: int,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        *,
+        operators: Operators,
+        widened: bool,
+        rounded: bool,
     ) -> None:
         self._pairs = pairs
+        self._operators = operators
         self._rounded = rounded
         self._make = functools.partial(Standalone, opsets=opsets, functions=functions, widened=widened)
         self._piece = piece
@@ -76,7 +85,7 @@ class _Sides:
         if rounded:
             return
         try:
-            self._both = load(self.model.proto)
+            self._both = load(self.model.proto, self._operators)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)
 
@@ -148,7 +157,9 @@ class _Sides:
         values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
         model = self._make(self._piece.only(*values), shapes=True)
         try:
-            arrays = load(model.proto).run(model.results, {slot.name: found.evidence.inputs[slot.name] for slot in model.slots})
+            arrays = load(model.proto, self._operators).run(
+                model.results, {slot.name: found.evidence.inputs[slot.name] for slot in model.slots}
+            )
         except RuntimeRefusal:
             return None
         for value, array in zip(values, arrays, strict=True):
@@ -175,19 +186,19 @@ class _Sides:
 
     @functools.cached_property
     def _given_session(self) -> Session | Reference:
-        return load(self._given_model.proto)
+        return load(self._given_model.proto, self._operators)
 
     @functools.cached_property
     def _old_session(self) -> Session | Reference:
-        return load(self._old_model.proto)
+        return load(self._old_model.proto, self._operators)
 
     @functools.cached_property
     def _new_session(self) -> Session | Reference:
-        return load(self._new_model.proto)
+        return load(self._new_model.proto, self._operators)
 
     @functools.cached_property
     def _reference(self) -> Reference:
-        return Reference(self._old_model.proto)
+        return Reference(self._old_model.proto, self._operators)
 
 
 class Trial:
@@ -202,6 +213,7 @@ class Trial:
         functions: Functions,
         *,
         tolerance: float,
+        operators: Operators = (),
         widened: bool = False,
         rounded: bool = False,
     ) -> None:
@@ -214,11 +226,12 @@ class Trial:
             opsets: Opset imports of its graph.
             functions: The model's own functions.
             tolerance: The largest difference, relative to the magnitude of the result.
+            operators: Operators of other domains.
             widened: Compute in float32 what is float16 or bfloat16.
             rounded: Let the reference implementation compute the original, which rounds every float16 result as a GPU does.
         """
         self._facts = facts
-        self._sides = _Sides(piece, pairs, opsets, functions, widened=widened, rounded=rounded)
+        self._sides = _Sides(piece, pairs, opsets, functions, operators=operators, widened=widened, rounded=rounded)
         self._tolerance = tolerance
         self._cases = 0
         self._max_abs_error = 0.0

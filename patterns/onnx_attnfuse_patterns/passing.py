@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse import Facts, score_step, steps, weight_step
-from onnx_attnfuse.graph.constants import attribute
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
 
 def _passes(node: ir.Node, facts: Facts) -> bool:
     if node.op_type == "Cast":
-        return attribute(node, "to") in _FLOATS
+        to = node.attributes.get("to")
+        return to is not None and not to.is_ref() and to.as_int() in _FLOATS
     if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
         return facts.number(node.inputs[2]) == 0
     return True

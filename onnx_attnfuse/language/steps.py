@@ -69,13 +69,22 @@ class Floored:
 
 
 @dataclasses.dataclass(frozen=True)
+class Shifted:
+    """The largest score of each row is subtracted from it, which a softmax without a sink does not see."""
+
+    scores: ir.Value
+    also: tuple[ir.Node, ...] = ()
+    """The nodes that find the largest."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Squashed:
     """tanh of the scores, as in a soft cap."""
 
     scores: ir.Value
 
 
-ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Squashed
+ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Shifted | Squashed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,16 +12,23 @@ A file holds cases that differ in the one thing that matters. Each case is
 with one `expect` line for each Softmax or attention node, in the order of the report. After `fused` come the operator and the
 attributes it must have, `bias` or `no-bias` for whether it gets an additive mask; after any other status the code of the reason,
 where that is not the status itself.
+
+    CASES = cases_in("my_attention.onnxtxt")
+
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_case(case):
+        assert_case(case, my_pattern)
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Iterator
 
-FOLDER = pathlib.Path(__file__).parent / "cases"
+from onnx_attnfuse.errors import OptionError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +53,21 @@ class Case:
     expected: tuple[Expectation, ...]
 
 
-def all_cases() -> list[Case]:
-    """Every case of every file."""
-    return [case for path in sorted(FOLDER.glob("*.onnxtxt")) for case in _cases(path)]
+def cases_in(path: str | os.PathLike[str]) -> list[Case]:
+    """Every case of a file, or of all `.onnxtxt` files of a folder.
+
+    Raises:
+        OptionError: There is none, or a case expects nothing.
+    """
+    place = pathlib.Path(path)
+    files = sorted(place.glob("*.onnxtxt")) if place.is_dir() else [place]
+    try:
+        found = [case for file in files for case in _cases(file)]
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}; give a file of cases or a folder of them") from error
+    if not found:
+        raise OptionError(f"{path} holds no case; write ONNX text and an `# expect:` line")
+    return found
 
 
 def _cases(path: pathlib.Path) -> Iterator[Case]:
@@ -74,7 +93,8 @@ def _case(name: str, heads: list[str], graph: list[str], tails: list[str]) -> Ca
     flags = frozenset(flag.strip() for line in heads if line.startswith("# flags:") for flag in line[8:].split(","))
     ops = dict(item.split("=") for line in tails if line.startswith("# ops:") for item in line[6:].split())
     expected = tuple(_expectation(line[9:].split()) for line in tails if line.startswith("# expect:"))
-    assert expected, f"{name} expects nothing"
+    if not expected:
+        raise OptionError(f"the case {name} expects nothing; write an `# expect:` line for each Softmax")
     return Case(name, flags, "\n".join(graph), {op: int(number) for op, number in ops.items()}, expected)
 
 

@@ -1,0 +1,182 @@
+"""`attnfuse patterns`: what patterns there are, what one says, a new one, and what they find."""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.options import derived_options
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.catalogue.entries import Entry
+    from onnx_attnfuse.testing.checking import Checked
+
+_SELECTING = ("patterns", "skip_patterns", "only_patterns")
+
+
+@click.group("patterns", short_help="List, show, start and check patterns.")
+def command() -> None:
+    """Patterns: spellings of attention, installed or your own.
+
+    How to write one: docs/write-a-pattern.md.
+    """
+
+
+@command.command("list")
+@derived_options(only=_SELECTING)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_patterns(*, as_json: bool, **chosen: Any) -> int:
+    """List all patterns that a run with these options would use, and where they are from."""
+    rows = [
+        {"name": entry.name, "kind": entry.kind, "from": entry.owner, "does": _first_line(entry)} for entry in _entries(chosen)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return Exit.DONE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("name", "kind", "from", "does"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty()).print(table)
+    return Exit.DONE
+
+
+@command.command("show")
+@click.argument("name")
+@derived_options(only=_SELECTING)
+def show_pattern(*, name: str, **chosen: Any) -> int:
+    """Show what pattern NAME finds, what it means, and when it is not the same."""
+    found = [entry for entry in _entries(chosen) if entry.name == name or entry.name.startswith(f"{name}.")]
+    if not found:
+        raise click.UsageError(f"no pattern is called {name!r}; `attnfuse patterns list` shows them")
+    click.echo("\n\n".join(map(_described, found)))
+    return Exit.DONE
+
+
+@command.command("new")
+@click.argument("name")
+@click.option("-o", "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path(), help="Folder to write to.")
+def new_pattern(*, name: str, output: pathlib.Path) -> int:
+    """Write NAME.py and test_NAME.py: a pattern that works, to be changed into yours."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise click.UsageError(f"{name!r} is no name for a function; use small letters, digits and underscores")
+    if not output.is_dir():
+        raise click.UsageError(f"the folder {output} does not exist; make it first")
+    texts = importlib.resources.files("onnx_attnfuse_cli") / "skeleton"
+    files = {output / f"{name}.py": texts / "pattern.txt", output / f"test_{name}.py": texts / "test.txt"}
+    for path in files:
+        if path.exists():
+            raise click.UsageError(f"{path} is there already; choose another name, or remove it")
+    for path, text in files.items():
+        path.write_text(text.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
+        click.echo(f"wrote {path}")
+    first, test = files
+    click.echo(f"next: attnfuse patterns check {first}, then python -m pytest {test}")
+    return Exit.DONE
+
+
+@command.command("check")
+@click.argument("file", type=click.Path(path_type=pathlib.Path))
+@click.argument("models", nargs=-1, metavar="[MODEL | CODE.py:FUNCTION]...")
+@derived_options(only=("skip_patterns", "ep", "arch", "verify"))
+def check_pattern(*, file: pathlib.Path, models: tuple[str, ...], **chosen: Any) -> int:
+    """Load the patterns in FILE, a Python file or a folder, and say what they find in models.
+
+    A model is a file, or a torch function whose parameters have example tensors as defaults. For every Softmax: the pattern that
+    found it and what became of it, or the attempt that came nearest, with the operator that stopped it. Exit 1 if a pattern found
+    nothing.
+    """
+    from onnx_attnfuse.catalogue.packs import from_path
+    from onnx_attnfuse.testing.checking import check
+
+    entries = from_path(file)
+    for entry in entries:
+        click.echo(f"{entry.name}: {entry.kind}, {_first_line(entry)}".rstrip(", "))
+    found: set[str] = set()
+    for model in models:
+        checked = check(_model(model), file, **chosen)
+        click.echo(f"\n{model}")
+        for line in _told(checked):
+            click.echo(f"  {line}")
+        found.update(pattern.name for pattern in checked.report.patterns if pattern.hits)
+    idle = [entry.name for entry in entries if models and entry.name not in found]
+    if idle:
+        click.echo(f"\nfound nothing: {', '.join(idle)}")
+    return Exit.TOO_FEW if idle else Exit.DONE
+
+
+def _model(text: str) -> Any:
+    """A path, or the function that `file.py:name` stands for."""
+    path, separator, name = text.rpartition(":")
+    if not separator or not path.endswith(".py"):
+        return text
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    if spec is None or spec.loader is None or not pathlib.Path(path).is_file():
+        raise click.UsageError(f"there is no file {path}; write FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(pathlib.Path(path).parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    if not callable(getattr(module, name, None)):
+        raise click.UsageError(f"{path} has no function {name}")
+    return getattr(module, name)
+
+
+def _told(checked: Checked) -> list[str]:
+    lines: list[str] = []
+    for site in checked.report.sites:
+        miss = checked.misses.get(site.name)
+        if site.pattern:
+            lines.append(f"{site.name}: matched {site.pattern}, {site.status} {site.op or ''}".rstrip())
+        else:
+            lines.append(f"{site.name}: no pattern, {site.status} {site.op or ''}".rstrip())
+            lines += [f"  nearest miss, of {' and '.join(miss.patterns)}: {miss}"] if miss else []
+        lines += [f"  {reason.code}: {reason}" for reason in site.reasons]
+    if not checked.report.sites:
+        lines.append("no attention was found")
+        if checked.nearest is not None:
+            lines.append(f"nearest miss, of {' and '.join(checked.nearest.patterns)}: {checked.nearest}")
+    return [*lines, *checked.report.notes]
+
+
+def _entries(chosen: dict[str, Any]) -> tuple[Entry, ...]:
+    from onnx_attnfuse import Options
+    from onnx_attnfuse.catalogue.packs import load
+
+    return load(Options(**chosen)).entries
+
+
+def _first_line(entry: Entry) -> str:
+    doc: str = getattr(entry.grain, "doc", "")
+    return doc.partition("\n")[0]
+
+
+def _described(entry: Entry) -> str:
+    """A pattern's formula, its module's words and its own."""
+    from onnx_attnfuse.language import Pattern
+
+    grain = entry.grain
+    lines = [f"{entry.name}: {entry.kind}, from {entry.owner} ({grain.home})"]
+    if isinstance(grain, Pattern):
+        lines.append(f"  written: {grain.written}")
+        if grain.meaning is not None and not grain.restates:
+            lines.append(f"  means:   {grain.meaning}")
+        if grain.refused is not None:
+            lines.append(f"  refused: {grain.refused.code}: {grain.refused.message}")
+    module = sys.modules.get(grain.home.rpartition(".")[0])
+    docs = [module.__doc__ if module is not None else None, getattr(grain, "doc", None)]
+    return "\n\n".join(["\n".join(lines), *(doc.strip() for doc in docs if doc)])

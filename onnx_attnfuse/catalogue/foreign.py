@@ -1,0 +1,74 @@
+"""Rewrite rules of onnxscript, as they are: one match at a time, built beside the old nodes, judged, and only then connected."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from onnx_attnfuse.errors import OptionError
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRule:
+    """A `RewriteRule` of onnxscript."""
+
+    name: str
+    rule: Any
+    home: str
+
+
+def rules_in(thing: object) -> Iterator[GraphRule]:
+    """The rules that a thing is or holds: rules, rule sets, and classes of rules that are defined in it.
+
+    Raises:
+        OptionError: One wants its match made a function, which only onnxscript itself can do.
+    """
+    if not any(name.startswith("onnxscript.rewriter") for name in sys.modules):
+        return
+    seen: set[int] = set()
+    names = Counter[str]()
+    for given, rule in _named(thing):
+        if id(rule) not in seen:
+            seen.add(id(rule))
+            names[given] += 1
+            name = f"{given}[{names[given] - 1}]" if names[given] > 1 else given
+            if rule.as_function:
+                raise OptionError(
+                    f"onnxscript rule '{name}' has as_function=True, which is not supported; build the nodes in rewrite"
+                )
+            yield GraphRule(name, rule, f"{getattr(thing, '__name__', 'onnxscript')}.{name}")
+
+
+def _named(thing: object) -> Iterator[tuple[str, Any]]:
+    if not isinstance(thing, types.ModuleType):
+        yield from _rules_of("rule", thing)
+        return
+    exported: list[str] | None = getattr(thing, "__all__", None)
+    held = [(name, item) for name, item in vars(thing).items() if exported is None or name in exported]
+    found = [found for name, item in held if not inspect.isclass(item) for found in _rules_of(name, item)]
+    yield from found
+    made = {name for name, _ in found}
+    for name, item in held:
+        if inspect.isclass(item) and item.__module__ == thing.__name__ and item.__name__ not in made:
+            yield from _rules_of(name, item)
+
+
+def _rules_of(name: str, item: object) -> Iterator[tuple[str, Any]]:
+    from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+    from onnxscript.rewriter.pattern import RewriteRuleClassBase
+
+    if inspect.isclass(item):
+        if issubclass(item, RewriteRuleClassBase) and not inspect.isabstract(item):
+            yield from _rules_of(name, item.rule())
+    elif isinstance(item, RewriteRuleClassBase):
+        yield from _rules_of(name, type(item).rule())
+    elif isinstance(item, RewriteRuleSet):
+        for count, rule in enumerate(item.rules):
+            yield from _rules_of(f"{name}[{count}]", rule)
+    elif isinstance(item, RewriteRule):
+        yield item.name or name, item

@@ -1,0 +1,178 @@
+"""Where patterns come from: installed packs, files and folders, and whatever a program registers.
+
+    catalogue = load(options)
+    catalogue.readers, catalogue.net, catalogue.operators, catalogue.rules
+
+A pack is a module; everything in it that a decorator of the language made, and every rewrite rule of onnxscript, is a pattern.
+Installed packs are found by the entry point group `onnx_attnfuse.patterns`; the built-in one enters the same way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from onnx_attnfuse.catalogue.entries import Catalogue, Entry
+from onnx_attnfuse.catalogue.foreign import rules_in
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.language.grains import Operator, Pattern, ScoreStepReader, WeightStepReader
+from onnx_attnfuse.options import Options
+
+GROUP = "onnx_attnfuse.patterns"
+VARIABLE = "ATTNFUSE_PATTERNS"
+_BUILT_IN = "onnx_attnfuse_patterns"
+_GRAINS = (Pattern, Operator, ScoreStepReader, WeightStepReader)
+_registered: list[Entry] = []
+
+
+def register(*patterns: object) -> None:
+    """Adds patterns to every run of this process.
+
+    Args:
+        *patterns: What a decorator of the language made, rules or rule sets of onnxscript, or modules that hold such.
+
+    Raises:
+        OptionError: One is none of these.
+    """
+    _registered.extend(entry for thing in patterns for entry in entries_of(thing, "registered"))
+
+
+def forget() -> None:
+    """Takes back everything that was registered."""
+    _registered.clear()
+
+
+def load(options: Options) -> Catalogue:
+    """The patterns that a run under `options` goes by.
+
+    Raises:
+        OptionError: One cannot be loaded, two clash, or a name that is skipped or asked for does not exist.
+    """
+    entries = [*installed(), *_from_environment(), *_registered]
+    for source in options.patterns:
+        entries += from_path(source) if isinstance(source, (str, pathlib.PurePath)) else entries_of(source, "given")
+    return Catalogue.of(_selected(entries, options.skip_patterns, options.only_patterns))
+
+
+def from_path(path: str | pathlib.PurePath) -> list[Entry]:
+    """The patterns in a file, or in all files of a folder but those whose names begin with `_` or `test_`.
+
+    Raises:
+        OptionError: There is no such file, it cannot be run, or it holds no pattern.
+    """
+    place = pathlib.Path(path)
+    if place.is_dir():
+        files = [file for file in sorted(place.glob("*.py")) if not file.name.startswith(("_", "test_"))]
+        if not files:
+            raise OptionError(f"the folder {place} holds no pattern files; put files named *.py into it")
+        return [entry for file in files for entry in from_path(file)]
+    if not place.is_file():
+        raise OptionError(f"there is no file {place}; --patterns takes a Python file or a folder of them")
+    return entries_of(_run(place), str(place))
+
+
+@functools.cache
+def installed() -> tuple[Entry, ...]:
+    """The patterns of all installed packs, the built-in one first.
+
+    In a checkout that is not installed there is no entry point, and the built-in pack is taken from the path.
+
+    Raises:
+        OptionError: A pack cannot be loaded.
+    """
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.value != _BUILT_IN, point.name))
+    found: list[Entry] = []
+    if not any(point.value == _BUILT_IN for point in points):
+        found += entries_of(importlib.import_module(_BUILT_IN), "pack builtin")
+    for point in points:
+        found += _pack(point)
+    return tuple(found)
+
+
+def _pack(point: importlib.metadata.EntryPoint) -> list[Entry]:
+    try:
+        return entries_of(point.load(), f"pack {point.name}")
+    except Exception as error:
+        raise OptionError(f"the installed pack '{point.name}' cannot be loaded: {error}; repair or uninstall it") from error
+
+
+def entries_of(thing: object, owner: str) -> list[Entry]:
+    """The patterns that a thing is or holds.
+
+    Raises:
+        OptionError: There is none.
+    """
+    found = [Entry(grain.name, grain, owner) for grain in _grains_in(thing)]
+    found += [Entry(rule.name, rule, owner) for rule in rules_in(thing)]
+    if not found:
+        what = f"module {thing.__name__}" if isinstance(thing, types.ModuleType) else repr(thing)
+        raise OptionError(
+            f"{owner}: {what} holds no pattern; decorate a function with @pattern, @operator, @score_step or @weight_step"
+        )
+    return found
+
+
+def _grains_in(thing: object) -> Iterator[Any]:
+    if isinstance(thing, _GRAINS):
+        yield thing
+    elif isinstance(thing, types.ModuleType):
+        held = vars(thing).values()
+        yield from dict.fromkeys(item for item in held if isinstance(item, _GRAINS))
+        inner = (item for item in held if isinstance(item, types.ModuleType) and item.__name__.startswith(f"{thing.__name__}."))
+        for module in dict.fromkeys(inner):
+            yield from _grains_in(module)
+
+
+def _run(path: pathlib.Path) -> types.ModuleType:
+    name = f"attnfuse_patterns.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from error
+    except (Exception, SystemExit) as error:
+        lines = [entry.lineno for entry in _frames(error) if entry.filename == str(path)]
+        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        raise OptionError(f"{where}: {type(error).__name__}: {error}; mend the file") from error
+    return module
+
+
+def _frames(error: BaseException) -> Sequence[Any]:
+    import traceback
+
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _from_environment() -> list[Entry]:
+    paths = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
+    return [entry for path in paths for entry in from_path(path)]
+
+
+def _selected(entries: Sequence[Entry], skipped: Sequence[str], only: Sequence[str]) -> list[Entry]:
+    """Without what is skipped; with `only`, of whole attentions, operators and rules no others than those."""
+    for name in (*skipped, *only):
+        if not any(_is_called(entry, name) for entry in entries):
+            close = difflib.get_close_matches(name, [entry.name for entry in entries], 1)
+            hint = f"did you mean {close[0]}?" if close else "`attnfuse patterns list` shows them"
+            raise OptionError(f"no pattern is called {name!r}; {hint}")
+    kept = [entry for entry in entries if not any(_is_called(entry, name) for name in skipped)]
+    return [entry for entry in kept if not only or entry.is_step or any(_is_called(entry, name) for name in only)]
+
+
+def _is_called(entry: Entry, name: str) -> bool:
+    """Whether a name, a name with wildcards, or the idea that steps belong to, means this entry."""
+    return fnmatch.fnmatchcase(entry.name, name) or entry.name.startswith(f"{name}.")

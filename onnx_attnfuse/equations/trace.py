@@ -1,0 +1,47 @@
+"""Why patterns were not found: for each Softmax the attempt that came furthest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.equations.net import Branch
+
+
+@dataclasses.dataclass(frozen=True)
+class Miss:
+    """An attempt that ended."""
+
+    depth: int
+    """Operators found before it ended."""
+    found: str
+    """What stood there."""
+    node: str | None
+    expected: tuple[str, ...]
+    patterns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        wanted = " or ".join(self.expected) or "another operand"
+        return f"{self.found} where {wanted} was expected, {self.depth} operators matched"
+
+
+class Trace:
+    """Collects the nearest misses."""
+
+    def __init__(self) -> None:
+        self.nearest: dict[ir.Node | None, Miss] = {}
+        """By Softmax; under None those of attempts that met none."""
+
+    def miss(self, depth: int, softmaxes: Sequence[ir.Node], value: ir.Value, branch: Branch) -> None:
+        """Notes an attempt that ended at a value."""
+        node = value.producer()
+        found = f"{node.op_type} '{node.name}'" if node is not None else f"'{value.name}'"
+        made = Miss(
+            depth, found, node.name if node is not None else None, tuple(dict.fromkeys(branch.expected())), tuple(branch.names)
+        )
+        for softmax in softmaxes or (None,):
+            known = self.nearest.get(softmax)
+            if known is None or known.depth < depth:
+                self.nearest[softmax] = made

@@ -1,0 +1,172 @@
+"""One place written anew: built, judged, connected, and put back where it led nowhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.catalogue.entries import Catalogue
+from onnx_attnfuse.court import Court
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.detach import Detached, detach
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.respelling.tally import Tally
+from onnx_attnfuse.rewrite import connect, tidy
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """New nodes beside old ones."""
+
+    new: ir.Value
+    softmaxes: tuple[ir.Node, ...]
+    stops: Sequence[ir.Value]
+    """What both are computed from."""
+    judged: bool = True
+    """Whether there is anything to hold them against."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One place that was written anew."""
+
+    pattern: str
+    stood: str
+    """The name of the Softmax that stood there, or else of the node."""
+    old: ir.Value
+    new: ir.Value
+    softmaxes: tuple[ir.Node, ...]
+    """The new ones."""
+    removed: Detached
+
+    @property
+    def led_somewhere(self) -> bool:
+        """Whether the new nodes were of use: each softmax among them was fused, or, without one, what they give was read."""
+        if self.softmaxes:
+            return all(node.graph is None for node in self.softmaxes)
+        return not self.new.uses() and not self.new.is_graph_output()
+
+
+@dataclasses.dataclass
+class Changes:
+    """Everything that patterns change in one graph, and what they say of it."""
+
+    scope: Scope
+    model: ir.Model
+    builder: Builder
+    catalogue: Catalogue
+    court: Court
+    tally: Tally
+    keep_outputs: bool
+    done: list[Change] = dataclasses.field(default_factory=list[Change])
+    refused: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
+    """Why something was left, by the name of its Softmax, or else of the node."""
+    spoken: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
+    """Why places without a Softmax are no fused attention, by the name of the node: formulas that are refused, and operators of
+    other domains whose definition cannot be used."""
+    named: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Patterns that merely name what is fused anyway, by the name of the Softmax."""
+
+    def attempt(self, node: ir.Node, pattern: str, make: Callable[[], Made], softmaxes: Sequence[ir.Node] = ()) -> bool:
+        """Writes one place anew; what keeps it from being written is noted.
+
+        Args:
+            node: The node that gives the old result.
+            pattern: What is written, for people.
+            make: Makes the new nodes, or raises `Refused`.
+            softmaxes: The Softmax nodes that stand there.
+        """
+        self.builder.at(node)
+        old, places = node.outputs[0], [label(item) for item in softmaxes or (node,)]
+        try:
+            made = make()
+            new = self._own(made.new)
+            if made.judged:
+                self.court.pairs([(old, new)], made.stops, node.name or pattern, self.scope, self.model)
+        except Refused as refused:
+            tidy(self.builder)
+            reason = dataclasses.replace(refused.reason, message=f"pattern '{pattern}': {refused.reason.message}")
+            (self.refused if softmaxes else self.spoken).update(dict.fromkeys(places, reason))
+            return False
+        connect(old, new, self.builder, [user for user, _ in old.uses()])
+        self.done.append(Change(pattern, places[0], old, new, made.softmaxes, detach([old])))
+        return True
+
+    def _own(self, new: ir.Value) -> ir.Value:
+        """A value that was just made and stands for nothing else."""
+        node = new.producer()
+        if node is not None and node in self.builder.added and not any(change.new is new for change in self.done):
+            return new
+        facts = self.scope.facts
+        return self.builder.node("Identity", [new], dims=facts.dims(new), dtype=facts.dtype(new), hint="attnfuse/same")
+
+    def settle(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
+        """Puts back what led nowhere, and tells the sites by the names that they had.
+
+        Args:
+            sites: The reports, in which places have the names of the new nodes.
+            replaced: Values that the fused operators replaced, with what by.
+        """
+        back = dict(replaced)
+        undone: set[str] = set()
+        for change in self.done:
+            if not change.led_somewhere and self._put_back(change, back):
+                undone.update(map(label, change.softmaxes))
+            sweep(value for _, inputs in change.removed.nodes for value in inputs)
+        told = [self._told(site, undone) for site in sites]
+        return told + [SiteReport(name, self.scope.path, "skipped", reasons=(reason,)) for name, reason in self.spoken.items()]
+
+    def notes(self, sites: Iterable[SiteReport]) -> list[str]:
+        """What kept patterns from being applied at places that are no sites."""
+        names = {site.name for site in sites}
+        return [str(reason) for name, reason in self.refused.items() if name not in names]
+
+    def _put_back(self, change: Change, replaced: dict[ir.Value, ir.Value]) -> bool:
+        """Puts the old nodes back, if everything that they read is still there; else the new ones stay, which are equal."""
+        nodes = {node for node, _ in change.removed.nodes}
+        inputs = [tuple(_latest(value, replaced) for value in values) for _, values in change.removed.nodes]
+        read = [value for values in inputs for value in values if value is not None and value.producer() not in nodes]
+        before = change.new.producer()
+        if before is None or before.graph is None or any(_is_gone(value) for value in read):
+            return False
+        Detached(tuple((node, values) for (node, _), values in zip(change.removed.nodes, inputs, strict=True))).restore(before)
+        connect(change.new, change.old, self.builder, [user for user, _ in change.new.uses() if user not in nodes])
+        replaced[change.new] = change.old
+        sweep([change.new])
+        return True
+
+    def _told(self, site: SiteReport, undone: Collection[str]) -> SiteReport:
+        """The report on a site under the name that stood in the model."""
+        for change in self.done:
+            names = [label(node) for node in change.softmaxes]
+            if site.name not in names:
+                continue
+            count = f" ({names.index(site.name) + 1} of {len(names)})" if len(names) > 1 else ""
+            told = dataclasses.replace(site, name=change.stood + count, pattern=change.pattern)
+            if site.name not in undone or site.status != "fused":
+                return told
+            reason = Reason("part-unfused", f"another part of '{change.pattern}' could not be fused")
+            return dataclasses.replace(
+                told, status="skipped", op=None, domain=None, kernel=None, verified=None, reasons=(reason,)
+            )
+        reason = self.refused.get(site.name)
+        if reason is not None and site.status in {"skipped", "not-attention"}:
+            return dataclasses.replace(site, status="skipped", reasons=(reason, *site.reasons))
+        return dataclasses.replace(site, pattern=self.named.get(site.name))
+
+
+def _latest(value: ir.Value | None, replaced: Mapping[ir.Value, ir.Value]) -> ir.Value | None:
+    while value is not None and value in replaced:
+        value = replaced[value]
+    return value
+
+
+def _is_gone(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.graph is None

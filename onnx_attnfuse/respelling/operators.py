@@ -1,0 +1,84 @@
+"""Operators of other domains written as the formulas they compute."""
+
+from __future__ import annotations
+
+import inspect
+
+import onnx_ir as ir
+
+from onnx_attnfuse.equations.spelling import Given, Speller
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.language.grains import Operator
+from onnx_attnfuse.language.normal import plain
+from onnx_attnfuse.language.tensor import Tensor, variable
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.respelling.changes import Changes, Made
+
+
+def write_operators(changes: Changes) -> None:
+    """Writes every operator that has a definition; what follows is read again, as it may only now be known what it gives."""
+    definitions, facts = changes.catalogue.operators, changes.scope.facts
+    learning = False
+    for node in list(changes.scope.graph) if definitions else ():
+        definition = definitions.get((node.domain, node.op_type))
+        if definition is None:
+            if learning:
+                facts.learn(node)
+            continue
+        with changes.tally.trying(definition.name) as tried:
+            tried.hit = changes.attempt(node, definition.name, lambda node=node, made=definition: _defined(node, made, changes))
+        learning |= tried.hit
+
+
+def _defined(node: ir.Node, definition: Operator, changes: Changes) -> Made:
+    """What an operator computes; it is believed where there is no reference.
+
+    Raises:
+        Refused: The node is not as the definition has it.
+    """
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        raise Refused("other-outputs", f"{node.op_type} has other outputs in use than the one that is defined", node.name)
+    operands = {name: value for name, value in zip(definition.inputs, node.inputs, strict=False) if value is not None}
+    speller = Speller(changes.builder, Given(operands), node.name or definition.op)
+    try:
+        new = speller.spell(plain(_formula_of(node, definition)))
+    except OptionError as error:
+        raise Refused("bad-definition", str(error), node.name) from error
+    given = [value for value in node.inputs if value is not None]
+    dtype = node.outputs[0].dtype or (changes.scope.facts.dtype(given[0]) if given else None)
+    if dtype is not None and dtype.is_floating_point() and speller.dtype(new) != ir.DataType.BOOL:
+        new = changes.builder.cast(new, dtype)
+    changes.scope.facts.copy(new, node.outputs[0])
+    return Made(new, tuple(speller.softmaxes), given, judged=definition.reference is not None)
+
+
+def _formula_of(node: ir.Node, definition: Operator) -> Tensor:
+    """The formula of an operator with the attributes of one node.
+
+    Raises:
+        Refused: The node has an attribute or an input that the definition has not, or lacks one.
+    """
+    unknown = sorted(set(node.attributes) - set(definition.attributes))
+    if unknown:
+        raise Refused("unknown-attribute", f"its definition has no attribute '{unknown[0]}'", node.name)
+    count = len(definition.inputs)
+    if any(value is not None for value in node.inputs[count:]):
+        raise Refused("unknown-input", f"its definition has {count} inputs, the node {len(node.inputs)}", node.name)
+    attributes = {name: attribute(node, name, default) for name, default in definition.attributes.items()}
+    missing = [name for name, value in attributes.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise Refused(
+            "missing-attribute", f"it has no attribute '{missing[0]}', for which its definition has no default", node.name
+        )
+    inputs = [*node.inputs[:count], *[None] * (count - len(node.inputs))]
+    operands = [None if value is None else variable(name) for name, value in zip(definition.inputs, inputs, strict=True)]
+    try:
+        formula = definition.define(*operands, **attributes)
+    except OptionError:
+        raise
+    except Exception as error:
+        raise Refused("bad-definition", f"its definition failed with {type(error).__name__}: {error}", node.name) from error
+    if not isinstance(formula, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Refused("bad-definition", f"its definition returned {formula!r} and no formula", node.name)
+    return formula

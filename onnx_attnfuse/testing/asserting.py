@@ -1,0 +1,178 @@
+"""The assertions: optimise, look at the report, and hold the result against the original."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+import onnx_attnfuse
+from onnx_attnfuse.catalogue.packs import load
+from onnx_attnfuse.court import references
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.language.grains import Pattern
+from onnx_attnfuse.report.model import Report, SiteReport
+from onnx_attnfuse.testing.cases import Case, Expectation
+from onnx_attnfuse.testing.models import Model, as_model
+from onnx_attnfuse.verify.model import judge_models
+
+_EVIDENCE = pathlib.Path(tempfile.gettempdir()) / "attnfuse-evidence"
+
+
+def assert_fuses(
+    model: Model,
+    *patterns: object,
+    inputs: Sequence[Any] | None = None,
+    into: str | None = None,
+    sites: int | None = None,
+    export: dict[str, Any] | None = None,
+    **options: Any,
+) -> onnx_attnfuse.Result:
+    """Every attention of a model is fused, by each whole attention among the patterns, and nothing it computes changes.
+
+    Args:
+        model: A torch function or module, ONNX text, a path, or a model object.
+        *patterns: The patterns to use beside the installed ones.
+        inputs: Example inputs of a torch function or module.
+        into: The operator that every site must become.
+        sites: How many sites there must be; by default any number from 1 on.
+        export: More arguments for `torch.onnx.export`.
+        **options: Fields of `onnx_attnfuse.Options`.
+
+    Returns:
+        What `onnx_attnfuse.optimize` returned.
+
+    Raises:
+        AssertionError: Something is not as it should be; the message says what became of every site.
+    """
+    before = as_model(model, inputs, **(export or {}))
+    chosen = onnx_attnfuse.Options(patterns=patterns, evidence=_EVIDENCE)
+    result = onnx_attnfuse.optimize(before.clone(), chosen, **options)
+    report, told = result.report, _told(result.report)
+    if not report.candidates or report.skipped or report.already_fused:
+        raise AssertionError(f"not every attention was fused:\n{told}")
+    if sites is not None and report.fused != sites:
+        raise AssertionError(f"{report.fused} sites were fused and not {sites}:\n{told}")
+    if into is not None and any(site.op != into for site in report.sites if site.status == "fused"):
+        raise AssertionError(f"not every site became {into}:\n{told}")
+    found = {(site.pattern or "").partition("(")[0] for site in report.sites}
+    for pattern in patterns:
+        if isinstance(pattern, Pattern) and pattern.name not in found:
+            raise AssertionError(f"the pattern '{pattern.name}' was not what fused it:\n{told}")
+    _assert_same(before, result.model, patterns)
+    return result
+
+
+def assert_refuses(
+    model: Model,
+    *patterns: object,
+    code: str,
+    inputs: Sequence[Any] | None = None,
+    export: dict[str, Any] | None = None,
+    **options: Any,
+) -> onnx_attnfuse.Result:
+    """No attention of a model is fused, a site says so with this reason, and nothing it computes changes.
+
+    Args:
+        model: A torch function or module, ONNX text, a path, or a model object.
+        *patterns: The patterns to use beside the installed ones.
+        code: The code of the reason.
+        inputs: Example inputs of a torch function or module.
+        export: More arguments for `torch.onnx.export`.
+        **options: Fields of `onnx_attnfuse.Options`.
+
+    Returns:
+        What `onnx_attnfuse.optimize` returned.
+
+    Raises:
+        AssertionError: Something was fused, or the reason is another; the message says what became of every site.
+    """
+    before = as_model(model, inputs, **(export or {}))
+    chosen = onnx_attnfuse.Options(patterns=patterns, evidence=_EVIDENCE)
+    result = onnx_attnfuse.optimize(before.clone(), chosen, **options)
+    told = _told(result.report)
+    if result.report.fused:
+        raise AssertionError(f"{result.report.fused} sites were fused:\n{told}")
+    codes = {reason.code for site in result.report.sites for reason in site.reasons}
+    if code not in codes:
+        raise AssertionError(f"no site gives the reason {code}:\n{told}")
+    _assert_same(before, result.model, patterns)
+    return result
+
+
+def assert_case(case: Case, *patterns: object, **options: Any) -> onnx_attnfuse.Result:
+    """A case of a file becomes what it says, and computes the same.
+
+    Args:
+        case: One of `cases_in`.
+        *patterns: The patterns to use beside the installed ones.
+        **options: Fields of `onnx_attnfuse.Options`.
+
+    Returns:
+        What `onnx_attnfuse.optimize` returned.
+
+    Raises:
+        AssertionError: It does not; the message says what became of every site.
+    """
+    before = as_model(case.text)
+    chosen = onnx_attnfuse.Options(patterns=patterns, verify="none", keep_outputs="keep_outputs" in case.flags)
+    result = onnx_attnfuse.optimize(before.clone(), chosen, **options)
+    told = _told(result.report)
+    if len(result.report.sites) != len(case.expected):
+        raise AssertionError(f"{case.name}: {len(result.report.sites)} sites where {len(case.expected)} are expected:\n{told}")
+    nodes = [node for graph in (result.model.graph, *result.model.functions.values()) for node in graph.all_nodes()]
+    fused = iter([node for node in nodes if node.domain == "com.microsoft" or node.op_type == "Attention"])
+    for site, expected in zip(result.report.sites, case.expected, strict=True):
+        problem = _unlike(site, expected, fused)
+        if problem:
+            raise AssertionError(f"{case.name}: {site.name} {problem}:\n{told}")
+    for op, count in case.ops.items():
+        found = sum(node.op_type == op for node in nodes)
+        if found != count:
+            raise AssertionError(f"{case.name}: {found} {op} are left and not {count}")
+    if "by_reference" not in case.flags:
+        _assert_same(before, result.model, patterns)
+    return result
+
+
+def _unlike(site: SiteReport, expected: Expectation, fused: Iterator[ir.Node]) -> str | None:
+    """What is not as expected."""
+    if site.status != expected.status:
+        return f"is {site.status} and not {expected.status}"
+    if site.status != "fused":
+        codes = " ".join(reason.code for reason in site.reasons)
+        return None if codes == (expected.what or expected.status) else f"gives {codes} and not {expected.what}"
+    if site.op != expected.what:
+        return f"became {site.op} and not {expected.what}"
+    node = next(node for node in fused if node.op_type == site.op)
+    for name, value in expected.attributes.items():
+        found = attribute(node, name)
+        if found is None or not math.isclose(found, value, rel_tol=1e-6):
+            return f"has {name}={found} and not {value}"
+    place = 5 if node.domain else 3
+    has_bias = len(node.inputs) > place and node.inputs[place] is not None
+    return None if expected.bias in {None, has_bias} else f"has {'a' if has_bias else 'no'} bias"
+
+
+def _assert_same(before: ir.Model, after: ir.Model, patterns: Sequence[object]) -> None:
+    """Two models give the same results on hostile inputs."""
+    catalogue = load(onnx_attnfuse.Options(patterns=tuple(patterns)))
+    verdict = judge_models(ir.to_proto(before), ir.to_proto(after), references(catalogue.operators.values()))
+    if verdict.undecided is not None:
+        raise AssertionError(f"it could not be held against the original: {verdict.undecided}")
+    if not verdict.equal:
+        raise AssertionError(f"it differs from the original: {verdict.detail}")
+
+
+def _told(report: Report) -> str:
+    """A line for every site."""
+    lines = [
+        f"  {site.name}: {site.status} {site.op or ''}{f' by {site.pattern}' if site.pattern else ''} "
+        + "; ".join(f"{reason.code}: {reason}" for reason in site.reasons)
+        for site in report.sites
+    ]
+    return "\n".join([*lines, *(f"  {note}" for note in report.notes)]) or "  no attention was found"
