@@ -164,6 +164,15 @@ def test_what_would_be_done_is_not_said_to_be_done() -> None:
         assert texts(found, ".tile.good") == [f"{verb} 1 of 1"]
 
 
+def test_what_a_pattern_wrote_is_not_said_to_have_stood_there() -> None:
+    report = layers(1)
+    for pattern, caption in ((None, "Before 41 nodes"), ("softmax_one", "Before, as the pattern reads it 41 nodes")):
+        sites = (dataclasses.replace(report.sites[0], pattern=pattern),)
+        found = document(page(dataclasses.replace(report, sites=sites), "encoder"))
+        assert texts(found, ".drawing figcaption")[0] == caption
+        assert ("found by softmax_one" in texts(found, ".facts")[0]) == (pattern is not None)
+
+
 def test_versions_stand_below() -> None:
     (told,) = texts(document(page(layers(1), "encoder")), ".foot")
     assert f"onnxruntime {importlib.metadata.version('onnxruntime')}" in told

@@ -160,7 +160,8 @@ def _card(row: Row, report: Report) -> _Card:
     if picture is None:
         return _Card(row, {}, None)
     after = picture.after if row.site.status == "fused" else None
-    titled = {"Before" if after else "As it stands": picture.before, "After": after}
+    before = "As it stands" if after is None else "Before, as the pattern reads it" if row.site.pattern else "Before"
+    titled = {before: picture.before, "After": after}
     drawn = {title: (drawing, lay_out(drawing)) for title, drawing in titled.items() if drawing is not None}
     return _Card(row, drawn, picture.mask)
 
