@@ -16,7 +16,7 @@ author = "the authors of onnx-attnfuse"
 release = importlib.metadata.version("onnx-attnfuse")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-include_patterns = ["docs/**", "benchmarks/results/*.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**", "benchmarks/results/*.md", "patterns/gallery/README.md", "CONTRIBUTING.md"]
 """The source is the whole repository, so that pages can point to the tables of measurements."""
 root_doc = "docs/index"
 html_extra_path = ["site"]

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import sys
 import types
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +14,10 @@ from onnx_attnfuse.errors import OptionError
 
 @dataclasses.dataclass(frozen=True)
 class GraphRule:
-    """A `RewriteRule` of onnxscript."""
+    """Rules of onnxscript by one name: a rule, or all orders of operands that a rule set makes of it."""
 
     name: str
-    rule: Any
+    rules: tuple[Any, ...]
     home: str
 
 
@@ -30,18 +29,18 @@ def rules_in(thing: object) -> Iterator[GraphRule]:
     """
     if not any(name.startswith("onnxscript.rewriter") for name in sys.modules):
         return
+    found: dict[str, list[Any]] = {}
     seen: set[int] = set()
-    names = Counter[str]()
-    for given, rule in _named(thing):
+    for name, rule in _named(thing):
+        if rule.as_function:
+            raise OptionError(
+                f"onnxscript rule '{name}' has as_function=True, which is not supported; build the nodes in rewrite"
+            )
         if id(rule) not in seen:
             seen.add(id(rule))
-            names[given] += 1
-            name = f"{given}[{names[given] - 1}]" if names[given] > 1 else given
-            if rule.as_function:
-                raise OptionError(
-                    f"onnxscript rule '{name}' has as_function=True, which is not supported; build the nodes in rewrite"
-                )
-            yield GraphRule(name, rule, f"{getattr(thing, '__name__', 'onnxscript')}.{name}")
+            found.setdefault(name, []).append(rule)
+    for name, rules in found.items():
+        yield GraphRule(name, tuple(rules), f"{getattr(thing, '__name__', 'onnxscript')}.{name}")
 
 
 def _named(thing: object) -> Iterator[tuple[str, Any]]:
@@ -68,7 +67,7 @@ def _rules_of(name: str, item: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(item, RewriteRuleClassBase):
         yield from _rules_of(name, type(item).rule())
     elif isinstance(item, RewriteRuleSet):
-        for count, rule in enumerate(item.rules):
-            yield from _rules_of(f"{name}[{count}]", rule)
+        for rule in item.rules:
+            yield from _rules_of(name, rule)
     elif isinstance(item, RewriteRule):
         yield item.name or name, item

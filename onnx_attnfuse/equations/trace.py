@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -30,17 +30,24 @@ class Miss:
 class Trace:
     """Collects the nearest misses."""
 
-    def __init__(self) -> None:
+    def __init__(self, patterns: Collection[str]) -> None:
+        """Collects the misses of some patterns.
+
+        Args:
+            patterns: Their names.
+        """
+        self._patterns = patterns
         self.nearest: dict[ir.Node | None, Miss] = {}
         """By Softmax; under None those of attempts that met none."""
 
     def miss(self, depth: int, softmaxes: Sequence[ir.Node], value: ir.Value, branch: Branch) -> None:
         """Notes an attempt that ended at a value."""
+        patterns = tuple(name for name in branch.names if name in self._patterns)
+        if not patterns:
+            return
         node = value.producer()
         found = f"{node.op_type} '{node.name}'" if node is not None else f"'{value.name}'"
-        made = Miss(
-            depth, found, node.name if node is not None else None, tuple(dict.fromkeys(branch.expected())), tuple(branch.names)
-        )
+        made = Miss(depth, found, node.name if node is not None else None, tuple(dict.fromkeys(branch.expected())), patterns)
         for softmax in softmaxes or (None,):
             known = self.nearest.get(softmax)
             if known is None or known.depth < depth:

@@ -8,8 +8,10 @@ Everything an author needs is here; `docs/write-a-pattern.md` shows how.
 from __future__ import annotations
 
 from onnx_attnfuse.language.grains import (
+    Equation,
     Operator,
     Pattern,
+    Refusal,
     ScoreStepReader,
     WeightStepReader,
     equation,
@@ -51,8 +53,10 @@ from onnx_attnfuse.language.tensor import (
 )
 
 __all__ = [
+    "Equation",
     "Operator",
     "Pattern",
+    "Refusal",
     "ScoreStepReader",
     "Tensor",
     "WeightStepReader",

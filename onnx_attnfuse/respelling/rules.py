@@ -17,28 +17,28 @@ from onnx_attnfuse.rewrite import connect
 
 def apply_rules(changes: Changes) -> None:
     """Applies every rule at every node, each match by itself."""
-    for made in changes.catalogue.rules:
-        rule: Any = made.rule
-        if rule.graph_pre_visitor:
-            rule.graph_pre_visitor()
+    rules = [rule for made in changes.catalogue.rules for rule in made.rules]
+    for visit in (rule.graph_pre_visitor for rule in rules):
+        if visit:
+            visit()
     graph = changes.scope.graph
-    for node in list(graph) if changes.catalogue.rules else ():
+    for node in list(graph) if rules else ():
         for made in changes.catalogue.rules:
             if node.graph is not graph:
                 break
             with changes.tally.trying(made.name) as tried:
-                tried.hit = _applied(made, node, changes)
-    for made in changes.catalogue.rules:
-        if made.rule.graph_post_visitor:
-            made.rule.graph_post_visitor()
+                tried.hit = any(_applied(rule, made, node, changes) for rule in made.rules)
+    for visit in (rule.graph_post_visitor for rule in rules):
+        if visit:
+            visit()
 
 
-def _applied(made: GraphRule, node: ir.Node, changes: Changes) -> bool:
+def _applied(rule: Any, made: GraphRule, node: ir.Node, changes: Changes) -> bool:
     """Applies a rule at a node, if it matches there and what it gives is equal."""
     graph, model = changes.scope.graph, changes.model
     imports = [(owner, dict(owner.opset_imports)) for owner in (graph, model.graph)]
     try:
-        delta: Any = made.rule.try_rewrite(model, graph, node)
+        delta: Any = rule.try_rewrite(model, graph, node)
     except Exception as error:  # noqa: BLE001 - whatever a rule raises, the node stays as it is
         changes.refused[label(node)] = Reason("rule-failed", f"rule '{made.name}': {type(error).__name__}: {error}", node.name)
         return False

@@ -70,17 +70,17 @@ def assert_fuses(
 def assert_refuses(
     model: Model,
     *patterns: object,
-    code: str,
+    code: str | None,
     inputs: Sequence[Any] | None = None,
     export: dict[str, Any] | None = None,
     **options: Any,
 ) -> onnx_attnfuse.Result:
-    """No attention of a model is fused, a site says so with this reason, and nothing it computes changes.
+    """No attention of a model is fused, a site says so with the reason expected, and nothing it computes changes.
 
     Args:
         model: A torch function or module, ONNX text, a path, or a model object.
         *patterns: The patterns to use beside the installed ones.
-        code: The code of the reason.
+        code: The code of the reason; None if nothing may even be found that looks like attention.
         inputs: Example inputs of a torch function or module.
         export: More arguments for `torch.onnx.export`.
         **options: Fields of `onnx_attnfuse.Options`.
@@ -97,8 +97,10 @@ def assert_refuses(
     told = _told(result.report)
     if result.report.fused:
         raise AssertionError(f"{result.report.fused} sites were fused:\n{told}")
+    if code is None and result.report.candidates:
+        raise AssertionError(f"attention was found:\n{told}")
     codes = {reason.code for site in result.report.sites for reason in site.reasons}
-    if code not in codes:
+    if code is not None and code not in codes:
         raise AssertionError(f"no site gives the reason {code}:\n{told}")
     _assert_same(before, result.model, patterns)
     return result

@@ -22,7 +22,7 @@ class Checked:
 
     report: Report
     misses: Mapping[str, Miss]
-    """By the name of the Softmax, the attempt at it that came furthest and failed."""
+    """By the name of the Softmax, the attempt of one of the patterns at it that came furthest and failed."""
     nearest: Miss | None
     """Of attempts that met no Softmax."""
 
@@ -41,7 +41,8 @@ def check(model: Model, *patterns: object, inputs: Sequence[Any] | None = None, 
         OptionError: A pattern cannot be used.
     """
     chosen = dataclasses.replace(Options(patterns=patterns), **options)
-    catalogue, trace = load(chosen), Trace()
+    catalogue = load(chosen)
+    trace = Trace({entry.name for entry in catalogue.entries if not entry.owner.startswith("pack ")})
     court = Court(chosen, catalogue.operators.values(), keep_evidence=False)
     report = Run(as_model(model, inputs).clone(), chosen, court, catalogue, trace).go()
     misses = {label(node): miss for node, miss in trace.nearest.items() if node is not None}

@@ -22,5 +22,4 @@ def test_it_is_listed_with_its_reason(name):
 
 def test_features_of_two_kinds_are_not_recognised():
     mixed = lambda *x: attention(*x, FEATURES["relu"], FEATURES["elu"])
-    with pytest.raises(AssertionError, match="no site gives the reason linear-attention:\n  no attention was found"):
-        assert_refuses(mixed, linear_attention, inputs=INPUTS, code="linear-attention")
+    assert_refuses(mixed, linear_attention, inputs=INPUTS, code=None)

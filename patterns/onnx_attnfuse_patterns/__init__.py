@@ -1,8 +1,8 @@
 """The built-in pattern pack: one file per idea, entering by the same door as anyone's.
 
-Importing the pack registers its readers (`onnx_attnfuse.score_step`, `onnx_attnfuse.weight_step`).
+What its modules hold are readers of single steps and formulas; `onnx_attnfuse.catalogue.packs` finds them by the entry point.
 """
 
-from onnx_attnfuse_patterns import floors, guards, masks, passing, scaling, soft_cap
+from onnx_attnfuse_patterns import floors, guards, masks, passing, scaling, soft_cap, spelled_out
 
-__all__ = ["floors", "guards", "masks", "passing", "scaling", "soft_cap"]
+__all__ = ["floors", "guards", "masks", "passing", "scaling", "soft_cap", "spelled_out"]
