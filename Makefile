@@ -2,11 +2,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test coverage bench clean
+.PHONY: demo test test-browser test-olive docs coverage bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
-	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx
+	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx --report build/demo.html
 
 test: .venv/dev  ## Everything CI checks.
 	$(BIN)/ruff format --check .
@@ -14,6 +14,15 @@ test: .venv/dev  ## Everything CI checks.
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses auto
+
+test-browser: .venv/browser  ## The report's page in Chromium, with screenshots; needs chromium, or playwright install chromium.
+	$(BIN)/pytest tests/browser/page_in_chromium.py
+
+test-olive: .venv/olive  ## The example for Olive.
+	$(BIN)/pytest tests/olive/pass_of_olive.py
+
+docs: .venv/docs  ## The documentation as a site, into build/docs; a link that leads nowhere is an error.
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
 
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
@@ -29,11 +38,23 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/cpu: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[cpu]'
+	$(INSTALL) '.[cpu,report]'
 	touch $@
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[cpu,torch,dev]'
+	$(INSTALL) '.[cpu,torch,report,dev]'
+	touch $@
+
+.venv/browser: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,report,dev,browser]'
+	touch $@
+
+.venv/olive: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,torch,dev,olive]'
+	touch $@
+
+.venv/docs: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[docs]'
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.language import steps
     from onnx_attnfuse.language.grains import score_step, weight_step
+    from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
     from onnx_attnfuse.session import Session
     from onnx_attnfuse.settings import providers, session_environment, session_options
@@ -67,6 +68,7 @@ __all__ = [
     "session_options",
     "steps",
     "weight_step",
+    "write_report",
 ]
 
 _HOMES = {
@@ -87,6 +89,7 @@ _HOMES = {
     "session_environment": "settings",
     "session_options": "settings",
     "weight_step": "language.grains",
+    "write_report": "report.files",
 }
 
 

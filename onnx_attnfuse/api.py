@@ -58,12 +58,14 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     options = dataclasses.replace(options or Options(), **choices)
     catalogue = load(options)
     court = Court(options, catalogue.operators.values())
-    loaded, kind = io.from_any(model)
+    with court.clock.step("read"):
+        loaded, kind = io.from_any(model)
     before = _original(model, loaded) if court.level == "model" else None
     report = Run(loaded, options, court, catalogue).go()
     if before is not None:
         note = court.model(before, loaded)
-        report = dataclasses.replace(report, notes=(*report.notes, note)) if note else report
+        notes = (*report.notes, note) if note else report.notes
+        report = dataclasses.replace(report, notes=notes, steps=dict(court.clock.seconds))
     return Result(io.to_kind(loaded, kind), report, loaded)
 
 
@@ -77,7 +79,8 @@ def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) 
     options = dataclasses.replace(options or Options(), **choices)
     catalogue = load(options)
     court = Court(options, catalogue.operators.values(), keep_evidence=False)
-    loaded, _ = io.from_any(model)
+    with court.clock.step("read"):
+        loaded, _ = io.from_any(model)
     return Run(loaded, options, court, catalogue).go()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.clock import Clock
 from onnx_attnfuse.devices import resolve
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph import sizes
@@ -52,6 +53,8 @@ class Court:
         self.level = judging(options)
         self.differing = 0
         """Sites that were found different."""
+        self.clock = Clock()
+        """How long judging took, and whatever else the run times."""
         self._judge: Judge | None = None
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._operators: list[type[ReferenceOperator]] = []
@@ -92,7 +95,8 @@ class Court:
         if self._judge is None:
             return None
         opsets = scope.graph.opset_imports or model.opset_imports
-        verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
+        with self.clock.step("verify"):
+            verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
         if not verdict.equal:
@@ -110,7 +114,8 @@ class Court:
         key = (meaning.text, *mask_values(spec.mask))
         if key not in self._refuted:
             opsets = scope.graph.opset_imports or model.opset_imports
-            self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
+            with self.clock.step("verify"):
+                self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
         refutation = self._refuted[key]
         return meaning if refutation is None else distrusted(meaning, refutation)
 
@@ -127,7 +132,8 @@ class Court:
         from onnx_attnfuse.verify.model import judge_models
 
         try:
-            verdict = judge_models(before, after, self._operators)
+            with self.clock.step("verify the whole model"):
+                verdict = judge_models(before, after, self._operators)
         except ModelError as error:
             return f"the whole model could not be verified: {error}"
         if verdict.undecided is not None:

@@ -24,7 +24,7 @@ def _no_progress(step: str, done: int, total: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Choices for `optimize` and `explain`."""
+    """Choices for `optimize` and `explain`; fields whose metadata says `command: False` are no options of the command."""
 
     ep: Literal["auto", "cpu", "cuda"] = "auto"
     """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
@@ -54,5 +54,7 @@ class Options:
     """Kernels to use; by default what the environment asks for when the work begins."""
     evidence: pathlib.Path | None = None
     """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
-    progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False)
+    pictures: bool = dataclasses.field(default=False, metadata={"command": False})
+    """Draw each site before and after, and its mask, for a report as a page; takes about as long again as finding them."""
+    progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False, metadata={"command": False})
     """Told about long work."""

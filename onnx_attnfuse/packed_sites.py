@@ -30,6 +30,7 @@ def pack(sites: Sites, candidates: Sequence[Candidate], planning: Planning) -> t
                 candidate.spec, understand(candidate.spec, sites.bench.reader), sites.scope, sites.model
             )
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
+            sites.album.mask(candidate.node, candidate.spec, meaning, sites.scope)
             wanted[place] = candidate.spec, meaning
             if packed.refuse(candidate.spec, meaning, sites.bench) is None:
                 unwanted = refuse_packed(packed_problem(candidate.spec, meaning, planning), sites.policy, planning.device)
@@ -51,6 +52,8 @@ def pack(sites: Sites, candidates: Sequence[Candidate], planning: Planning) -> t
         for site in woven.region.sites:
             place = places[id(site.spec)]
             found[place] = told(found[place], woven, site, planning, others.get(place))
+            attended = woven.attended[site]
+            sites.album.packed(candidates[place].node, attended.node, attended.value, sites.scope)
         sites.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packing.reasons.get(id(spec))

@@ -28,8 +28,10 @@ from onnx_attnfuse.packed_sites import pack
 from onnx_attnfuse.plan import Planning
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.preference import needs_all_kernels
+from onnx_attnfuse.report.album import Album
 from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import PatternReport, Report, SiteReport
+from onnx_attnfuse.report.picture import SitePicture
 from onnx_attnfuse.report.site import as_asked
 from onnx_attnfuse.respelling.changes import Changes
 from onnx_attnfuse.respelling.formulas import write_formulas
@@ -54,6 +56,8 @@ class Run:
         self.model = model
         self.options = options
         self.court = court
+        self.clock = court.clock
+        self.album = Album(model, options.pictures, self.clock)
         self.tally = Tally()
         self.catalogue = dataclasses.replace(catalogue, readers=self.tally.counting(catalogue.readers))
         self.planning = Planning(resolve(options.ep, options.arch), options.padding, options.dim, options.always, options.target)
@@ -71,15 +75,20 @@ class Run:
         """Fuses what can be fused, in place."""
         start = time.perf_counter()
         before = count_ops(self.model)
-        work = [(scope, self._changes(scope), self._candidates(scope)) for scope in scopes(self.model)]
+        with self.clock.step("find"):
+            work = [(scope, self._changes(scope), self._candidates(scope)) for scope in scopes(self.model)]
         self._switch([(scope, candidates) for scope, _, candidates in work])
         total = sum(len(candidates) for _, _, candidates in work)
+        pictures: list[SitePicture | None] = []
         for scope, changes, candidates in work:
-            self._scope(scope, changes, candidates, total)
+            self.album.before(candidates, scope)
+            with self.clock.step("plan and rewrite"):
+                self._scope(scope, changes, candidates, total)
+            pictures += self.album.pictures(candidates, len(self.sites) - len(pictures))
         self._settle_imports()
-        return self._report(before, time.perf_counter() - start)
+        return self._report(before, time.perf_counter() - start, pictures)
 
-    def _report(self, before: Mapping[str, int], seconds: float) -> Report:
+    def _report(self, before: Mapping[str, int], seconds: float, pictures: Sequence[SitePicture | None]) -> Report:
         fused = any(site.status in {"fused", "already-fused"} for site in self.sites)
         device = self.planning.device
         return Report(
@@ -92,15 +101,18 @@ class Run:
             patterns=self._patterns(),
             policy=self.policy,
             session=session_for(device if fused else Device(device.ep, device.arch)),
+            steps=dict(self.clock.seconds),
+            pictures=tuple(pictures),
         )
 
     def _changes(self, scope: Scope) -> Changes:
         """What patterns change in a graph before attention is looked for."""
         builder, keep_outputs = self._builder(scope), self.options.keep_outputs
         changes = Changes(scope, self.model, builder, self.catalogue, self.court, self.tally, keep_outputs)
-        apply_rules(changes)
-        write_operators(changes)
-        write_formulas(changes, self.trace)
+        with self.clock.step("apply patterns"):
+            apply_rules(changes)
+            write_operators(changes)
+            write_formulas(changes, self.trace)
         return changes
 
     def _candidates(self, scope: Scope) -> list[Candidate]:
@@ -125,8 +137,8 @@ class Run:
         """Fuses the attentions of one graph, then mends what stands around them."""
         builder = self._builder(scope)
         bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.planning.device, self.opset)
-        readers = self.catalogue.readers
-        sites = Sites(scope, self.model, bench, self.court, Guards(builder), self.options, readers, self.policy)
+        guards, readers = Guards(builder), self.catalogue.readers
+        sites = Sites(scope, self.model, bench, self.court, guards, self.options, readers, self.policy, self.album)
         found = [as_asked(site, self.planning.target) for site in self._fused(sites, candidates, total)]
         found = changes.settle(found, sites.replaced)
         for site in found:

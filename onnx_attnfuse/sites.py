@@ -21,6 +21,7 @@ from onnx_attnfuse.plan import Plan, Planning
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.preference import preferred_plans
 from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.report.album import Album
 from onnx_attnfuse.report.kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import kept, unfused
@@ -43,6 +44,7 @@ class Sites:
     readers: Readers
     policy: Policy
     """Which kernels are wanted."""
+    album: Album
     replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
     """Results that were replaced, and what by."""
     unsorted: bool = False
@@ -57,7 +59,7 @@ class Sites:
             return self._standing(found, candidate.node, planning)
         self.bench.builder.at(anchor_of(candidate.spec))
         try:
-            found, reasons = self._planned(candidate.spec, found, planning)
+            found, reasons = self._planned(candidate.node, candidate.spec, found, planning)
         except Refused as refused:
             reasons = (refused.reason,)
         except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
@@ -74,7 +76,9 @@ class Sites:
         foreseen = forecast_standing(problem, planning.device)
         return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, planning.device))
 
-    def _planned(self, spec: AttentionSpec, found: SiteReport, planning: Planning) -> tuple[SiteReport, tuple[Reason, ...]]:
+    def _planned(
+        self, node: ir.Node, spec: AttentionSpec, found: SiteReport, planning: Planning
+    ) -> tuple[SiteReport, tuple[Reason, ...]]:
         """Carries out the first plan that can be, and what kept it from being another one.
 
         Raises:
@@ -82,6 +86,7 @@ class Sites:
         """
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
+        self.album.mask(node, spec, meaning, self.scope)
         foreseen = spec if planning.dtype is None else dataclasses.replace(spec, dtype=planning.dtype)
         plans, refusals = preferred_plans(foreseen, meaning, planning, self.policy, self.bench)
         reasons: list[Reason] = []
@@ -97,7 +102,9 @@ class Sites:
                 tidy(self.bench.builder)
                 reasons.append(refused.reason)
             else:
-                return self._fused(found, spec, built, planning), built.reasons
+                done = self._fused(found, spec, built, planning)
+                self.album.after(node, spec, built.emitted, self.scope)
+                return done, built.reasons
         return found, tuple(reasons or refusals)
 
     def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, planning: Planning) -> SiteReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -128,7 +129,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optimize"], "Missing argument 'MODEL'."),
+        (["optimize"], "Missing argument 'MODEL...'."),
         (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'."),
         (
             ["optimize", "model.onnx", "--padding", "left"],
@@ -226,7 +227,7 @@ def test_every_option_of_the_library_is_an_option_of_the_command(capsys: pytest.
     assert main(["optimize", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for field in dataclasses.fields(Options):
-        assert (f"--{field.name.replace('_', '-')}" in text) == (field.name not in {"policy", "progress"})
+        assert (f"--{field.name.replace('_', '-')}" in text) == (field.name not in {"pictures", "policy", "progress"})
     for field in dataclasses.fields(Policy):
         assert f"--{field.name.replace('_', '-')} / --no-{field.name.replace('_', '-')}" in text
     assert "Execution provider the model will run on" in text
@@ -253,3 +254,24 @@ def test_it_starts_without_what_it_does_not_need() -> None:
 def test_without_arguments_it_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "Commands:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "verb"), [("optimize", "fused"), ("explain", "would fuse")])
+def test_a_report_in_html_is_a_page(command: str, verb: str, model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert main([command, str(model), "--report", "report.html"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert f"{verb} 1 of 1 attention site" in page
+    assert "<title>model.onnx " in page
+    assert page.count('<figure class="drawing">') == 2
+
+
+def test_a_page_that_cannot_be_made_is_refused_first(
+    model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else find_spec(name))
+    assert main(["optimize", str(model), "--report", "report.html"]) == 2
+    message = "the report as a page needs Jinja2; run pip install 'onnx-attnfuse[report]', or write it as .json"
+    assert capsys.readouterr() == ("", f"Error: {message}\n")
+    assert names(model) == {"model.onnx"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
     from onnx_attnfuse.bench.seeds import Cell
 
 
-@click.command("bench", short_help="Measure a model beside others, whole and its attention alone.")
+_EXAMPLES = [
+    Example("attnfuse bench model.onnx", "Fused beside the original, whole and its attention alone."),
+    Example("attnfuse bench model.onnx --against onnxscript,onnxruntime --dim seq=512", "Beside what other tools make of it."),
+    Example("attnfuse bench --seeds --ep cuda", "ONNX Runtime's attention by itself, in TFLOP/s."),
+]
+
+
+@click.command(
+    "bench", cls=Manual, short_help="Measure a model beside others, whole and its attention alone.", examples=_EXAMPLES
+)
 @click.argument("model", type=click.Path(path_type=pathlib.Path), required=False)
 @click.option(
     "--against",

@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, Manual
 
 if TYPE_CHECKING:
     from onnx_attnfuse.doctor import Diagnosis
 
 
-@click.command("doctor", short_help="Say what is installed, what is missing, and which attention to ask for.")
+_EXAMPLES = [
+    Example("attnfuse doctor", "What is here, what is missing, and the lines to export."),
+    Example("attnfuse doctor --json", "For a program, or a bug report."),
+]
+
+
+@click.command(
+    "doctor", cls=Manual, short_help="Say what is installed, what is missing, and which attention to ask for.", examples=_EXAMPLES
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(*, as_json: bool) -> int:
     """Say what is installed here, what is missing and how to get it, and which attention to ask for.

@@ -1,17 +1,9 @@
-"""What the exit status says.
-
-  0  done
-  1  done and written, but fewer sites are fused than --require-all or --min-fused asks for
-  2  the command line or the model cannot be used; one line on stderr says why
-  3  sites differed when verified; they were left as they were, so what was written is right; or the whole model differed
-     (--verify model), and nothing was written; or another kernel ran than was forecast (kernels --confirm)
-  4  a defect of this program; a report file in the working directory says where
-130  interrupted
-"""
+"""What the exit status says; of several models it is the largest."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 
 class Exit(enum.IntEnum):
@@ -23,3 +15,17 @@ class Exit(enum.IntEnum):
     DIFFERS = 3
     DEFECT = 4
     INTERRUPTED = 130
+
+
+MEANINGS: Mapping[int, str] = {
+    Exit.DONE: "Done.",
+    Exit.TOO_FEW: "Written, but fewer sites are fused than --min-fused or --require-all asks for.",
+    Exit.BAD_INPUT: "The command line or the model cannot be used; one line on stderr says why.",
+    Exit.DIFFERS: (
+        "Sites differed when verified; they were left as they were, so what was written is right. "
+        "Or the whole model differed (--verify model), and nothing was written."
+    ),
+    Exit.DEFECT: "A defect of attnfuse; attnfuse-error-<time>.txt says where, please report it.",
+    Exit.INTERRUPTED: "Interrupted.",
+}
+"""Each of them in a sentence."""

@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import json as json_format
 import pathlib
 from typing import Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
-from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
+from onnx_attnfuse_cli.files import Files
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.options import derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import show, start_logging, verbose_option
+from onnx_attnfuse_cli.show import show, start_logging
 
 _FIELDS = "ep arch padding dim target always keep_outputs patterns skip_patterns only_patterns".split()
 
 
-@click.command("explain", short_help="Say what would be fused, and why the rest would not.")
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """What was asked for, besides the fields of `onnx_attnfuse.Options`."""
+
+    json: bool = False
+    """Print the report as JSON (docs/report.md)."""
+    report: pathlib.Path | None = None
+    """Write the report there too: a page with pictures if it ends in .html, else JSON."""
+    verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
+    """One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."""
+
+
+_EXAMPLES = [
+    Example("attnfuse explain model.onnx", "A line for each kind of attention."),
+    Example(
+        "attnfuse explain model.onnx --ep cuda --arch sm80", "For an A100: which kernels would run, and why not faster ones."
+    ),
+    Example(
+        "attnfuse explain model.onnx --json",
+        "For a program, here the fused share of all sites: pipe it to jq '.fused / .candidates'.",
+    ),
+]
+_STATUSES = {status: what for status, what in MEANINGS.items() if status not in {Exit.TOO_FEW, Exit.DIFFERS}}
+
+
+@click.command(
+    "explain",
+    cls=Manual,
+    short_help="Say what would be fused, and why the rest would not.",
+    examples=_EXAMPLES,
+    statuses=_STATUSES,
+)
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/report.md).")
+@derived_options(_Wanted)
 @derived_options(only=_FIELDS)
 @policy_options
-@verbose_option
-def command(*, model: pathlib.Path, as_json: bool, verbose: int, **chosen: Any) -> int:
-    """Say what each attention of MODEL is and whether it would be fused; write nothing."""
+def command(*, model: pathlib.Path, **chosen: Any) -> int:
+    """Say what each attention of MODEL is and whether it would be fused; the model is not written."""
+    wanted: _Wanted = taken(_Wanted, chosen)
+    files = Files(model, None, (wanted.report,) if wanted.report else ())
+    files.check()
+    start_logging(verbose=wanted.verbose)
     import onnx_attnfuse
 
-    start_logging(verbose=verbose)
     with progress_bar(shown=True) as progress:
-        report = onnx_attnfuse.explain(model, options=onnx_attnfuse.Options(**chosen, progress=progress))
-    if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
+        options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
+        report = onnx_attnfuse.explain(model, options=options)
+    if wanted.report:
+        onnx_attnfuse.write_report(report, wanted.report, model.name, verb="would fuse")
+    if wanted.json:
+        click.echo(json_format.dumps(report.to_dict(), indent=2))
     else:
-        show(report, verb="would fuse", verbose=verbose)
+        show(report, verb="would fuse", verbose=wanted.verbose)
     return Exit.DONE

@@ -10,17 +10,38 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import print_table, start_logging, verbose_option
+from onnx_attnfuse_cli.show import print_table, start_logging
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernel_log import Confirmation
     from onnx_attnfuse.report.model import Report
 
 
-@click.command("kernels", short_help="Forecast the kernel of each attention on each device; --confirm runs it.")
+_EXAMPLES = [
+    Example("attnfuse kernels model.onnx", "For the GPU here, or for an A100 and an H100."),
+    Example(
+        "attnfuse kernels model.onnx --arch sm80,sm90,cpu --dtype float16 --seq 2048", "As if it was in float16, at a length."
+    ),
+    Example("attnfuse kernels model.onnx --confirm", "Runs it on the GPU here, and compares operator by operator."),
+]
+_STATUSES = {
+    Exit.DONE: "Done.",
+    Exit.BAD_INPUT: "The command line or the model cannot be used, or there is no GPU to confirm on.",
+    Exit.DIFFERS: "Another kernel ran than was forecast (--confirm).",
+}
+
+
+@click.command(
+    "kernels",
+    cls=Manual,
+    short_help="Forecast the kernel of each attention on each device; --confirm runs it.",
+    examples=_EXAMPLES,
+    statuses=_STATUSES,
+)
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @click.option("--arch", help="Devices, such as sm80,sm90 or cpu.  [default: the GPU here, or sm80,sm90]")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Forecast as if the model was of this type.")
@@ -29,7 +50,7 @@ if TYPE_CHECKING:
 @policy_options
 @click.option("--confirm", is_flag=True, help="Run the fused model on the GPU here and compare, operator by operator.")
 @click.option("--json", "as_json", is_flag=True, help="Print reports as JSON, by device (docs/report.md).")
-@verbose_option
+@click.option("-v", "--verbose", count=True, help="One line per site, even where sites are alike; log to stderr.")
 def command(
     *,
     model: pathlib.Path,
@@ -38,7 +59,7 @@ def command(
     seq: int | None,
     confirm: bool,
     as_json: bool,
-    verbose: bool,
+    verbose: int,
     **chosen: Any,
 ) -> int:
     """Say which kernel ONNX Runtime will run for each attention of MODEL on each device, and why not a faster one.

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 import click
 
+from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, write_examples
 
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
@@ -22,11 +24,27 @@ _COMMANDS = {
     "kernels": "onnx_attnfuse_cli.kernels",
     "bench": "onnx_attnfuse_cli.bench",
     "doctor": "onnx_attnfuse_cli.doctor",
+    "completion": "onnx_attnfuse_cli.completion",
 }
+
+
+_EXAMPLES = [
+    Example(
+        "attnfuse optimize model.onnx",
+        "Fuses what can be fused exactly, writes model.attnfuse.onnx, and says why for every site.",
+    ),
+    Example("attnfuse explain model.onnx", "Says what would be done, and does nothing."),
+    Example('eval "$(attnfuse completion bash)"', "Lets the Tab key complete all of this."),
+]
 
 
 class _Commands(click.Group):
     """A group whose commands are modules, each with a `command`."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes what follows the commands."""
+        write_examples(_EXAMPLES, formatter)
+        super().format_epilog(ctx, formatter)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -42,9 +60,10 @@ class _Commands(click.Group):
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from onnx_attnfuse_cli.versions import version_of
+    from onnx_attnfuse_cli.versions import versions
 
-    click.echo(f"attnfuse {version_of('onnx-attnfuse')}")
+    for package, version in versions():
+        click.echo(f"{package} {version}")
     ctx.exit()
 
 
@@ -60,7 +79,9 @@ def _hyphens(token: str) -> str:
         "max_content_width": 110,
     },
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the versions that matter."
+)
 def _attnfuse() -> None:
     """Find attention in ONNX models, fuse it exactly, and say why for every site."""
 
@@ -78,12 +99,12 @@ def main(args: Sequence[str] | None = None) -> int:
         gc.disable()  # a graph is one cycle that lives as long as the process; looking for others takes a sixth of the time
         args = sys.argv[1:]
     try:
-        return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False) or Exit.DONE
+        return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return Exit.BAD_INPUT
     except click.ClickException as error:
-        return _refused(error.format_message())
+        return refused(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         return Exit.INTERRUPTED
@@ -91,24 +112,4 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     except Exception as error:  # noqa: BLE001 - the last place that can still tell the user something useful
-        return _ended_by(error, args)
-
-
-def _refused(message: str) -> Exit:
-    click.echo(f"Error: {message}", err=True)
-    return Exit.BAD_INPUT
-
-
-def _ended_by(error: Exception, args: Sequence[str]) -> Exit:
-    from onnx_attnfuse.errors import InputError, MissingDependencyError, RunError, VerificationError
-
-    if isinstance(error, VerificationError):
-        click.echo(f"Error: {error}", err=True)
-        return Exit.DIFFERS
-    if isinstance(error, (InputError, MissingDependencyError, RunError)):
-        return _refused(str(error))
-    from onnx_attnfuse_cli.defect import write_report
-
-    path = write_report(error, args)
-    click.echo(f"Error: {type(error).__name__} inside attnfuse, a defect of ours; {path} says where, please report it", err=True)
-    return Exit.DEFECT
+        return ended_by(error, args)

@@ -3,114 +3,153 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
-from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse.options import Options
+from onnx_attnfuse_cli.endings import ended_by
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
+from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.options import derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
-from onnx_attnfuse_cli.show import show, start_logging, verbose_option
+from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
 
 
 @dataclasses.dataclass(frozen=True)
-class _Files:
-    """What is read and written."""
+class _Wanted:
+    """What was asked for, besides the fields of `onnx_attnfuse.Options`."""
 
-    model: pathlib.Path
-    out: pathlib.Path | None
-    """None: the model is not written."""
-    report: pathlib.Path | None
-
-    def check(self) -> None:
-        """Refuse early what would be refused, or regretted, after the work is done."""
-        if self.out and _same(self.out, self.model):
-            raise click.UsageError(f"-o is the model itself, {self.model}; choose another file")
-        if self.report and (_same(self.report, self.model) or (self.out and _same(self.report, self.out))):
-            raise click.UsageError(f"--report is a model, {self.report}; choose another file")
-        for path in filter(None, (self.out, self.report)):
-            if path.is_dir():
-                raise click.UsageError(f"{path} is a folder; give the name of a file in it")
-            if not path.parent.is_dir():
-                raise click.UsageError(f"the folder {path.parent} does not exist; make it first")
+    output: pathlib.Path | None = dataclasses.field(default=None, metadata={"short": "o"})
+    """Where to write: a file, for several models a folder.  [default: MODEL's name with .attnfuse.onnx]"""
+    report: pathlib.Path | None = None
+    """Write the report there: a page with pictures if it ends in .html, else JSON; for several models a folder with both."""
+    min_fused: int = dataclasses.field(default=0, metadata={"metavar": "N", "least": 0})
+    """Exit 1 if fewer than N sites are fused."""
+    require_all: bool = False
+    """Exit 1 if any attention is left unfused, or not --target."""
+    dry_run: bool = False
+    """Do everything but write the model."""
+    verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
+    """One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."""
+    quiet: bool = dataclasses.field(default=False, metadata={"short": "q"})
+    """Print nothing unless something is wrong."""
 
 
-def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
-    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+_EXAMPLES = [
+    Example("attnfuse optimize model.onnx", "Writes model.attnfuse.onnx beside it, and says what became of each attention."),
+    Example(
+        "attnfuse optimize model.onnx -o fused.onnx --report report.html", "The same under another name, with a page to look at."
+    ),
+    Example("attnfuse optimize model.onnx --ep cuda --arch sm90 --dim seq=2048", "For an H100, and sequences of about 2048."),
+    Example("attnfuse optimize model.onnx --require-all -q", "In CI: exits 1 if an attention is left unfused."),
+    Example(
+        "attnfuse optimize exports 'more/**/*.onnx' -o fused --report told", "A folder and a pattern, results and reports apart."
+    ),
+]
 
 
-@click.command("optimize", short_help="Fuse what can be fused exactly; say why for every site.")
-@click.argument("model", type=click.Path(path_type=pathlib.Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=pathlib.Path), help="Where to write.  [default: MODEL's name with .attnfuse.onnx]"
+@click.command(
+    "optimize",
+    cls=Manual,
+    short_help="Fuse what can be fused exactly; say why for every site.",
+    examples=_EXAMPLES,
+    statuses=MEANINGS,
 )
-@derived_options()
+@click.argument("model", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))
+@derived_options(_Wanted)
+@derived_options(Options)
 @policy_options
-@click.option("--report", "report_path", type=click.Path(path_type=pathlib.Path), help="Write the report there as JSON.")
-@click.option("--min-fused", type=click.IntRange(min=0), default=0, metavar="N", help="Exit 1 if fewer than N sites are fused.")
-@click.option("--require-all", is_flag=True, help="Exit 1 if any attention is left unfused, or not --target.")
-@click.option("--dry-run", is_flag=True, help="Do everything but write the model.")
-@verbose_option
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
-def command(
-    *,
-    model: pathlib.Path,
-    output: pathlib.Path | None,
-    report_path: pathlib.Path | None,
-    min_fused: int,
-    require_all: bool,
-    dry_run: bool,
-    verbose: int,
-    quiet: bool,
-    **chosen: Any,
-) -> int:
+@click.pass_context
+def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: Any) -> int:
     """Fuse every attention of MODEL that can be fused exactly, and say why for each.
 
     The result is written even where --min-fused or --require-all is not met. Sites that were fused before count as fused.
+
+    MODEL may be several files, folders and quoted patterns. Then each has its own verdict, one that cannot be used does not stop
+    the others, and the exit status is the largest of theirs.
     """
-    if verbose and quiet:
+    wanted: _Wanted = taken(_Wanted, chosen)
+    if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
-    files = _Files(model, None if dry_run else output or model.with_name(f"{model.stem}.attnfuse.onnx"), report_path)
+    if are_several(model):
+        files = several(model, wanted.output, wanted.report, dry_run=wanted.dry_run)
+        start_logging(verbose=wanted.verbose)
+        return _all(files, wanted, chosen, context.obj)
+    out = None if wanted.dry_run else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
+    files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
-    start_logging(verbose=verbose)
+    start_logging(verbose=wanted.verbose)
+    return _one(files, wanted, chosen)
+
+
+def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Exit:
+    report = _optimized(files, wanted, chosen)
+    if not wanted.quiet:
+        show(report, verb="fused", verbose=wanted.verbose)
+        click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
+    return _status(report, wanted)
+
+
+def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
+    """Each model by itself; what ends one does not end the others."""
+    for item in files:
+        item.check_packages()
+    told: dict[str, Report | None] = {}
+    worst = Exit.DONE
+    for item in files:
+        try:
+            report = told[item.title] = _optimized(item, wanted, chosen)
+        except Exception as error:  # noqa: BLE001 - the others are to be done all the same
+            told[item.title] = None
+            worst = max(worst, ended_by(error, args, str(item.model)))
+            continue
+        if not wanted.quiet:
+            show_verdict(item, report, verbose=wanted.verbose)
+        worst = max(worst, _status(report, wanted, str(item.model)))
+    if wanted.report:
+        from onnx_attnfuse.report.index import write_index
+
+        write_index(told, wanted.report / "index.html")
+    if not wanted.quiet:
+        show_summary(told.values())
+    return worst
+
+
+def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Report:
+    """Optimizes one model and writes what is to be written."""
     import onnx_attnfuse
 
-    with progress_bar(shown=not quiet) as progress:
-        result = onnx_attnfuse.optimize(model, options=onnx_attnfuse.Options(**chosen, progress=progress))
+    with progress_bar(shown=not wanted.quiet) as progress:
+        options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
+        result = onnx_attnfuse.optimize(files.model, options=options)
+    for path in filter(None, (files.out, *files.reports)):
+        path.parent.mkdir(parents=True, exist_ok=True)
     if files.out:
         result.save(files.out)
-    if files.report:
-        _write_report(result.report, files.report)
-    if not quiet:
-        show(result.report, verb="fused", verbose=verbose)
-        click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
-    return _status(result.report, min_fused=min_fused, require_all=require_all)
+    for path in files.reports:
+        onnx_attnfuse.write_report(result.report, path, files.title or files.model.name)
+    return result.report
 
 
-def _write_report(report: Report, path: pathlib.Path) -> None:
-    try:
-        path.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror}; choose another file for --report") from error
-
-
-def _status(report: Report, *, min_fused: int, require_all: bool) -> Exit:
+def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     fused = report.fused + report.already_fused
+    about = f"Error: {model}: " if model else "Error: "
     if report.differing:
-        click.echo(
-            f"Error: {report.differing} of {report.candidates} sites differed when verified and stayed as they were", err=True
-        )
+        what = f"{report.differing} of {report.candidates} sites differed when verified and stayed as they were"
+        click.echo(f"{about}{what}", err=True)
         return Exit.DIFFERS
-    if fused < min_fused:
-        click.echo(f"Error: {fused} of {report.candidates} sites are fused, --min-fused asks for {min_fused}", err=True)
+    if fused < wanted.min_fused:
+        click.echo(f"{about}{fused} of {report.candidates} sites are fused, --min-fused asks for {wanted.min_fused}", err=True)
         return Exit.TOO_FEW
-    if require_all and report.skipped:
-        click.echo(f"Error: {report.skipped} of {report.candidates} sites are not fused, --require-all asks for all", err=True)
+    if wanted.require_all and report.skipped:
+        click.echo(f"{about}{report.skipped} of {report.candidates} sites are not fused, --require-all asks for all", err=True)
         return Exit.TOO_FEW
     return Exit.DONE

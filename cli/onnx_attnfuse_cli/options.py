@@ -1,6 +1,8 @@
-"""The options of `onnx_attnfuse.Options` as options of a command, so that the two cannot drift apart.
+"""The fields of a dataclass as options of a command, so that the two cannot drift apart.
 
-A field's type says what the option takes, its docstring is the option's help.
+A field's type says what the option takes, its docstring is the option's help. Its metadata may say more: `command`, False for
+what is no option; `short`, a letter; `metavar`, what a value is called; `least`, the smallest number; `count`, True where it says
+how often the option is given.
 """
 
 from __future__ import annotations
@@ -24,39 +26,51 @@ from onnx_attnfuse.options import Options
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def derived_options(*, only: Collection[str] | None = None) -> Callable[[_Function], _Function]:
-    """A decorator that gives a command one option for each field of `Options` that a command line can express.
+def derived_options(of: type = Options, *, only: Collection[str] | None = None) -> Callable[[_Function], _Function]:
+    """A decorator that gives a command one option for each field of a dataclass that a command line can express.
 
     Args:
+        of: The dataclass; the library's options if it is not given.
         only: The fields wanted; all if None.
 
     Returns:
         The decorator. The command receives the fields as keyword arguments of the same names.
     """
-    fields = [field for field in dataclasses.fields(Options) if only is None or field.name in only]
+    public = [field for field in dataclasses.fields(of) if field.metadata.get("command", True)]
+    fields = [field for field in public if only is None or field.name in only]
 
     def decorate(command: _Function) -> _Function:
         for field in reversed(fields):
-            if (settings := _settings(field)) is not None:
-                command = click.option(f"--{field.name.replace('_', '-')}", field.name, **settings)(command)
+            if (settings := _settings(of, field)) is not None:
+                names = [f"--{field.name.replace('_', '-')}", field.name]
+                names += [f"-{field.metadata['short']}"] if "short" in field.metadata else []
+                command = click.option(*names, **settings)(command)
         return command
 
     return decorate
 
 
-def _settings(field: dataclasses.Field[Any]) -> dict[str, Any] | None:
-    kind = _plain_type(_field_types()[field.name])
-    common = {
-        "default": field.default,
-        "help": field_docs(Options).get(field.name, ""),
-        "show_default": field.default is not None,
-    }
+def taken(of: type, given: dict[str, Any]) -> Any:
+    """An instance of a dataclass, made of what a command was given; that is taken out of `given`."""
+    return of(**{field.name: given.pop(field.name) for field in dataclasses.fields(of) if field.name in given})
+
+
+def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
+    kind = _plain_type(_field_types(of)[field.name])
+    common = {"default": field.default, "help": field_docs(of).get(field.name, "")}
+    common["show_default"] = bool(field.default)
+    if "metavar" in field.metadata:
+        common["metavar"] = field.metadata["metavar"]
     if kind is bool:
         return {**common, "is_flag": True, "show_default": False}
     if typing.get_origin(kind) is typing.Literal:
         return {**common, "type": click.Choice(typing.get_args(kind))}
     if kind is pathlib.Path:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
+    if kind is int and field.metadata.get("count"):
+        return {"count": True, "help": common["help"]}
+    if kind is int and "least" in field.metadata:
+        return {**common, "type": click.IntRange(min=field.metadata["least"])}
     if kind in (int, float, str):
         return {**common, "type": kind}
     if typing.get_origin(kind) is tuple:
@@ -88,15 +102,15 @@ def _plain_type(kind: Any) -> Any:
 
 
 @functools.cache
-def _field_types() -> Mapping[str, Any]:
-    return typing.get_type_hints(Options)
+def _field_types(of: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(of)
 
 
 @functools.cache
-def field_docs(cls: type) -> Mapping[str, str]:
-    """The docstring under each field of a class, which Python does not keep; empty where the source is not there."""
+def field_docs(of: type) -> Mapping[str, str]:
+    """The docstring under each field, which Python does not keep; empty where the source is not there."""
     try:
-        source = textwrap.dedent(inspect.getsource(cls))
+        source = textwrap.dedent(inspect.getsource(of))
     except OSError:
         return {}
     body = typing.cast("ast.ClassDef", ast.parse(source).body[0]).body
@@ -104,7 +118,7 @@ def field_docs(cls: type) -> Mapping[str, str]:
     for field, doc in itertools.pairwise(body):
         match field, doc:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[name] = text
+                docs[name] = inspect.cleandoc(text)
             case _:
                 continue
     return docs

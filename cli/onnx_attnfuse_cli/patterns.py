@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ def command() -> None:
     """
 
 
-@command.command("list")
+@command.command(
+    "list",
+    cls=Manual,
+    examples=[Example("attnfuse patterns list --patterns mine.py", "The installed ones, and those in mine.py.")],
+)
 @derived_options(only=_SELECTING)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_patterns(*, as_json: bool, **chosen: Any) -> int:
@@ -53,7 +58,9 @@ def list_patterns(*, as_json: bool, **chosen: Any) -> int:
     return Exit.DONE
 
 
-@command.command("show")
+@command.command(
+    "show", cls=Manual, examples=[Example("attnfuse patterns show soft_cap", "Picture, and when it is not the same.")]
+)
 @click.argument("name")
 @derived_options(only=_SELECTING)
 def show_pattern(*, name: str, **chosen: Any) -> int:
@@ -65,7 +72,9 @@ def show_pattern(*, name: str, **chosen: Any) -> int:
     return Exit.DONE
 
 
-@command.command("new")
+@command.command(
+    "new", cls=Manual, examples=[Example("attnfuse patterns new my_attention", "Writes my_attention.py and its test.")]
+)
 @click.argument("name")
 @click.option("-o", "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path(), help="Folder to write to.")
 def new_pattern(*, name: str, output: pathlib.Path) -> int:
@@ -87,7 +96,14 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
     return Exit.DONE
 
 
-@command.command("check")
+@command.command(
+    "check",
+    cls=Manual,
+    examples=[
+        Example("attnfuse patterns check mine.py model.onnx", "What the patterns in mine.py find in a model."),
+        Example("attnfuse patterns check mine.py my_model.py:attention", "The same in a torch function."),
+    ],
+)
 @click.argument("file", type=click.Path(path_type=pathlib.Path))
 @click.argument("models", nargs=-1, metavar="[MODEL | CODE.py:FUNCTION]...")
 @derived_options(only=("skip_patterns", "ep", "arch", "verify"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -13,15 +13,9 @@ from onnx_attnfuse.policy import SELECTION, switch
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
+    from onnx_attnfuse_cli.files import Files
 
 _WIDE = 200
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def verbose_option(command: _Function) -> _Function:
-    """The option `-v`."""
-    text = "One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."
-    return click.option("-v", "--verbose", count=True, help=text)(command)
 
 
 def start_logging(*, verbose: int) -> None:
@@ -56,3 +50,24 @@ def print_table(table: Any) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)
     console.print(table)
+
+
+def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
+    """Print what became of one model of several: a line, or the whole report under its name."""
+    from onnx_attnfuse.report.rows import last_line
+
+    where = f", wrote {files.out}" if files.out else ""
+    if verbose:
+        click.echo(f"{files.model}:")
+        show(report, verb="fused", verbose=verbose)
+        click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
+    else:
+        click.echo(f"{files.model}: {last_line(report, 'fused')}{where}")
+
+
+def show_summary(reports: Iterable[Report | None]) -> None:
+    """Print what became of several models together; None stands for one that could not be done."""
+    found = list(reports)
+    done = [report for report in found if report is not None]
+    fused, candidates = sum(report.fused for report in done), sum(report.candidates for report in done)
+    click.echo(f"{len(done)} of {len(found)} models done: fused {fused} of {candidates} attention sites")

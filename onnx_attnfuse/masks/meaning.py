@@ -121,6 +121,8 @@ class Meaning:
     """What masked scores are filled with or have added, as far as it is known."""
     rows_alive: bool
     """Every row certainly sees at least one key."""
+    is_distrusted: bool = False
+    """The mask turned out to be something else than it was read as."""
 
     @property
     def is_trivial(self) -> bool:
@@ -163,7 +165,7 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
 def distrusted(meaning: Meaning, why: str) -> Meaning:
     """An arbitrary mask in place of what was read and is not so."""
     text, other = f"not {meaning.text}: {why}", Other(meaning.allowed)
-    return dataclasses.replace(meaning, predicates=(other,), kind="arbitrary", text=text, rows_alive=False)
+    return dataclasses.replace(meaning, predicates=(other,), kind="arbitrary", text=text, rows_alive=False, is_distrusted=True)
 
 
 def kept_where(rule: RowRule, reader: Reader) -> Expression:

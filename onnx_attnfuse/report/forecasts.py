@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
-from onnx_attnfuse.report.text import common, meaning
+from onnx_attnfuse.report.rows import common, meaning
 
 _NUMBER = re.compile(r"\d+")
 

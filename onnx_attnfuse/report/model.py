@@ -9,6 +9,7 @@ from typing import Any, Literal
 from onnx_attnfuse.plan import Gain
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.picture import SitePicture
 from onnx_attnfuse.session import Session
 from onnx_attnfuse.spec import Layouts
 
@@ -91,7 +92,7 @@ class SiteReport:
     scale: float | None = None
     """Constant factor on Q·Kᵀ; None if it is computed at run time."""
     mask: str | None = None
-    """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by ` + `."""
+    """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by plus signs."""
     mask_form: str | None = None
     """How a fused operator is given it: none, unidirectional, attention_bias and its shape, ...; forms a test selects from."""
     mask_text: str | None = None
@@ -125,6 +126,10 @@ class Report:
     """Which kernels were wanted."""
     session: Session | None = None
     """What to start ONNX Runtime with."""
+    steps: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    """Seconds by step; not part of the JSON."""
+    pictures: tuple[SitePicture | None, ...] = dataclasses.field(default=(), repr=False)
+    """One for each site if they were asked for, else none; not part of the JSON."""
 
     @property
     def candidates(self) -> int:

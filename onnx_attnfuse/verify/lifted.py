@@ -2,19 +2,21 @@
 
     refutation = refute(spec, meaning, facts, opsets, functions)
 
-What is compared is where keys are allowed, and where nothing is said to be added, that nothing is.
+What is compared is where keys are allowed, and where nothing is said to be added, that nothing is. `samples` evaluates the same
+at friendly sizes, for pictures.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Factor, leaves, refined
+from onnx_attnfuse.axes.factors import Factor, leaves, length, refined
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
@@ -24,16 +26,19 @@ from onnx_attnfuse.masks.meaning import Meaning, position
 from onnx_attnfuse.masks.walk import elements_of, parts_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Term, Times, Total, mask_values
-from onnx_attnfuse.verify.binding import Equalities, Values
+from onnx_attnfuse.verify.binding import PROFILES, Equalities, Profile, Values
 from onnx_attnfuse.verify.cut import cut, is_fresh
 from onnx_attnfuse.verify.inputs import Case, Encoding, Pattern, feeds
-from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session
+from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.standalone import Functions, Standalone
 
 _PATTERNS: tuple[Pattern, ...] = ("full", "right", "left", "holes", "index")
 _ENCODINGS: tuple[Encoding, ...] = ("plain", "lowest")
 """How a float input may say which keys count; a mask that is read right for one of these is read right."""
 _CHOICES = 3
+_SHOWN: tuple[Pattern, ...] = ("full", "right", "left")
+_FRIENDLY = (Profile(3, (12, 16, 28, 20)), Profile(3, (16,)), *PROFILES)
+"""Sizes that are easy to look at, then any: keys of earlier positions and new ones make 28."""
 _LARGEST = 1 << 22
 """Scores that are still compared."""
 
@@ -44,19 +49,92 @@ def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[
         return None
     read = dict.fromkeys([*mask_values(spec.mask), *(element.value for element in elements_of(meaning.allowed))])
     try:
-        piece = cut(tuple(read), (), facts)
-        session = Session((model := Standalone(piece, opsets, functions, widened=False)).proto.SerializeToString())
+        source = _Source(list(read), facts, opsets, functions)
     except (Refused, RuntimeRefusal):
         return None
-    check = _Check(spec, meaning, list(read), session, model, facts)
-    dims = [item.dims for item in piece.inputs]
-    every = [*dims, tuple(leaf.size for leaf in _factors(spec))]
+    check = _Check(spec, meaning, source, facts)
+    every = [*source.dims, tuple(leaf.size for leaf in _factors(spec))]
     for lengths in itertools.islice(_lengths(facts, every), _CHOICES):
-        shapes = [tuple(sizes.evaluate(dim, lengths) for dim in shape) for shape in dims]
-        found = [check.difference(lengths, shapes, encoding) for encoding in _ENCODINGS]
+        found = [check.difference(lengths, encoding) for encoding in _ENCODINGS]
         if None not in found:
             return found[0]
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A mask as it comes out for one set of inputs."""
+
+    allowed: npt.NDArray[np.bool_]
+    """(batch, heads, rows, keys): where a key is seen."""
+    added: npt.NDArray[np.float64]
+    """(batch, heads, rows, keys): what is added besides."""
+
+
+def samples(
+    spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[str, int], functions: Functions
+) -> dict[str, Sample]:
+    """What a mask was read as, at sizes that are easy to look at, by pattern of padding; nothing if it cannot be evaluated."""
+    elements = [item for part in (meaning.allowed, *meaning.biases) for item in elements_of(part)]
+    read = dict.fromkeys(element.value for element in elements)
+    if read and not available():
+        return {}
+    shape = tuple(leaf.size for leaf in _factors(spec))
+    found: dict[str, Sample] = {}
+    try:
+        source = _Source(list(read), facts, opsets, functions) if read else None
+        every = [*(source.dims if source else ()), shape]
+        lengths = next(_lengths(facts, every, _FRIENDLY), None)
+        if lengths is None:
+            return {}
+        for encoding in _ENCODINGS:
+            found = {pattern: _sample(spec, meaning, lengths, source, Case(pattern, encoding, 1.0)) for pattern in _SHOWN}
+            if any(not np.array_equal(sample.allowed, found["full"].allowed) for sample in found.values()):
+                break
+    except (Refused, RuntimeRefusal, NotEvaluated, IndexError):
+        return {}
+    return found
+
+
+def _sample(spec: AttentionSpec, meaning: Meaning, lengths: Values, source: _Source | None, case: Case) -> Sample:
+    evaluator, counts = _evaluator(spec, lengths, source.values(lengths, case) if source else {})
+    allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)
+    added = sum(
+        (np.broadcast_to(evaluator.evaluate(bias), counts).astype(np.float64) for bias in meaning.biases), np.zeros(counts)
+    )
+    axes = spec.axes
+    places = {leaf: place for place, leaf in enumerate(_factors(spec))}
+    order = [places[leaf] for axis in (axes.b, axes.n, axes.i, axes.j) for leaf in leaves(axis)]
+    shape = tuple(sizes.evaluate(length(axis), lengths) for axis in (axes.b, axes.n, axes.i, axes.j))
+    allowed, added = (array.transpose(order).reshape(shape) for array in (allowed, added))
+    return Sample(allowed & np.tri(*shape[2:], dtype=np.bool_) if spec.causal else allowed, added)
+
+
+class _Source:
+    """What computes the values that a mask is read from."""
+
+    def __init__(self, read: Sequence[ir.Value], facts: Facts, opsets: Mapping[str, int], functions: Functions) -> None:
+        """Cuts it out.
+
+        Raises:
+            Refused: It cannot be cut out.
+            RuntimeRefusal: ONNX Runtime does not take it.
+        """
+        piece = cut(tuple(read), (), facts)
+        self._read = read
+        self._model = Standalone(piece, opsets, functions, widened=False)
+        self._session = Session(self._model.proto.SerializeToString())
+        self.dims = [item.dims for item in piece.inputs]
+
+    def values(self, lengths: Values, case: Case) -> dict[ir.Value, Array]:
+        """The values for one case.
+
+        Raises:
+            RuntimeRefusal: ONNX Runtime ended with an error.
+        """
+        shapes = [tuple(sizes.evaluate(dim, lengths) for dim in shape) for shape in self.dims]
+        arrays = self._session.run(self._model.results, feeds(self._model.slots, shapes, case))
+        return dict(zip(self._read, arrays, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +143,15 @@ class _Check:
 
     spec: AttentionSpec
     meaning: Meaning
-    read: Sequence[ir.Value]
-    session: Session
-    model: Standalone
+    source: _Source
     facts: Facts
 
-    def difference(self, lengths: Values, shapes: Sequence[Sequence[int]], encoding: Encoding) -> str | None:
+    def difference(self, lengths: Values, encoding: Encoding) -> str | None:
         """The first difference on any pattern of padding; what cannot be run or evaluated shows none."""
         for pattern in _PATTERNS:
             case = Case(pattern, encoding, 1.0)
             try:
-                arrays = self.session.run(self.model.results, feeds(self.model.slots, shapes, case))
-                values = dict(zip(self.read, arrays, strict=True))
+                values = self.source.values(lengths, case)
                 if not all(self._fits(value, array, lengths) for value, array in values.items()):
                     return None
                 found = _difference(self.spec, self.meaning, lengths, values, truths=pattern != "index")
@@ -96,9 +171,9 @@ def _factors(spec: AttentionSpec) -> list[Factor]:
     return [leaf for axis in spec.axes.scores for leaf in leaves(axis)]
 
 
-def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]]) -> Iterator[Values]:
+def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]], profiles: Iterable[Profile] = PROFILES) -> Iterator[Values]:
     equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
-    for values in equalities.assignments([tuple(shape) for shape in shapes]):
+    for values in equalities.assignments([tuple(shape) for shape in shapes], profiles):
         numbers = [sizes.evaluate(dim, values) for shape in shapes for dim in shape]
         scores = int(np.prod([sizes.evaluate(dim, values) for dim in shapes[-1]], dtype=np.int64))
         if all(number > 0 for number in numbers) and scores <= _LARGEST:
@@ -109,13 +184,7 @@ def _difference(
     spec: AttentionSpec, meaning: Meaning, lengths: Values, values: Mapping[ir.Value, Array], *, truths: bool
 ) -> str | None:
     """Where the two differ; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
-    factors = _factors(spec)
-    counts = [sizes.evaluate(factor.size, lengths) for factor in factors]
-    indices = {
-        factor: np.arange(count).reshape([count if other == place else 1 for other in range(len(factors))])
-        for place, (factor, count) in enumerate(zip(factors, counts, strict=True))
-    }
-    evaluator = Evaluator(lengths, indices, values)
+    evaluator, counts = _evaluator(spec, lengths, values)
     assert spec.mask is not None
     actual = np.broadcast_to(_Actual(evaluator).of(spec.mask), counts)
     allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)
@@ -130,6 +199,17 @@ def _difference(
     return (
         f"at {place} of {tuple(counts)} the mask is {actual[place]:g}, and was read as {'seen' if allowed[place] else 'not seen'}"
     )
+
+
+def _evaluator(spec: AttentionSpec, lengths: Values, values: Mapping[ir.Value, Array]) -> tuple[Evaluator, list[int]]:
+    """An evaluator over all scores of an attention, and how many there are along each factor."""
+    factors = _factors(spec)
+    counts = [sizes.evaluate(factor.size, lengths) for factor in factors]
+    indices = {
+        factor: np.arange(count).reshape([count if other == place else 1 for other in range(len(factors))])
+        for place, (factor, count) in enumerate(zip(factors, counts, strict=True))
+    }
+    return Evaluator(lengths, indices, values), counts
 
 
 def _by_amount(part: Expression) -> bool:

@@ -1,0 +1,129 @@
+"""What a run reads and writes: one model beside its result, or many, each result in a place of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import click
+
+SUFFIX = ".attnfuse.onnx"
+"""What the name of a result ends in, unless it is chosen."""
+_ANY = "*.onnx"
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What is read and written for one model."""
+
+    model: pathlib.Path
+    out: pathlib.Path | None
+    """None: the model is not written."""
+    reports: tuple[pathlib.Path, ...] = ()
+    title: str = ""
+    """What the model is called among others."""
+
+    def check(self) -> None:
+        """Refuse early what would be refused, or regretted, after the work is done."""
+        if self.out and same(self.out, self.model):
+            raise click.UsageError(f"-o is the model itself, {self.model}; choose another file")
+        for report in self.reports:
+            if same(report, self.model) or (self.out and same(report, self.out)):
+                raise click.UsageError(f"--report is a model, {report}; choose another file")
+        for path in filter(None, (self.out, *self.reports)):
+            if path.is_dir():
+                raise click.UsageError(f"{path} is a folder; give the name of a file in it")
+            if not path.parent.is_dir():
+                raise click.UsageError(f"the folder {path.parent} does not exist; make it first")
+        self.check_packages()
+
+    @property
+    def has_page(self) -> bool:
+        """Whether a report is a page."""
+        if not self.reports:
+            return False
+        from onnx_attnfuse.report.files import is_page
+
+        return any(map(is_page, self.reports))
+
+    def check_packages(self) -> None:
+        """Refuse a page that could not be made."""
+        if self.has_page:
+            from onnx_attnfuse.report.html import check_installed
+
+            check_installed()
+
+
+def same(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether two names are of one file, there or not."""
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+
+
+def are_several(arguments: Sequence[pathlib.Path]) -> bool:
+    """Whether arguments ask for several models: more than one, a folder that holds some, or a pattern."""
+    return len(arguments) > 1 or any(_is_pattern(argument) or next(argument.rglob(_ANY), None) for argument in arguments)
+
+
+def several(
+    arguments: Sequence[pathlib.Path], output: pathlib.Path | None, reports: pathlib.Path | None, *, dry_run: bool
+) -> list[Files]:
+    """What is read and written for every model that arguments name.
+
+    Below a folder to write to, a result stands where its model stands below the folder that all models have in common, so that no
+    two results meet. What an earlier run wrote is no model of a folder or a pattern.
+
+    Args:
+        arguments: Files, folders and patterns.
+        output: Folder for the models; None: each beside its source.
+        reports: Folder for the reports; None: there are none.
+        dry_run: Models are not written.
+    """
+    for name, folder in (("-o", output), ("--report", reports)):
+        if folder is not None and ((folder.exists() and not folder.is_dir()) or folder.suffix in {".onnx", ".json", ".html"}):
+            raise click.UsageError(f"{name} is {folder}, a file, and there are several models; give a folder")
+    models = list(dict.fromkeys(path for argument in arguments for path in _models(argument)))
+    root = pathlib.Path(os.path.commonpath([path.parent.absolute() for path in models]))
+    found: list[Files] = []
+    for model in models:
+        place = model.absolute().relative_to(root)
+        out = (output / place if output else model).with_suffix(SUFFIX)
+        told = (reports / place.with_suffix(".html"), reports / place.with_suffix(".json")) if reports else ()
+        found.append(Files(model, None if dry_run else out, told, place.as_posix()))
+    _check_apart(found)
+    return found
+
+
+def _models(argument: pathlib.Path) -> Iterator[pathlib.Path]:
+    if argument.is_dir():
+        paths = sorted(argument.rglob(_ANY))
+    elif _is_pattern(argument):
+        start = pathlib.Path(argument.anchor)
+        paths = sorted(path for path in start.glob(str(argument.relative_to(start))) if path.is_file())
+    else:
+        yield argument
+        return
+    kept = [path for path in paths if not path.name.endswith(SUFFIX)]
+    if not kept:
+        raise click.UsageError(f"there is no model in {argument}; check the path")
+    yield from kept
+
+
+def _is_pattern(argument: pathlib.Path) -> bool:
+    return glob.has_magic(str(argument)) and not argument.exists()
+
+
+def _check_apart(files: Sequence[Files]) -> None:
+    """Refuse what would write over a model of the same run, or twice to one file."""
+    models = {item.model.resolve(): item.model for item in files}
+    written: dict[pathlib.Path, pathlib.Path] = {}
+    for item in files:
+        for path in filter(None, (item.out, *item.reports)):
+            resolved = path.resolve()
+            if resolved in models:
+                raise click.UsageError(f"{item.model} would be written to {path}, a model of this run too; leave one out")
+            if resolved in written:
+                raise click.UsageError(f"{item.model} and {written[resolved]} would both be written to {path}; leave one out")
+            written[resolved] = item.model

@@ -1,0 +1,78 @@
+"""How the documentation is built: `make docs`, without a network, and with every warning an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from typing import Any
+
+import click
+from sphinx.application import Sphinx
+
+from onnx_attnfuse_cli.manual import Manual
+
+project = "onnx-attnfuse"
+author = "the authors of onnx-attnfuse"
+release = importlib.metadata.version("onnx-attnfuse")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+include_patterns = ["docs/**", "benchmarks/results/*.md", "patterns/gallery/README.md", "CONTRIBUTING.md"]
+"""The source is the whole repository, so that pages can point to the tables of measurements."""
+root_doc = "docs/index"
+html_extra_path = ["site"]
+"""What stands at the top, and leads to the first page."""
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = "onnx-attnfuse"
+html_copy_source = False
+html_show_sphinx = False
+
+default_role = "code"
+smartquotes = False  # of --option they make an en dash
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+
+def setup(app: Sphinx) -> None:
+    """Where this says what Sphinx would not."""
+    app.connect("autodoc-process-docstring", _keep, priority=100)
+    app.connect("autodoc-process-docstring", _put_back, priority=900)
+    app.connect("autodoc-process-signature", _no_signature)
+    app.connect("sphinx-click-process-epilog", _manual)
+
+
+_FIELDS: dict[str, list[str]] = {}
+"""Docstrings of fields and properties as they are written, by name."""
+
+
+def _keep(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    if what in {"attribute", "property"}:
+        _FIELDS[name] = list(lines)
+
+
+def _put_back(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon takes what stands before a colon in the docstring of a field for its type, which is known already."""
+    lines[:] = _FIELDS.pop(name, lines)
+
+
+def _no_signature(app: Sphinx, what: str, name: str, obj: Any, *rest: Any) -> tuple[str, None] | None:
+    """The fields of a dataclass are listed below it, each with what it means."""
+    return ("", None) if what == "class" and dataclasses.is_dataclass(obj) else None
+
+
+def _manual(app: Sphinx, ctx: click.Context, lines: list[str]) -> None:
+    """Examples and exit statuses of a command."""
+    if not isinstance(ctx.command, Manual):
+        return
+    lines += ["", ".. rubric:: Examples", ""]
+    for example in ctx.command.examples:
+        lines += [example.what, "", ".. code-block:: console", "", f"   $ {example.line}", ""]
+    if ctx.command.statuses:
+        lines += [".. rubric:: Exit status", ""]
+        for status, what in ctx.command.statuses.items():
+            lines += [f":{int(status)}: {what}"]
+        lines.append("")

@@ -1,0 +1,67 @@
+"""A page that leads to the pages of several models."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+from onnx_attnfuse.report.files import write_text
+from onnx_attnfuse.report.html import templates
+from onnx_attnfuse.report.model import Report
+from onnx_attnfuse.report.rows import last_line
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    title: str
+    report: Report | None
+
+    @property
+    def href(self) -> str:
+        return pathlib.PurePosixPath(self.title).with_suffix(".html").as_posix()
+
+    @property
+    def status(self) -> str:
+        """As of a site: what the worst of them is."""
+        if self.report is None or self.report.differing:
+            return "differs"
+        return "skipped" if self.report.skipped else "fused"
+
+    @property
+    def verdict(self) -> str:
+        return "could not be done" if self.report is None else last_line(self.report, "fused")
+
+
+def index(reports: Mapping[str, Report | None]) -> str:
+    """Makes the page.
+
+    Args:
+        reports: By name of the model, a path below the folder of the page; None for one that could not be done.
+
+    Returns:
+        A complete HTML document; the page of a model is expected beside it, under the model's name with `.html`.
+
+    Raises:
+        MissingDependencyError: A package is missing.
+    """
+    done = [report for report in reports.values() if report is not None]
+    return (
+        templates()
+        .get_template("index.html")
+        .render(
+            entries=[_Entry(title, report) for title, report in reports.items()],
+            done=len(done),
+            fused=sum(report.fused for report in done),
+            candidates=sum(report.candidates for report in done),
+        )
+    )
+
+
+def write_index(reports: Mapping[str, Report | None], path: pathlib.Path) -> None:
+    """Writes the page, see `index`.
+
+    Raises:
+        OptionError: It cannot be written.
+    """
+    write_text(index(reports), path)
