@@ -25,11 +25,12 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.api import AttentionFusionPass, Result, explain, optimize
+    from onnx_attnfuse.api import AttentionFusionPass, Result, Unfused, explain, optimize, unfuse
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
+    from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
 
 __all__ = [
     "AttentionFusionPass",
@@ -46,12 +47,16 @@ __all__ = [
     "Report",
     "Result",
     "SiteReport",
+    "UnfuseReport",
+    "Unfused",
+    "UnfusedSite",
     "VerificationError",
     "Verified",
     "explain",
     "optimize",
     "score_step",
     "steps",
+    "unfuse",
     "weight_step",
 ]
 
@@ -62,10 +67,14 @@ _HOMES = {
     "Report": "report.model",
     "Result": "api",
     "SiteReport": "report.model",
+    "UnfuseReport": "unfusing.report",
+    "Unfused": "api",
+    "UnfusedSite": "unfusing.report",
     "Verified": "report.model",
     "explain": "api",
     "optimize": "api",
     "score_step": "match.registry",
+    "unfuse": "api",
     "weight_step": "match.registry",
 }
 

@@ -14,6 +14,7 @@ from onnx_attnfuse.graph import io
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.pipeline import Run
 from onnx_attnfuse.report.model import Report
+from onnx_attnfuse.unfusing.report import UnfuseReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,48 @@ def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) 
     options = dataclasses.replace(options or Options(), **choices)
     loaded, _ = io.from_any(model)
     return Run(loaded, options, Court(options, keep_evidence=False)).go()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfused:
+    """A model whose fused operators were spelled out, and the report on it."""
+
+    model: Any
+    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
+    report: UnfuseReport
+    _ir: ir.Model = dataclasses.field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model as `Result.save` does, with the same errors."""
+        io.save(self._ir, path)
+
+
+def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Unfused:
+    """Spells out every fused attention and rotary embedding that can be spelled out exactly, in operators of the standard.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or what `torch.onnx.export(..., dynamo=True)` returns.
+        options: Choices, of which `ep`, `verify`, `evidence` and `progress` count; or give these by name.
+        **choices: Fields of `Options`.
+
+    Returns:
+        The model in operators of the standard, of the same kind, and the report.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: An option has no such value.
+        VerificationError: `verify="model"`, and the whole models differ.
+    """
+    from onnx_attnfuse.unfusing.run import Unfusing
+
+    options = dataclasses.replace(options or Options(), **choices)
+    court = Court(options)
+    loaded, kind = io.from_any(model)
+    before = _original(model, loaded) if court.level == "model" else None
+    report = Unfusing(loaded, options, court).go()
+    if before is not None:
+        court.model(before, loaded)
+    return Unfused(io.to_kind(loaded, kind), report, loaded)
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):

@@ -15,7 +15,11 @@ import click
 
 from onnx_attnfuse_cli.exits import Exit
 
-_COMMANDS = {"optimize": "onnx_attnfuse_cli.optimize", "explain": "onnx_attnfuse_cli.explain"}
+_COMMANDS = {
+    "optimize": "onnx_attnfuse_cli.optimize",
+    "explain": "onnx_attnfuse_cli.explain",
+    "unfuse": "onnx_attnfuse_cli.unfuse",
+}
 
 
 class _Commands(click.Group):
