@@ -25,16 +25,19 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.api import AttentionFusionPass, Result, Unfused, explain, optimize, unfuse
+    from onnx_attnfuse.api import AttentionFusionPass, Result, Unfused, explain, optimize, unfuse, verify_models
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
     from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.verify.trials import Trials
+    from onnx_attnfuse.verify.verification import Divergence, OutputFinding, Verification
 
 __all__ = [
     "AttentionFusionPass",
     "AttnFuseError",
+    "Divergence",
     "Facts",
     "InputError",
     "InternalError",
@@ -43,13 +46,16 @@ __all__ = [
     "ModelError",
     "OptionError",
     "Options",
+    "OutputFinding",
     "Reason",
     "Report",
     "Result",
     "SiteReport",
+    "Trials",
     "UnfuseReport",
     "Unfused",
     "UnfusedSite",
+    "Verification",
     "VerificationError",
     "Verified",
     "explain",
@@ -57,24 +63,30 @@ __all__ = [
     "score_step",
     "steps",
     "unfuse",
+    "verify_models",
     "weight_step",
 ]
 
 _HOMES = {
     "AttentionFusionPass": "api",
+    "Divergence": "verify.verification",
     "Facts": "graph.facts",
     "Layouts": "report.model",
+    "OutputFinding": "verify.verification",
     "Report": "report.model",
     "Result": "api",
     "SiteReport": "report.model",
+    "Trials": "verify.trials",
     "UnfuseReport": "unfusing.report",
     "Unfused": "api",
     "UnfusedSite": "unfusing.report",
+    "Verification": "verify.verification",
     "Verified": "report.model",
     "explain": "api",
     "optimize": "api",
     "score_step": "match.registry",
     "unfuse": "api",
+    "verify_models": "api",
     "weight_step": "match.registry",
 }
 

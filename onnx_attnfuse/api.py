@@ -15,6 +15,8 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.pipeline import Run
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.unfusing.report import UnfuseReport
+from onnx_attnfuse.verify.trials import Trials
+from onnx_attnfuse.verify.verification import Verification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,33 @@ def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -
     if before is not None:
         court.model(before, loaded)
     return Unfused(io.to_kind(loaded, kind), report, loaded)
+
+
+def verify_models(first: io.AnyModel, second: io.AnyModel, trials: Trials | None = None, **choices: Any) -> Verification:
+    """Runs two models of one interface on hostile inputs, chosen by what each input is, and compares every output.
+
+    Args:
+        first: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or an `ONNXProgram`; what counts as right.
+        second: The same; its float inputs and outputs may be of other float types.
+        trials: Choices; or give its fields by name.
+        **choices: Fields of `Trials`.
+
+    Returns:
+        Whether they are equal, the errors of every output, NaN apart, and the first inner value in which they differ.
+
+    Raises:
+        MissingDependencyError: onnxruntime is absent.
+        ModelError: A model cannot be read or run, or the two have other inputs or outputs.
+        OptionError: A dimension is named that no input has.
+    """
+    from onnx_attnfuse.verify.model import verify_models
+
+    return verify_models(_source(first), _source(second), dataclasses.replace(trials or Trials(), **choices))
+
+
+def _source(model: io.AnyModel) -> Any:
+    """A file, a proto or an `onnx_ir.Model`; of an `ONNXProgram` its model."""
+    return inner if isinstance(inner := getattr(model, "model", None), ir.Model) else model
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):

@@ -19,6 +19,7 @@ _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
     "explain": "onnx_attnfuse_cli.explain",
     "unfuse": "onnx_attnfuse_cli.unfuse",
+    "verify": "onnx_attnfuse_cli.verify",
 }
 
 

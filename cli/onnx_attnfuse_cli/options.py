@@ -1,4 +1,4 @@
-"""The options of `onnx_attnfuse.Options` as options of a command, so that the two cannot drift apart.
+"""The fields of `onnx_attnfuse.Options` and its like as options of a command, so that the two cannot drift apart.
 
 A field's type says what the option takes, its docstring is the option's help.
 """
@@ -24,29 +24,30 @@ from onnx_attnfuse.options import Options
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def derived_options(*, only: Collection[str] | None = None) -> Callable[[_Function], _Function]:
-    """A decorator that gives a command one option for each field of `Options` that a command line can express.
+def derived_options(*, only: Collection[str] | None = None, of: type = Options) -> Callable[[_Function], _Function]:
+    """A decorator that gives a command one option for each field of a dataclass that a command line can express.
 
     Args:
         only: The fields wanted; all if None.
+        of: The dataclass.
 
     Returns:
         The decorator. The command receives the fields as keyword arguments of the same names.
     """
-    fields = [field for field in dataclasses.fields(Options) if only is None or field.name in only]
+    fields = [field for field in dataclasses.fields(of) if only is None or field.name in only]
 
     def decorate(command: _Function) -> _Function:
         for field in reversed(fields):
-            if (settings := _settings(field)) is not None:
+            if (settings := _settings(of, field)) is not None:
                 command = click.option(f"--{field.name.replace('_', '-')}", field.name, **settings)(command)
         return command
 
     return decorate
 
 
-def _settings(field: dataclasses.Field[Any]) -> dict[str, Any] | None:
-    kind = _plain_type(_field_types()[field.name])
-    common = {"default": field.default, "help": _field_docs().get(field.name, ""), "show_default": field.default is not None}
+def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
+    kind = _plain_type(_field_types(of)[field.name])
+    common = {"default": field.default, "help": _field_docs(of).get(field.name, ""), "show_default": field.default is not None}
     if kind is bool:
         return {**common, "is_flag": True, "show_default": False}
     if typing.get_origin(kind) is typing.Literal:
@@ -80,15 +81,15 @@ def _plain_type(kind: Any) -> Any:
 
 
 @functools.cache
-def _field_types() -> Mapping[str, Any]:
-    return typing.get_type_hints(Options)
+def _field_types(of: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(of)
 
 
 @functools.cache
-def _field_docs() -> Mapping[str, str]:
+def _field_docs(of: type) -> Mapping[str, str]:
     """The docstring under each field, which Python does not keep; empty where the source is not there."""
     try:
-        source = textwrap.dedent(inspect.getsource(Options))
+        source = textwrap.dedent(inspect.getsource(of))
     except OSError:
         return {}
     body = typing.cast("ast.ClassDef", ast.parse(source).body[0]).body

@@ -78,6 +78,10 @@ class Session:
         except self._errors as error:
             raise RuntimeRefusal(one_line(error)) from error
 
+    def inputs(self) -> list[str]:
+        """Names of the inputs that have to be fed."""
+        return [given.name for given in self._session.get_inputs()]
+
     def outputs(self) -> list[str]:
         """Names of the outputs."""
         return [output.name for output in self._session.get_outputs()]
