@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.verify.compare import Bounds, compare
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session
+from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
 from onnx_attnfuse.verify.sources import Source, session
 from onnx_attnfuse.verify.verification import Divergence
 
@@ -67,7 +67,7 @@ def _named(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _values(
-    sessions: Sequence[Session], inputs: Sequence[Mapping[str, Array]], names: Sequence[str]
+    sessions: Sequence[Session | Reference], inputs: Sequence[Mapping[str, Array]], names: Sequence[str]
 ) -> Iterator[tuple[str, Array, Array]]:
     """Values by name, as both models have them; without those of a block that one of them refuses to give."""
     for start in range(0, len(names), _BLOCK):

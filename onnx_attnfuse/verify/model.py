@@ -25,7 +25,7 @@ from onnx_attnfuse.verify.compare import Bounds, Comparison, compare
 from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, describe, feeds
 from onnx_attnfuse.verify.kinds import Kind, kinds
-from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.sources import Source, read, session
 from onnx_attnfuse.verify.trials import Trials
 from onnx_attnfuse.verify.typed import as_its_kind
@@ -34,8 +34,7 @@ from onnx_attnfuse.verify.verification import OutputFinding, Verification
 
 _TOLERANCE = 1e-3
 """Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
-_HALF_TOLERANCE = 5e-2
-_HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+_HALF_TOLERANCES = {ir.DataType.BFLOAT16: 2e-1, ir.DataType.FLOAT16: 5e-2}
 _FEW = 3
 _CHOICES = 8
 
@@ -112,7 +111,7 @@ def _check_trials(trials: Trials) -> None:
             raise OptionError(f"{name} is {bound}; it cannot be negative")
 
 
-def _loaded(source: Source, which: str) -> Session:
+def _loaded(source: Source, which: str) -> Session | Reference:
     try:
         return session(source)
     except RuntimeRefusal as refusal:
@@ -134,7 +133,14 @@ class _Ran:
 class _Models:
     """Two models and the inputs to run them on."""
 
-    def __init__(self, model: ir.Model, other: ir.Model | None, original: Session, rewritten: Session, trials: Trials) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        other: ir.Model | None,
+        original: Session | Reference,
+        rewritten: Session | Reference,
+        trials: Trials,
+    ) -> None:
         self._models = (model, model if other is None else other)
         self._original = original
         self._rewritten = rewritten
@@ -292,13 +298,16 @@ def _in_both(array: Array, dtype: ir.DataType | None) -> Array:
 def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | Bounds:
     if trials.atol is not None or trials.rtol is not None:
         return Bounds(trials.atol or 0.0, trials.rtol or 0.0)
-    default = _HALF_TOLERANCE if any(map(_has_halves, models)) else _TOLERANCE
-    return default if trials.tolerance is None else trials.tolerance
+    if trials.tolerance is not None:
+        return trials.tolerance
+    computed = {dtype for model in models for dtype in _computed(model)}
+    return next((tolerance for dtype, tolerance in _HALF_TOLERANCES.items() if dtype in computed), _TOLERANCE)
 
 
-def _has_halves(model: ir.Model) -> bool:
+def _computed(model: ir.Model) -> set[ir.DataType | None]:
+    """The types of what the nodes give."""
     facts = Facts(model.graph)
-    return not _HALVES.isdisjoint(facts.dtype(value) for node in model.graph for value in node.outputs)
+    return {facts.dtype(value) for node in model.graph for value in node.outputs}
 
 
 def _like(array: Array, other: Array) -> Array:

@@ -117,6 +117,14 @@ class Reference:
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
 
+    def inputs(self) -> list[str]:
+        """Names of the inputs that have to be fed."""
+        return list(self._evaluator.input_names)
+
+    def outputs(self) -> list[str]:
+        """Names of the outputs."""
+        return list(self._evaluator.output_names)
+
 
 def load(model: onnx.ModelProto) -> Session | Reference:
     """A model in ONNX Runtime, or in the reference if ONNX Runtime has not all the kernels.

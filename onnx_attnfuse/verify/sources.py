@@ -13,9 +13,14 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.tensors import external_tensors
-from onnx_attnfuse.verify.runtime import Session
+from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
 
 Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+
+_NO_KERNEL = "NOT_IMPLEMENTED"
+"""What ONNX Runtime says of an operator that it has no kernel for."""
+_LARGEST = 1 << 28
+"""Bytes of weights of a model that is still run in NumPy."""
 
 
 def read(source: Source) -> ir.Model:
@@ -29,8 +34,8 @@ def read(source: Source) -> ir.Model:
     return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else io.load(source)
 
 
-def session(source: Source, inner: Iterable[str] = ()) -> Session:
-    """The model in ONNX Runtime, with nothing optimised.
+def session(source: Source, inner: Iterable[str] = ()) -> Session | Reference:
+    """The model in ONNX Runtime, with nothing optimised; a small one that it lacks a kernel for in NumPy.
 
     Args:
         source: The model.
@@ -41,6 +46,35 @@ def session(source: Source, inner: Iterable[str] = ()) -> Session:
         RuntimeRefusal: ONNX Runtime does not take it.
     """
     inner = list(inner)
+    try:
+        return _started(source, inner)
+    except RuntimeRefusal as refusal:
+        if _NO_KERNEL not in str(refusal):
+            raise
+        try:
+            return Reference(_whole(source, inner))
+        except RuntimeRefusal:
+            raise refusal from None
+
+
+def _whole(source: Source, inner: list[str]) -> onnx.ModelProto:
+    """The model with all its weights.
+
+    Raises:
+        RuntimeRefusal: They are too many to compute with in NumPy.
+    """
+    model = read(source)
+    weights = (value.const_value for value in model.graph.initializers.values())
+    if sum(tensor.nbytes for tensor in weights if tensor is not None) > _LARGEST:
+        raise RuntimeRefusal("the weights are too many to compute with in NumPy")
+    folder = _data_folder(model)
+    proto = ir.to_proto(model)
+    if folder is not None:
+        onnx.load_external_data_for_model(proto, str(folder))
+    return _giving_out(proto, inner)
+
+
+def _started(source: Source, inner: list[str]) -> Session:
     if isinstance(source, (str, os.PathLike)) and not inner:
         return Session(str(source))
     folder = None

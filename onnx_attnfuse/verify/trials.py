@@ -17,7 +17,8 @@ class Trials:
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length of a symbolic dimension, as NAME=N; others are chosen such that they fit."""
     tolerance: float | None = None
-    """Largest error as a part of the magnitude of an output; by default 1e-3, and 5e-2 where a model computes in a half type."""
+    """Largest error as a part of the magnitude of an output; by default 1e-3, where a model computes in float16 5e-2, in
+    bfloat16 2e-1."""
     atol: float | None = None
     """Judge by element: largest absolute error, in place of the tolerance."""
     rtol: float | None = None
