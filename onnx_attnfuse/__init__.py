@@ -25,7 +25,19 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.api import AttentionFusionPass, Result, Unfused, explain, optimize, unfuse, verify_models
+    from onnx_attnfuse.api import (
+        AttentionFusionPass,
+        Converted,
+        Result,
+        Unfused,
+        convert,
+        explain,
+        optimize,
+        unfuse,
+        verify_models,
+    )
+    from onnx_attnfuse.converting.options import Conversion
+    from onnx_attnfuse.converting.report import ConversionReport
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.match import steps
     from onnx_attnfuse.match.registry import score_step, weight_step
@@ -37,6 +49,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionFusionPass",
     "AttnFuseError",
+    "Conversion",
+    "ConversionReport",
+    "Converted",
     "Divergence",
     "Facts",
     "InputError",
@@ -58,6 +73,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "Verified",
+    "convert",
     "explain",
     "optimize",
     "score_step",
@@ -69,6 +85,9 @@ __all__ = [
 
 _HOMES = {
     "AttentionFusionPass": "api",
+    "Conversion": "converting.options",
+    "ConversionReport": "converting.report",
+    "Converted": "api",
     "Divergence": "verify.verification",
     "Facts": "graph.facts",
     "Layouts": "report.model",
@@ -82,6 +101,7 @@ _HOMES = {
     "UnfusedSite": "unfusing.report",
     "Verification": "verify.verification",
     "Verified": "report.model",
+    "convert": "api",
     "explain": "api",
     "optimize": "api",
     "score_step": "match.registry",

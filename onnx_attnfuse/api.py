@@ -9,6 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_attnfuse.converting.options import Conversion
+from onnx_attnfuse.converting.report import ConversionReport
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.options import Options
@@ -147,6 +149,46 @@ def verify_models(first: io.AnyModel, second: io.AnyModel, trials: Trials | None
 def _source(model: io.AnyModel) -> Any:
     """A file, a proto or an `onnx_ir.Model`; of an `ONNXProgram` its model."""
     return inner if isinstance(inner := getattr(model, "model", None), ir.Model) else model
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """A model in a half type, and the report on it."""
+
+    model: Any
+    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
+    report: ConversionReport
+    _ir: ir.Model = dataclasses.field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model as `Result.save` does, with the same errors; weights are rounded one at a time."""
+        io.save(self._ir, path)
+
+
+def convert(model: io.AnyModel, conversion: Conversion | None = None, **choices: Any) -> Converted:
+    """Converts float32 to a half type, but for what masks, sums and divides.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or what `torch.onnx.export(..., dynamo=True)` returns.
+        conversion: Choices; or give its fields by name.
+        **choices: Fields of `Conversion`.
+
+    Returns:
+        The model, of the same kind, and the report. Weights in data files are read when the model is written.
+
+    Raises:
+        MissingDependencyError: `verify="model"`, and onnxruntime is absent.
+        ModelError: The model cannot be read, or nothing in it is float32.
+        OptionError: An option has no such value, or the opset of the model lacks the type.
+        VerificationError: The result differs from the model.
+    """
+    from onnx_attnfuse.converting import run
+
+    conversion = dataclasses.replace(conversion or Conversion(), **choices)
+    loaded, kind = io.from_any(model)
+    before = _original(model, loaded)
+    report = run.verified(before, loaded, conversion)
+    return Converted(io.to_kind(loaded, kind), report, loaded)
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):

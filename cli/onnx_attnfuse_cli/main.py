@@ -18,6 +18,7 @@ from onnx_attnfuse_cli.exits import Exit
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
     "explain": "onnx_attnfuse_cli.explain",
+    "convert": "onnx_attnfuse_cli.convert",
     "unfuse": "onnx_attnfuse_cli.unfuse",
     "verify": "onnx_attnfuse_cli.verify",
 }
