@@ -283,6 +283,15 @@ def test_what_overflows_is_not_handed_over() -> None:
     assert convert(model, verify="model", dtype="bfloat16").report.verification
 
 
+def test_what_is_fused_is_spelled_out_first() -> None:
+    path = next(path for path in BUNDLED if path.stem == "bert__dyn18__sdpa")
+    fused = onnx_attnfuse.optimize(path, verify="none", always=True)._ir
+    with pytest.raises(VerificationError, match="attnfuse unfuse, convert that"):
+        convert(fused, verify="model")
+    spelled = convert(onnx_attnfuse.unfuse(fused)._ir, verify="model")
+    assert onnx_attnfuse.optimize(spelled._ir, always=True).report.fused == 2
+
+
 @pytest.mark.parametrize(
     ("model", "choices", "error", "message"),
     [

@@ -184,7 +184,7 @@ g (float[b, {s}, 32] q, float[b, t, 32] k, float[b, t, 32] v, int32[1] length) =
 FUNCTION = """{header}
 g (float[b, s, 32] q, float[b, s, 32] k, float[b, s, 32] v) => (float[b, s, 32] out)
 {{ out = own.attend{call}(q, k, v) }}
-<domain: "own", opset_import: ["" : 18, "com.microsoft" : 1]>
+<domain: "own", opset_import: ["com.microsoft" : 1]>
 attend {parameters} (x, y, z) => (w) {{ [inner] w = com.microsoft.MultiHeadAttention<num_heads = 2 {attributes}>(x, y, z) }}"""
 
 
@@ -216,6 +216,12 @@ def test_operators_in_functions(parameters: str, call: str, attributes: str, cod
     assert [(site.graph, site.reason and site.reason.code) for site in result.report.sites] == [("own::attend", code)]
     assert bool(fused_ops(result.model)) == (code is not None)
     onnx.checker.check_model(result.model)
+
+
+def test_an_old_opset_is_told() -> None:
+    model = onnx.parser.parse_model(CROSS.format(header=HEADER.replace("18", "10"), attributes="", inputs="", s="s"))
+    report = onnx_attnfuse.unfuse(model).report
+    assert [site.reason and site.reason.code for site in report.sites] == ["old-opset"]
 
 
 def test_imports_what_is_left_only() -> None:

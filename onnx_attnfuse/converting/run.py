@@ -17,6 +17,7 @@ from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import all_names
+from onnx_attnfuse.match.attention_op import is_attention
 from onnx_attnfuse.verify.kinds import kinds
 from onnx_attnfuse.verify.model import verify_models
 from onnx_attnfuse.verify.runtime import available
@@ -59,8 +60,15 @@ def verified(before: str | ir.Model, model: ir.Model, conversion: Conversion) ->
     except ModelError as error:
         return dataclasses.replace(report, notes=(f"not compared: {error}",))
     if not found.equal:
-        raise VerificationError(f"the converted model differs: {found.detail}; pass --verify none to have it all the same")
+        raise VerificationError(f"the converted model differs: {found.detail}; {_remedy(model)}")
     return dataclasses.replace(report, verification=found)
+
+
+def _remedy(model: ir.Model) -> str:
+    """What to do about a difference: fused attention adds its masks in the half type, and rows without a key tell."""
+    if any(is_attention(node) for node in model.graph.all_nodes()):
+        return "spell its attention out with attnfuse unfuse, convert that and fuse it again"
+    return "pass --verify none to have it all the same"
 
 
 def convert(model: ir.Model, conversion: Conversion) -> ConversionReport:

@@ -162,7 +162,8 @@ def _operands(site: Site) -> list[ir.Value]:
 def _turned(site: Site, value: ir.Value, cache: Cache) -> ir.Value:
     """Queries or keys, rotated."""
     build, tables = site.build, (site.operand(_COS), site.operand(_SIN))
-    positions = site.given(_POSITIONS) or cache.positions()
+    given = site.given(_POSITIONS)
+    positions = cache.positions() if given is None else given
     found: list[ir.Value] = []
     for table in tables:
         part = looked_up(site, table, positions)

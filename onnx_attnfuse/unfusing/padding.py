@@ -42,7 +42,7 @@ def penalty(
         found = chosen(build, kept, zero, build.scalar(site.attribute("mask_filter_value", _FILL), wide))
     if triangle:
         lowest = build.scalar(-largest(wide), wide)
-        found = chosen(build, before(build, rows, columns, columns - rows), found or zero, lowest)
+        found = chosen(build, before(build, rows, columns, columns - rows), zero if found is None else found, lowest)
     return found
 
 

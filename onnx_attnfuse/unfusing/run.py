@@ -21,6 +21,8 @@ from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
 from onnx_attnfuse.unfusing.site import Answer, Site
 
 _CONTRIB = "com.microsoft"
+_SINCE = 11
+"""The opset from which on Range, GatherElements and the rest are there."""
 
 
 class Unfusing:
@@ -68,6 +70,10 @@ class Unfusing:
             raise Refused(spell.code, spell.message, spell.node)
         if has_unknown_attribute(node):
             raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
+        if build.opset < _SINCE:
+            raise Refused("old-opset", f"opset {build.opset} lacks operators that are needed; raise it to {_SINCE}", node.name)
+        if isinstance(scope.graph, ir.Function):
+            scope.graph.opset_imports.setdefault("", scope.opset)
         site = Site(node, build, tuple(node.inputs))
         answer = spell(site)
         pairs = _pairs(node, answer)
