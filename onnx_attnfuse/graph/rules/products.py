@@ -98,7 +98,9 @@ def _between_channels_and_space(node: ir.Node, facts: Known) -> Sequence[Dims | 
 
 def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
-    if node.domain == "com.microsoft" or query is None or value is None:
+    if node.domain == "com.microsoft":
+        return _projected_attention(node, facts)
+    if query is None or value is None:
         return []
     _meet_mask(node, 3, 4, query, facts)
     if len(query) == 4:
@@ -106,6 +108,15 @@ def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     heads: Any = attribute(node, "q_num_heads", 1)
     each = sizes.exact_quotient(value[-1], attribute(node, "kv_num_heads", 1))
     return [(*query[:2], facts.fresh(node.outputs[0], 2) if each is None else each * heads)]
+
+
+def _projected_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    tokens, weights = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if tokens is None or len(tokens) != 3:
+        return []
+    given: list[int] = attribute(node, "qkv_hidden_sizes", [])
+    width = given[2] if given else None if weights is None else sizes.exact_quotient(weights[-1], 3)
+    return [(*tokens[:2], facts.fresh(node.outputs[0], 2) if width is None else width)]
 
 
 def _contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
