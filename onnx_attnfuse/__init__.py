@@ -27,8 +27,20 @@ from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.api import AttentionFusionPass, Result, explain, optimize
+    from onnx_attnfuse.api import (
+        AttentionFusionPass,
+        Converted,
+        Result,
+        Unfused,
+        convert,
+        explain,
+        optimize,
+        unfuse,
+        verify_models,
+    )
     from onnx_attnfuse.catalogue.packs import register
+    from onnx_attnfuse.converting.options import Conversion
+    from onnx_attnfuse.converting.report import ConversionReport
     from onnx_attnfuse.forecasting import forecast
     from onnx_attnfuse.graph.facts import Facts
     from onnx_attnfuse.language import steps
@@ -37,10 +49,17 @@ if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
     from onnx_attnfuse.session import Session
     from onnx_attnfuse.settings import providers, session_environment, session_options
+    from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.verify.trials import Trials
+    from onnx_attnfuse.verify.verification import Divergence, OutputFinding, Verification
 
 __all__ = [
     "AttentionFusionPass",
     "AttnFuseError",
+    "Conversion",
+    "ConversionReport",
+    "Converted",
+    "Divergence",
     "Facts",
     "InputError",
     "InternalError",
@@ -49,6 +68,7 @@ __all__ = [
     "ModelError",
     "OptionError",
     "Options",
+    "OutputFinding",
     "Policy",
     "Reason",
     "Report",
@@ -56,8 +76,14 @@ __all__ = [
     "RunError",
     "Session",
     "SiteReport",
+    "Trials",
+    "UnfuseReport",
+    "Unfused",
+    "UnfusedSite",
+    "Verification",
     "VerificationError",
     "Verified",
+    "convert",
     "explain",
     "forecast",
     "optimize",
@@ -67,19 +93,32 @@ __all__ = [
     "session_environment",
     "session_options",
     "steps",
+    "unfuse",
+    "verify_models",
     "weight_step",
     "write_report",
 ]
 
 _HOMES = {
     "AttentionFusionPass": "api",
+    "Conversion": "converting.options",
+    "ConversionReport": "converting.report",
+    "Converted": "api",
+    "Divergence": "verify.verification",
     "Facts": "graph.facts",
     "Layouts": "report.model",
+    "OutputFinding": "verify.verification",
     "Report": "report.model",
     "Result": "api",
     "Session": "session",
     "SiteReport": "report.model",
+    "Trials": "verify.trials",
+    "UnfuseReport": "unfusing.report",
+    "Unfused": "api",
+    "UnfusedSite": "unfusing.report",
+    "Verification": "verify.verification",
     "Verified": "report.model",
+    "convert": "api",
     "explain": "api",
     "forecast": "forecasting",
     "optimize": "api",
@@ -88,6 +127,8 @@ _HOMES = {
     "score_step": "language.grains",
     "session_environment": "settings",
     "session_options": "settings",
+    "unfuse": "api",
+    "verify_models": "api",
     "weight_step": "language.grains",
     "write_report": "report.files",
 }

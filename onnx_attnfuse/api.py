@@ -10,11 +10,16 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_attnfuse.catalogue.packs import load
+from onnx_attnfuse.converting.options import Conversion
+from onnx_attnfuse.converting.report import ConversionReport
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.pipeline import Run
 from onnx_attnfuse.report.model import Report
+from onnx_attnfuse.unfusing.report import UnfuseReport
+from onnx_attnfuse.verify.trials import Trials
+from onnx_attnfuse.verify.verification import Verification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +87,115 @@ def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) 
     with court.clock.step("read"):
         loaded, _ = io.from_any(model)
     return Run(loaded, options, court, catalogue).go()
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfused:
+    """A model whose fused operators were spelled out, and the report on it."""
+
+    model: Any
+    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
+    report: UnfuseReport
+    _ir: ir.Model = dataclasses.field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model as `Result.save` does, with the same errors."""
+        io.save(self._ir, path)
+
+
+def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Unfused:
+    """Spells out every fused attention and rotary embedding that can be spelled out exactly, in operators of the standard.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or what `torch.onnx.export(..., dynamo=True)` returns.
+        options: Choices, of which `ep`, `verify`, `evidence` and `progress` count; or give these by name.
+        **choices: Fields of `Options`.
+
+    Returns:
+        The model in operators of the standard, of the same kind, and the report.
+
+    Raises:
+        ModelError: The model cannot be read.
+        OptionError: An option has no such value.
+        VerificationError: `verify="model"`, and the whole models differ.
+    """
+    from onnx_attnfuse.unfusing.run import Unfusing
+
+    options = dataclasses.replace(options or Options(), **choices)
+    court = Court(options)
+    loaded, kind = io.from_any(model)
+    before = _original(model, loaded) if court.level == "model" else None
+    report = Unfusing(loaded, options, court).go()
+    if before is not None:
+        court.model(before, loaded)
+    return Unfused(io.to_kind(loaded, kind), report, loaded)
+
+
+def verify_models(first: io.AnyModel, second: io.AnyModel, trials: Trials | None = None, **choices: Any) -> Verification:
+    """Runs two models of one interface on hostile inputs, chosen by what each input is, and compares every output.
+
+    Args:
+        first: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or an `ONNXProgram`; what counts as right.
+        second: The same; its float inputs and outputs may be of other float types.
+        trials: Choices; or give its fields by name.
+        **choices: Fields of `Trials`.
+
+    Returns:
+        Whether they are equal, the errors of every output, NaN apart, and the first inner value in which they differ.
+
+    Raises:
+        MissingDependencyError: onnxruntime is absent.
+        ModelError: A model cannot be read or run, or the two have other inputs or outputs.
+        OptionError: A dimension is named that no input has.
+    """
+    from onnx_attnfuse.verify.model import verify_models
+
+    return verify_models(_source(first), _source(second), dataclasses.replace(trials or Trials(), **choices))
+
+
+def _source(model: io.AnyModel) -> Any:
+    """A file, a proto or an `onnx_ir.Model`; of an `ONNXProgram` its model."""
+    return inner if isinstance(inner := getattr(model, "model", None), ir.Model) else model
+
+
+@dataclasses.dataclass(frozen=True)
+class Converted:
+    """A model in a half type, and the report on it."""
+
+    model: Any
+    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
+    report: ConversionReport
+    _ir: ir.Model = dataclasses.field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model as `Result.save` does, with the same errors; weights are rounded one at a time."""
+        io.save(self._ir, path)
+
+
+def convert(model: io.AnyModel, conversion: Conversion | None = None, **choices: Any) -> Converted:
+    """Converts float32 to a half type, but for what masks, sums and divides.
+
+    Args:
+        model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or what `torch.onnx.export(..., dynamo=True)` returns.
+        conversion: Choices; or give its fields by name.
+        **choices: Fields of `Conversion`.
+
+    Returns:
+        The model, of the same kind, and the report. Weights in data files are read when the model is written.
+
+    Raises:
+        MissingDependencyError: `verify="model"`, and onnxruntime is absent.
+        ModelError: The model cannot be read, or nothing in it is float32.
+        OptionError: An option has no such value, or the opset of the model lacks the type.
+        VerificationError: The result differs from the model.
+    """
+    from onnx_attnfuse.converting import run
+
+    conversion = dataclasses.replace(conversion or Conversion(), **choices)
+    loaded, kind = io.from_any(model)
+    before = _original(model, loaded)
+    report = run.verified(before, loaded, conversion)
+    return Converted(io.to_kind(loaded, kind), report, loaded)
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):

@@ -121,6 +121,7 @@ class Guards:
                 self._builder.graph.remove(nodes)
                 branch.insert_before(branch[0], nodes)
             _compute_if_needed(self._builder, tests, items, shared)
+        self._builder.graph.sort()  # what is computed if needed may stand before the test that says so
 
 
 def _producer(value: ir.Value) -> ir.Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -11,18 +12,28 @@ import sys
 import click
 import pytest
 
-from onnx_attnfuse_cli import completion, explain, main, optimize
+from onnx_attnfuse_cli import bench, completion, convert, doctor, explain, kernels, main, optimize, unfuse, verify
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.manual import Manual
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_COMMANDS = {"optimize": optimize.command, "explain": explain.command, "completion": completion.command}
+_COMMANDS = {
+    "optimize": optimize.command,
+    "explain": explain.command,
+    "kernels": kernels.command,
+    "bench": bench.command,
+    "verify": verify.command,
+    "convert": convert.command,
+    "unfuse": unfuse.command,
+    "doctor": doctor.command,
+    "completion": completion.command,
+}
 
 
 def test_every_command_is_known_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--help"]) == 0
     listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert [line.split()[0] for line in listed.splitlines()] == ["optimize", "explain", "patterns", "completion"]
+    assert set(re.findall(r"^  (\S+)", listed, re.MULTILINE)) == {*_COMMANDS, "patterns"}
 
 
 @pytest.mark.parametrize("name", _COMMANDS)

@@ -23,7 +23,8 @@ MEANINGS: Mapping[int, str] = {
     Exit.BAD_INPUT: "The command line or the model cannot be used; one line on stderr says why.",
     Exit.DIFFERS: (
         "Sites differed when verified; they were left as they were, so what was written is right. "
-        "Or the whole model differed (--verify model), and nothing was written."
+        "Or the whole model differed (--verify model), or a conversion did, and nothing was written; "
+        "or two models that were compared differ."
     ),
     Exit.DEFECT: "A defect of attnfuse; attnfuse-error-<time>.txt says where, please report it.",
     Exit.INTERRUPTED: "Interrupted.",

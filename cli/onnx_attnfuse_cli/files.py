@@ -6,9 +6,12 @@ import dataclasses
 import glob
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import click
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 SUFFIX = ".attnfuse.onnx"
 """What the name of a result ends in, unless it is chosen."""
@@ -127,3 +130,16 @@ def _check_apart(files: Sequence[Files]) -> None:
             if resolved in written:
                 raise click.UsageError(f"{item.model} and {written[resolved]} would both be written to {path}; leave one out")
             written[resolved] = item.model
+
+
+def output_option(suffix: str) -> Callable[[_Function], _Function]:
+    """The option `-o`, whose help names where the result goes without it: the model's name with `suffix`."""
+    text = f"Where to write.  [default: MODEL's name with {suffix}]"
+    return click.option("-o", "--output", type=click.Path(path_type=pathlib.Path), help=text)
+
+
+def output_for(model: pathlib.Path, output: pathlib.Path | None, suffix: str) -> pathlib.Path:
+    """Where one result goes: `output`, or beside the model under its name with `suffix`."""
+    path = output or model.with_name(model.stem + suffix)
+    Files(model, path).check()
+    return path

@@ -23,6 +23,9 @@ _COMMANDS = {
     "patterns": "onnx_attnfuse_cli.patterns",
     "kernels": "onnx_attnfuse_cli.kernels",
     "bench": "onnx_attnfuse_cli.bench",
+    "verify": "onnx_attnfuse_cli.verify",
+    "convert": "onnx_attnfuse_cli.convert",
+    "unfuse": "onnx_attnfuse_cli.unfuse",
     "doctor": "onnx_attnfuse_cli.doctor",
     "completion": "onnx_attnfuse_cli.completion",
 }

@@ -12,6 +12,7 @@ from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import Axes4, Floor, Mask, Select, Term, Times, Total
+from onnx_attnfuse.targets.narrowed import lowest_of, narrowed
 
 _UNKNOWN_GAIN = 1e9
 """A factor that is computed at run time is taken to be smaller than this."""
@@ -32,10 +33,11 @@ class BiasEmitter:
         laid = self._canonical(self._emit(mask))
         dtype = self._builder.facts.dtype(laid.value)
         if dtype is not None and dtype != self._dtype:
-            if _bits(dtype) > _bits(self._dtype):
+            low = lowest_of(laid.value, self._dtype, ABSORBING, self._builder.facts) if _bits(dtype) > _bits(self._dtype) else 0.0
+            if low is None:
                 message = f"the mask is {dtype.name.lower()}, and MultiHeadAttention would take it as {self._dtype.name.lower()}"
                 raise Refused("narrowed-mask", message)
-            laid = Laid(self._builder.cast(laid.value, self._dtype), laid.axes)
+            laid = Laid(narrowed(self._builder, laid.value, self._dtype, low), laid.axes)
         return laid
 
     def full(self, compact: Laid) -> ir.Value:

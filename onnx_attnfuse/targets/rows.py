@@ -17,6 +17,7 @@ from onnx_attnfuse.axes.arrange import arrange
 from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import Meaning, kept_where
 from onnx_attnfuse.masks.walk import elements_of
@@ -82,9 +83,23 @@ def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench
         return _unless_zero(rows, compact, spec, meaning, bench)
     if lowest <= (_LOWEST if lowest_counts else -math.inf) and (guards or bench.device.ep == "cuda"):
         rows = _refill_dead_rows(rows, compact, lowest_counts, 0.0 if guards else math.nan, builder)
-    if spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16 and lowest <= FORBIDS:
-        rows = _level_dead_rows(rows, compact, FORBIDS, builder)
-    return rows
+    levelled = _levelled_below(spec, lowest, bench)
+    return rows if levelled is None else _level_dead_rows(rows, compact, levelled, builder)
+
+
+def _levelled_below(spec: AttentionSpec, lowest: float, bench: Workbench) -> float | None:
+    """The number that a float16 source gives the plain mean from, down; None if it never does, or the operator does the same."""
+    if spec.dtype != ir.DataType.FLOAT16:
+        return None
+    if _adds_in_float32(spec, bench.builder.facts):
+        return -largest(spec.dtype) / 2 if lowest <= ABSORBING else None  # the lowest number, plus what else is added
+    return FORBIDS if bench.device.rounds_float16 and lowest <= FORBIDS else None
+
+
+def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
+    """Whether the scores of a half type are float32, and so is what is added to them."""
+    softmax = [node.inputs[0] for node in spec.nodes if node.op_type == "Softmax"]
+    return any(value is not None and facts.dtype(value) == ir.DataType.FLOAT for value in softmax)
 
 
 def _see_a_key(meaning: Meaning, bench: Workbench) -> bool:
@@ -128,7 +143,8 @@ def _unless_zero(rows: Rows, compact: Laid, spec: AttentionSpec, meaning: Meanin
     if lowest == -math.inf and not guards:
         rows = _refill_dead_rows(rows, compact, False, math.nan, builder)
     infinite = meaning.fills <= {-math.inf} and not meaning.biases
-    rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16
+    wide = _adds_in_float32(spec, builder.facts)
+    rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16 and not wide
     highest = FORBIDS if rounded else -largest(spec.dtype)
     if lowest <= highest and not infinite:
         rows = _level_dead_rows(rows, compact, highest, builder)

@@ -19,6 +19,14 @@ LOOSE = 5e-3
 
 
 @dataclasses.dataclass(frozen=True)
+class Bounds:
+    """How far an element may be off: by `absolute`, and by a part of itself."""
+
+    absolute: float
+    relative: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """How far two arrays are apart."""
 
@@ -31,10 +39,14 @@ class Comparison:
     """What differs and where; empty if nothing does."""
     telling: bool = True
     """Whether the first array has an element that is a number."""
+    nan_lost: int = 0
+    """Elements that are NaN in the first only."""
+    nan_found: int = 0
+    """Elements that are NaN in the second only."""
 
 
-def compare(old: Array, new: Array, tolerance: float) -> Comparison:
-    """Judges `new` against `old`."""
+def compare(old: Array, new: Array, tolerance: float | Bounds) -> Comparison:
+    """Judges `new` against `old`; a tolerance that is a number is a part of the magnitude of `old`."""
     if old.shape != new.shape or old.dtype != new.dtype:
         return Comparison(False, np.inf, np.inf, f"{old.dtype.name} {list(old.shape)} became {new.dtype.name} {list(new.shape)}")
     if old.dtype.kind not in "fV":
@@ -45,11 +57,21 @@ def compare(old: Array, new: Array, tolerance: float) -> Comparison:
     error = np.abs(np.where(finite, left, 0) - np.where(finite, right, 0))
     magnitude = float(np.abs(left[finite]).max(initial=0.0)) or 1.0
     largest = float(error.max(initial=0.0))
-    wrong = ~same | (error > tolerance * magnitude)
+    wrong = ~same | (error > _allowed(tolerance, left, magnitude))
+    lost, found = np.isnan(left), np.isnan(right)
     if not wrong.any():
         return Comparison(True, largest, largest / magnitude, "", telling=not bool(np.isnan(left).all()))
     worst = np.where(same, error, np.inf).argmax() if not same.all() else error.argmax()
-    return Comparison(False, largest, largest / magnitude, _at(old, new, int(worst), int(wrong.sum())))
+    detail = _at(old, new, int(worst), int(wrong.sum()))
+    apart = int((lost & ~found).sum()), int((found & ~lost).sum())
+    return Comparison(False, largest, largest / magnitude, detail, nan_lost=apart[0], nan_found=apart[1])
+
+
+def _allowed(tolerance: float | Bounds, array: Array, magnitude: float) -> Array:
+    """How far each element may be off."""
+    if isinstance(tolerance, Bounds):
+        return tolerance.absolute + tolerance.relative * np.abs(np.where(np.isfinite(array), array, 0))
+    return np.asarray(tolerance * magnitude)
 
 
 def _exact(old: Array, new: Array) -> Comparison:

@@ -97,9 +97,9 @@ def _is_masklike(slot: Slot) -> bool:
     return slot.role == "given" or (slot.role == "activation" and not slot.dtype.is_floating_point())
 
 
-def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case) -> dict[str, Array]:
-    """An array for every slot."""
-    rng = np.random.default_rng(len(slots))
+def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case, seed: int = 0) -> dict[str, Array]:
+    """An array for every slot; another seed draws other ones."""
+    rng = np.random.default_rng((len(slots), seed) if seed else len(slots))
     return {slot.name: np.asarray(_filled(slot, tuple(shape), case, rng)) for slot, shape in zip(slots, shapes, strict=True)}
 
 

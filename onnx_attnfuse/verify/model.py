@@ -1,39 +1,40 @@
 """Judging whole models: before and after on the same inputs, chosen by what each input is, ONNX Runtime's optimisations off.
 
     verdict = judge_models("model.onnx", "model.attnfuse.onnx")
+    verification = verify_models("model.onnx", "model.attnfuse.onnx")
 
 Slower than judging sites, and blunter: rounding adds up over layers. It sees what sites cannot: that the new nodes are connected.
+The first stops at the first difference; the second runs all cases, tells of every output, and looks where a difference begins.
 """
 
 from __future__ import annotations
 
-import os
-import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias, cast
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph import io, sizes
+from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.facts import Dims, Facts
-from onnx_attnfuse.graph.tensors import external_tensors
 from onnx_attnfuse.verify.binding import Equalities
-from onnx_attnfuse.verify.compare import compare
+from onnx_attnfuse.verify.compare import Bounds, Comparison, compare
+from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, describe, feeds
-from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available, load
+from onnx_attnfuse.verify.kinds import Kind, kinds
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.sources import Source, read, session
+from onnx_attnfuse.verify.trials import Trials
+from onnx_attnfuse.verify.typed import as_its_kind
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
-
-Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+from onnx_attnfuse.verify.verification import OutputFinding, Verification
 
 _TOLERANCE = 1e-3
 """Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
-_HALF_TOLERANCE = 5e-2
-_HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
-_TOKENS = 10
-"""Token ids are below this."""
+_HALF_TOLERANCES = {ir.DataType.BFLOAT16: 2e-1, ir.DataType.FLOAT16: 5e-2}
 _FEW = 3
 _CHOICES = 8
 
@@ -54,63 +55,110 @@ def judge_models(before: Source, after: Source, operators: Operators = ()) -> Ve
     """
     if not available():
         return undecided("onnxruntime is not installed")
-    model = _read(before)
+    model = read(before)
     try:
-        original = _session(before, operators)
+        original = session(before, operators=operators)
     except RuntimeRefusal as refusal:
         return undecided(f"the original does not load: {refusal}")
     try:
-        rewritten = _session(after, operators)
+        rewritten = session(after, operators=operators)
     except RuntimeRefusal as refusal:
         return Verdict(False, 0.0, 0, f"the new model does not load: {refusal}")
     if original.outputs() != rewritten.outputs():
         return Verdict(False, 0.0, 0, f"the outputs {original.outputs()} became {rewritten.outputs()}")
-    return _Models(model, original, rewritten).verdict()
+    return _Models(model, None, original, rewritten, Trials()).verdict()
 
 
-def _read(source: Source) -> ir.Model:
-    if isinstance(source, ir.Model):
-        return source
-    return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else io.load(source)
+def verify_models(first: Source, second: Source, trials: Trials | None = None) -> Verification:
+    """Runs two models with the same inputs and outputs on hostile inputs, and compares every output.
+
+    Inputs and outputs may be of different float types; such inputs are rounded for the second model.
+
+    Args:
+        first: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
+        second: The same.
+        trials: How many cases, which sizes, which tolerance.
+
+    Returns:
+        What was found, and where a difference begins.
+
+    Raises:
+        MissingDependencyError: onnxruntime is absent.
+        ModelError: A model cannot be read or run, or the two have other inputs or outputs.
+        OptionError: A dimension is named that no input has, or a number is out of bounds.
+    """
+    if not available():
+        raise MissingDependencyError("comparing models needs onnxruntime; run pip install 'onnx-attnfuse[cpu]'")
+    trials = trials or Trials()
+    _check_trials(trials)
+    models = read(first), read(second)
+    loaded = _loaded(first, "first"), _loaded(second, "second")
+    for what, one, other in (
+        ("inputs", loaded[0].inputs(), loaded[1].inputs()),
+        ("outputs", loaded[0].outputs(), loaded[1].outputs()),
+    ):
+        if set(one) != set(other):
+            apart = ", ".join(sorted(set(one) ^ set(other)))
+            raise ModelError(f"the models have not the same {what}: only one has {apart}; compare models of one interface")
+    return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
 
 
-def _session(source: Source, operators: Operators) -> Session | Reference:
-    if operators and not isinstance(source, (str, os.PathLike)):
-        found = load(ir.to_proto(source) if isinstance(source, ir.Model) else source, operators)
-        if isinstance(found, Reference):
-            return found
-    if isinstance(source, (str, os.PathLike)):
-        return Session(str(source))
-    proto = ir.to_proto(source) if isinstance(source, ir.Model) else source
+def _check_trials(trials: Trials) -> None:
+    if trials.cases is not None and trials.cases < 1:
+        raise OptionError(f"{trials.cases} cases tell nothing; run 1 or more")
+    for name in ("tolerance", "atol", "rtol"):
+        bound = getattr(trials, name)
+        if bound is not None and not bound >= 0:
+            raise OptionError(f"{name} is {bound}; it cannot be negative")
+
+
+def _loaded(source: Source, which: str) -> Session | Reference:
     try:
-        serialized = proto.SerializeToString()
-    except ValueError as error:
-        raise ModelError("the model is larger than one protobuf can be; save it and pass the path") from error
-    return Session(serialized, _data_folder(source) if isinstance(source, ir.Model) else None)
+        return session(source)
+    except RuntimeRefusal as refusal:
+        raise ModelError(f"the {which} model does not load in ONNX Runtime: {refusal}; repair it first") from refusal
 
 
-def _data_folder(model: ir.Model) -> pathlib.Path | None:
-    for tensor in external_tensors(model):
-        return pathlib.Path(cast("str | os.PathLike[str]", tensor.base_dir))
-    return None
+@dataclasses.dataclass(frozen=True)
+class _Ran:
+    """One case on both models."""
+
+    inputs: Mapping[str, Array]
+    where: str
+    old: Sequence[Array]
+    new: Sequence[Array] = ()
+    refusal: str = ""
+    """Why the second does not run where the first does."""
 
 
 class _Models:
     """Two models and the inputs to run them on."""
 
-    def __init__(self, model: ir.Model, original: Session | Reference, rewritten: Session | Reference) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        other: ir.Model | None,
+        original: Session | Reference,
+        rewritten: Session | Reference,
+        trials: Trials,
+    ) -> None:
+        self._models = (model, model if other is None else other)
         self._original = original
         self._rewritten = rewritten
+        self._trials = trials
         facts = Facts(model.graph)
         inputs = [value for value in model.graph.inputs if value.const_value is None]
         self._known = all(facts.dims(value) is not None and facts.dtype(value) is not None for value in inputs)
         self._dims = [facts.dims(value) or () for value in inputs]
-        self._slots = [_slot(value, facts) for value in inputs]
+        self._kinds = kinds(model.graph, facts)
+        self._dtypes = {} if other is None else _input_types(other)
+        self._slots = [_slot(value, facts, self._kinds[value.name or ""]) for value in inputs]
         self._inner = _made_of(self._dims, model.graph, facts)
-        self._equalities = Equalities(facts.equalities)
-        dtypes = {facts.dtype(value) for node in model.graph for value in node.outputs}
-        self._tolerance = _HALF_TOLERANCE if dtypes & _HALVES else _TOLERANCE
+        pinned = [(sizes.symbol(name), length) for name, length in trials.dim.items()]
+        self._equalities = Equalities([*pinned, *facts.equalities])
+        self._tolerance = _tolerance(trials, self._models)
         self._cases = 0
+        self._refused = 0
         self._max_abs_error = 0.0
         self._refusal = "no sizes fit together"
 
@@ -118,56 +166,166 @@ class _Models:
         """Runs the cases; the first that differs decides."""
         if not self._known:
             return undecided("the shape or the element type of an input is unknown")
-        groups = case_groups(self._slots)
-        fitting = 0
-        for index, shapes in enumerate(self._shapes()):
-            if index == _CHOICES or fitting == len(groups) or (fitting and index >= _FEW):
-                break
-            before = self._cases
-            for case in groups[fitting]:
-                found = None if case.factor == LARGE else self._differing(shapes, case)
-                if found is not None:
-                    return found
-            fitting += self._cases > before
+        names = self._original.outputs()
+        for ran in self._runs():
+            if ran.refusal:
+                detail = f"the new model does not run: {ran.refusal}; {ran.where}"
+                return self._verdict(detail, ran.inputs, dict(zip(names, ran.old, strict=True)), {})
+            for name, left, right in zip(names, ran.old, ran.new, strict=True):
+                result = compare(left, right, self._tolerance)
+                if not result.equal:
+                    detail = f"output '{name}' {result.detail}; {ran.where}"
+                    return self._verdict(detail, ran.inputs, {name: left}, {name: right})
+                self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
         if not self._cases:
             return undecided(f"the original ran on no input: {self._refusal}")
         return Verdict(True, self._max_abs_error, self._cases, f"equal in {self._cases} cases")
 
-    def _shapes(self) -> Iterable[tuple[tuple[int, ...], ...]]:
+    def verification(self, sources: tuple[Source, Source]) -> Verification:
+        """Runs all cases.
+
+        Raises:
+            ModelError: Nothing can be run.
+            OptionError: A dimension is named that no input has.
+        """
+        self._check()
+        found: dict[str, list[Comparison]] = {name: [] for name in self._original.outputs()}
+        different: tuple[str, _Ran] | None = None
+        for ran in self._runs():
+            if ran.refusal:
+                raise ModelError(f"the second model does not run where the first does: {ran.refusal}; {ran.where}")
+            for name, left, right in zip(found, ran.old, ran.new, strict=True):
+                result = compare(left, _like(right, left), self._tolerance)
+                found[name].append(result)
+                if not result.equal and different is None:
+                    different = f"output '{name}' {result.detail}; {ran.where}", ran
+        if not self._cases:
+            raise ModelError(f"the first model runs on nothing that was tried: {self._refusal}; give lengths with --dim NAME=N")
+        told = tuple((name, kind.name) for name, kind in self._kinds.items())
+        outputs = tuple(_finding(name, results) for name, results in found.items())
+        if different is None:
+            return Verification(True, self._cases, self._refused, outputs, f"equal in {self._cases} cases", told)
+        detail, ran = different
+        fed = ran.inputs, self._for_second(ran.inputs)
+        divergence = first_divergence(sources, self._models, fed, self._tolerance)
+        return Verification(False, self._cases, self._refused, outputs, detail, told, divergence)
+
+    def _check(self) -> None:
+        if not self._known:
+            raise ModelError("the shape or the element type of an input is unknown; export the model again")
+        named = {name for dims in self._dims for dim in dims for name in sizes.symbols(dim)}
+        unknown = sorted(set(self._trials.dim) - named)
+        if unknown:
+            raise OptionError(f"no input has a dimension called {unknown[0]}; there are {', '.join(sorted(named)) or 'none'}")
+
+    def _runs(self) -> Iterator[_Ran]:
+        """Every case that the first model takes."""
+        limit = self._trials.cases
+        for seed in itertools.count(self._trials.seed):
+            before = self._cases
+            for ran in self._round(seed):
+                yield ran
+                if self._cases == limit:
+                    return
+            if limit is None or self._cases == before:
+                return
+
+    def _round(self, seed: int) -> Iterator[_Ran]:
+        counting = {name for name, kind in self._kinds.items() if kind.name in {"lengths", "last"}}
+        groups = case_groups([dataclasses.replace(slot, rank=2) if slot.name in counting else slot for slot in self._slots])
+        fitting = 0
+        for index, (shapes, values) in enumerate(self._shapes()):
+            if index == _CHOICES or fitting == len(groups) or (fitting and index >= _FEW):
+                break
+            before = self._cases
+            for case in groups[fitting]:
+                ran = None if case.factor == LARGE else self._ran(shapes, values, case, seed)
+                if ran is not None:
+                    yield ran
+            fitting += self._cases > before
+
+    def _shapes(self) -> Iterable[tuple[tuple[tuple[int, ...], ...], Mapping[str, int]]]:
+        """Shapes of the inputs, with the numbers of the symbols."""
         seen: set[tuple[tuple[int, ...], ...]] = set()
         for values in self._equalities.assignments([*self._dims, self._inner]):
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in dims) for dims in self._dims)
             if shapes not in seen and all(length >= 1 for shape in shapes for length in shape):
                 seen.add(shapes)
-                yield shapes
+                yield shapes, values
 
-    def _differing(self, shapes: Sequence[Sequence[int]], case: Case) -> Verdict | None:
-        inputs = feeds(self._slots, shapes, case)
+    def _ran(self, shapes: Sequence[Sequence[int]], values: Mapping[str, int], case: Case, seed: int) -> _Ran | None:
+        """One case, or None if the first model refuses it."""
+        inputs = feeds(self._slots, shapes, case, seed)
         for slot in self._slots:
-            inputs[slot.name] = _as_its_kind(slot, inputs[slot.name], case)
+            array = as_its_kind(self._kinds[slot.name], inputs[slot.name], case, values, seed)
+            inputs[slot.name] = _in_both(array, self._dtypes.get(slot.name))
         try:
             old = self._original.run(None, inputs)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)
+            self._refused += 1
             return None
         self._cases += 1
-        names = self._original.outputs()
         where = f"case: {case}; sizes: {describe({slot.name: shape for slot, shape in zip(self._slots, shapes, strict=True)})}"
         try:
-            new = self._rewritten.run(None, inputs)
+            return _Ran(inputs, where, old, self._rewritten.run(self._original.outputs(), self._for_second(inputs)))
         except RuntimeRefusal as refusal:
-            return self._verdict(
-                f"the new model does not run: {refusal}; {where}", inputs, dict(zip(names, old, strict=True)), {}
-            )
-        for name, left, right in zip(names, old, new, strict=True):
-            result = compare(left, right, self._tolerance)
-            if not result.equal:
-                return self._verdict(f"output '{name}' {result.detail}; {where}", inputs, {name: left}, {name: right})
-            self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
-        return None
+            return _Ran(inputs, where, old, refusal=str(refusal))
+
+    def _for_second(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs in the float types of the second model."""
+        types = self._dtypes
+        return {name: array.astype(types[name].numpy()) if name in types else array for name, array in inputs.items()}
 
     def _verdict(self, detail: str, inputs: Mapping[str, Array], old: Mapping[str, Array], new: Mapping[str, Array]) -> Verdict:
         return Verdict(False, self._max_abs_error, self._cases, detail, None, Evidence(None, inputs, old, new))
+
+
+def _input_types(model: ir.Model) -> dict[str, ir.DataType]:
+    """The types of float inputs."""
+    facts = Facts(model.graph)
+    found = {value.name or "": facts.dtype(value) for value in model.graph.inputs}
+    return {name: dtype for name, dtype in found.items() if dtype is not None and dtype.is_floating_point()}
+
+
+def _in_both(array: Array, dtype: ir.DataType | None) -> Array:
+    """Numbers that another float type has too: rounded to it, and what overflows it is its lowest or largest."""
+    if dtype is None or dtype.itemsize >= array.dtype.itemsize:
+        return array
+    bounded = np.where(np.isfinite(array), np.clip(array, -largest(dtype), largest(dtype)), array)
+    return bounded.astype(dtype.numpy()).astype(array.dtype)
+
+
+def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | Bounds:
+    if trials.atol is not None or trials.rtol is not None:
+        return Bounds(trials.atol or 0.0, trials.rtol or 0.0)
+    if trials.tolerance is not None:
+        return trials.tolerance
+    computed = {dtype for model in models for dtype in _computed(model)}
+    return next((tolerance for dtype, tolerance in _HALF_TOLERANCES.items() if dtype in computed), _TOLERANCE)
+
+
+def _computed(model: ir.Model) -> set[ir.DataType | None]:
+    """The types of what the nodes give."""
+    facts = Facts(model.graph)
+    return {facts.dtype(value) for node in model.graph for value in node.outputs}
+
+
+def _like(array: Array, other: Array) -> Array:
+    """A float array in the float type of another."""
+    return array.astype(other.dtype) if array.dtype.kind in "fV" and other.dtype.kind in "fV" else array
+
+
+def _finding(name: str, results: Sequence[Comparison]) -> OutputFinding:
+    errors, parts = ([getattr(result, field) for result in results] for field in ("max_abs_error", "relative"))
+    return OutputFinding(
+        name,
+        sum(not result.equal for result in results),
+        max(errors) if np.isfinite(errors).all() else None,
+        max(parts) if np.isfinite(parts).all() else None,
+        sum(result.nan_lost for result in results),
+        sum(result.nan_found for result in results),
+    )
 
 
 def _made_of(shapes: Iterable[Dims], graph: ir.Graph, facts: Facts) -> Dims:
@@ -179,18 +337,7 @@ def _made_of(shapes: Iterable[Dims], graph: ir.Graph, facts: Facts) -> Dims:
     return tuple(dim for dim in found if sizes.symbols(dim) <= known)
 
 
-def _slot(value: ir.Value, facts: Facts) -> Slot:
+def _slot(value: ir.Value, facts: Facts, kind: Kind) -> Slot:
     name, dtype, rank = value.name or "", facts.dtype(value) or ir.DataType.FLOAT, facts.rank(value) or 0
-    masklike = "mask" in name or "bias" in name or not dtype.is_floating_point()
+    masklike = kind.name == "bias" or not dtype.is_floating_point()
     return Slot(name, "given" if masklike else "activation", dtype, rank, blank=False)
-
-
-def _as_its_kind(slot: Slot, array: Array, case: Case) -> Array:
-    """Token ids differ from each other, positions count up; whatever else, masks above all, stays as the case has it."""
-    if slot.rank < 2 or not slot.dtype.is_integer() or "mask" in slot.name:
-        return array
-    if "position" in slot.name:
-        return np.arange(array.shape[-1], dtype=array.dtype) + np.zeros(array.shape, array.dtype)
-    if "type" in slot.name or "segment" in slot.name:
-        return array
-    return np.random.default_rng(len(case.pattern)).integers(1, _TOKENS, array.shape).astype(array.dtype)

@@ -82,6 +82,10 @@ class Session:
         except self._errors as error:
             raise RuntimeRefusal(one_line(error)) from error
 
+    def inputs(self) -> list[str]:
+        """Names of the inputs that have to be fed."""
+        return [given.name for given in self._session.get_inputs()]
+
     def outputs(self) -> list[str]:
         """Names of the outputs."""
         return [output.name for output in self._session.get_outputs()]
@@ -120,6 +124,10 @@ class Reference:
                 return cast("list[Array]", self._evaluator.run(None if outputs is None else list(outputs), dict(feeds)))
         except (ValueError, *_REFERENCE_ERRORS) as error:
             raise RuntimeRefusal(one_line(error)) from error
+
+    def inputs(self) -> list[str]:
+        """Names of the inputs that have to be fed."""
+        return list(self._evaluator.input_names)
 
     def outputs(self) -> list[str]:
         """Names of the outputs."""

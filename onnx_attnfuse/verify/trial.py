@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import onnx_ir as ir
+
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -23,6 +25,8 @@ _LARGEST = 1 << 27
 """Elements of the largest tensor of a piece that is still run."""
 _WORK = 1 << 22
 """Elements of the largest tensor, summed over cases, after which no further case is run."""
+_REFERENCED = frozenset([("", "Attention"), ("", "RotaryEmbedding"), ("com.microsoft", "MultiHeadAttention")])
+"""Operators of which ONNX Runtime's CPU refuses forms that they have: masks and tables that broadcast, packed operands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ class _Sides:
         self._rounded = rounded
         self._make = functools.partial(Standalone, opsets=opsets, functions=functions, widened=widened)
         self._piece = piece
-        self._reads_attention = any(is_standard(node, "Attention") for node in piece.nodes)
+        self._has_reference = any(_has_more_forms(node) for node in piece.nodes)
         self.model = self._make(piece)
         self.by_reference = False
         self.without_kernel = without_kernel(self.model.proto)
@@ -139,10 +143,13 @@ class _Sides:
             return self._alone(self._old_model, self._reference, inputs)
         try:
             return self._alone(self._old_model, self._old_session, inputs)
-        except RuntimeRefusal:
-            if not self._reads_attention:
+        except RuntimeRefusal as refusal:
+            if not self._has_reference:
                 raise
-        old = self._alone(self._old_model, self._reference, inputs)
+            try:
+                old = self._alone(self._old_model, self._reference, inputs)
+            except RuntimeRefusal:
+                raise refusal from None
         self.by_reference = True
         return old
 
@@ -199,6 +206,11 @@ class _Sides:
     @functools.cached_property
     def _reference(self) -> Reference:
         return Reference(self._old_model.proto, self._operators)
+
+
+def _has_more_forms(node: ir.Node) -> bool:
+    """Whether the reference may run the node where ONNX Runtime refuses it."""
+    return ("" if is_standard(node) else node.domain, node.op_type) in _REFERENCED
 
 
 class Trial:

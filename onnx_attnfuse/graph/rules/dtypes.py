@@ -48,6 +48,8 @@ def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
 @functools.cache
 def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple[int, ...]]:
     """The type that an output always has, if it has one, and the inputs that have the same type as it."""
+    if op == "EmbedLayerNormalization":
+        return (ir.DataType.INT32 if index == 1 else None), (2,)
     if domain:
         return None, (0,)
     if not onnx.defs.has(op):

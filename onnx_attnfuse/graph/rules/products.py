@@ -98,8 +98,11 @@ def _between_channels_and_space(node: ir.Node, facts: Known) -> Sequence[Dims | 
 
 def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
-    if node.domain == "com.microsoft" or query is None or value is None:
+    if node.domain == "com.microsoft":
+        return _projected_attention(node, facts)
+    if query is None or value is None:
         return []
+    _meet_mask(node, 3, 4, query, facts)
     if len(query) == 4:
         return [(*query[:3], value[-1])]
     heads: Any = attribute(node, "q_num_heads", 1)
@@ -107,11 +110,33 @@ def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [(*query[:2], facts.fresh(node.outputs[0], 2) if each is None else each * heads)]
 
 
+def _projected_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    tokens, weights = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if tokens is None or len(tokens) != 3:
+        return []
+    given: list[int] = attribute(node, "qkv_hidden_sizes", [])
+    width = given[2] if given else None if weights is None else sizes.exact_quotient(weights[-1], 3)
+    return [(*tokens[:2], facts.fresh(node.outputs[0], 2) if width is None else width)]
+
+
 def _contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
     if query is None or value is None or len(query) != 3:
         return []
+    if node.op_type == "MultiHeadAttention":
+        _meet_mask(node, 5, 6, query, facts)
     return [(*query[:2], value[-1] if len(value) == 3 and node.op_type == "MultiHeadAttention" else query[-1])]
+
+
+def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -> None:
+    """Notes that the last axes of a mask are as long as there are rows and keys, those of the past with them."""
+    given, key, earlier = (input_dims(node, place, facts) for place in (mask, 1, past))
+    if given is None or key is None or len(given) < 2:
+        return
+    facts.meet(given[-2], query[-2])
+    facts.meet(given[-1], key[2 if len(key) == 4 else 1] + (earlier[2] if earlier is not None and len(earlier) == 4 else 0))
+    if len(given) == 4:
+        facts.meet(given[0], query[0])
 
 
 PRODUCTS: dict[str, ShapeRule] = {

@@ -73,6 +73,14 @@ def _gather(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [(*data[:axis], *indices, *data[axis + 1 :])]
 
 
+def _embeddings(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Rows of a table for every id, and how many ids of an entry are no padding."""
+    ids, table = input_dims(node, 0, facts), input_dims(node, 2, facts)
+    if ids is None or table is None or len(table) != 2:
+        return [None]
+    return [(*ids, table[1]), ids[:1]]
+
+
 def _gather_nd(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     data, indices = input_dims(node, 0, facts), input_dims(node, 1, facts)
     if data is None or indices is None or not isinstance(indices[-1], int):
@@ -128,6 +136,7 @@ SELECTIONS: dict[str, ShapeRule] = {
     **rules("Resize Upsample", _same_rank),
     "Compress": _compress,
     "Concat": _concat,
+    "EmbedLayerNormalization": _embeddings,
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,

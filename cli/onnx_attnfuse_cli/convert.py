@@ -1,0 +1,75 @@
+"""`attnfuse convert`: float32 to a half type, but for what masks, sums and divides."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx_attnfuse.converting.options import Conversion
+from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.files import output_for, output_option
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.options import derived_options
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.converting.report import ConversionReport
+
+
+_EXAMPLES = [
+    Example("attnfuse convert model.onnx", "Writes model.float16.onnx, compared with the model on hostile masks."),
+    Example("attnfuse convert model.onnx --dtype bfloat16 --keep-io-types", "In bfloat16, inputs and outputs as they were."),
+]
+
+
+@click.command(
+    "convert", cls=Manual, short_help="Convert to float16 or bfloat16, masks and sums left float32.", examples=_EXAMPLES
+)
+@click.argument("model", type=click.Path(path_type=pathlib.Path))
+@output_option(".DTYPE.onnx")
+@derived_options(of=Conversion)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/convert.md).")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Convert MODEL to a half type; scores, masks, statistics of norms and tables of positions stay float32.
+
+    The result is compared with MODEL on hostile inputs. If it differs, nothing is written, and the exit status is 3.
+    """
+    if quiet and as_json:
+        raise click.UsageError("-q and --json contradict each other; choose one")
+    conversion = Conversion(**chosen)
+    out = output_for(model, output, f".{conversion.dtype}.onnx")
+    import onnx_attnfuse
+
+    result = onnx_attnfuse.convert(model, conversion)
+    result.save(out)
+    if as_json:
+        click.echo(json.dumps(result.report.to_dict(), indent=2))
+    elif not quiet:
+        for line in _lines(result.report):
+            click.echo(line)
+    if not quiet:
+        click.echo(f"wrote {out}", err=True)
+    return Exit.DONE
+
+
+def _lines(report: ConversionReport) -> Iterator[str]:
+    yield f"{report.nodes} operators in {report.dtype}, weights {_size(report.bytes_before)} → {_size(report.bytes_after)}"
+    if report.islands:
+        counted = sorted(report.islands.items(), key=lambda item: (-item[1], item[0]))
+        yield f"float32: {', '.join(f'{count} {op}' for op, count in counted)}; {report.casts} Casts added"
+    found = report.verification
+    if found is not None:
+        worst = max((output.relative_error or 0.0 for output in found.outputs), default=0.0)
+        yield f"compared on {found.cases} inputs, error {worst:.1e} of the magnitude"
+    yield from report.notes
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

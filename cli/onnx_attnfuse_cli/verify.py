@@ -1,0 +1,73 @@
+"""`attnfuse verify`: whether two models compute the same."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx_attnfuse.verify.trials import Trials
+from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.options import derived_options
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.verify.verification import OutputFinding, Verification
+
+
+_EXAMPLES = [
+    Example("attnfuse verify model.onnx model.attnfuse.onnx", "Exits 0 if they are equal, 3 with the first difference if not."),
+    Example("attnfuse verify a.onnx b.onnx --dim seq=17 --cases 100", "At one length, on more inputs."),
+]
+
+
+@click.command("verify", cls=Manual, short_help="Run two models on hostile inputs and compare every output.", examples=_EXAMPLES)
+@click.argument("first", type=click.Path(path_type=pathlib.Path))
+@click.argument("second", type=click.Path(path_type=pathlib.Path))
+@derived_options(of=Trials)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON (docs/verify.md).")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+def command(*, first: pathlib.Path, second: pathlib.Path, as_json: bool, quiet: bool, **chosen: Any) -> int:
+    """Run FIRST and SECOND on the same inputs, masks with every kind of padding above all, and compare every output.
+
+    Exits 0 if they are equal, 3 if they differ, 2 if they cannot be run. Where they differ, the first inner value that does
+    is named, of those that both models have by name.
+    """
+    if quiet and as_json:
+        raise click.UsageError("-q and --json contradict each other; choose one")
+    import onnx_attnfuse
+
+    found = onnx_attnfuse.verify_models(first, second, Trials(**chosen))
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    elif not quiet:
+        for line in _lines(found):
+            click.echo(line)
+    if not found.equal:
+        click.echo(f"Error: the models differ: {found.detail}", err=True)
+    return Exit.DONE if found.equal else Exit.DIFFERS
+
+
+def _lines(found: Verification) -> Iterator[str]:
+    yield "inputs: " + ", ".join(f"{name} ({kind})" for name, kind in found.kinds)
+    for output in found.outputs:
+        yield f"{output.name}: {_finding(output)}"
+    if found.divergence is not None:
+        begins = found.divergence
+        yield f"the difference begins at '{begins.value}', {begins.detail}"
+        yield f"    computed by {begins.node_in_first} in the first model, by {begins.node_in_second} in the second"
+        yield f"    attention: {begins.site}" if begins.site else "    no attention lies between it and what is still equal"
+    skipped = f", {found.refused} that the first does not run on" if found.refused else ""
+    yield f"{'equal' if found.equal else 'different'} in {found.cases} cases{skipped}"
+
+
+def _finding(output: OutputFinding) -> str:
+    parts = ["equal" if not output.differing else f"differs in {output.differing} cases"]
+    if output.max_abs_error is not None and output.relative_error is not None:
+        parts.append(f"error {output.max_abs_error:.1e}, {output.relative_error:.1e} of the magnitude")
+    if output.nan_only_in_first or output.nan_only_in_second:
+        parts.append(f"NaN in the first only {output.nan_only_in_first}, in the second only {output.nan_only_in_second}")
+    return "; ".join(parts)

@@ -1,0 +1,18 @@
+"""How a model is converted; the command line is derived from these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """Choices for `convert`."""
+
+    dtype: Literal["float16", "bfloat16"] = "float16"
+    """Type that float32 becomes."""
+    keep_io_types: bool = False
+    """Leave inputs and outputs of the model float32."""
+    verify: Literal["none", "model"] | None = None
+    """Comparing the result with the model on hostile inputs, or not; by default it is compared if onnxruntime is there."""
