@@ -27,7 +27,7 @@ from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
 from onnx_attnfuse.training.policy import Policy
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewriting import Handed, fuse
-from onnx_attnfuse.training.rows import refuse_rows, see_a_key
+from onnx_attnfuse.training.rows import treatment
 from onnx_attnfuse.training.site import Dropout, TrainingSite
 from onnx_attnfuse.training.standins import StandIns
 
@@ -102,7 +102,7 @@ class _Run:
         demand = _demand(site)
         others: list[tuple[str, Reason]] = []
         for kernel in self._order():
-            reason = self._refusal(kernel, demand, site)
+            reason = self._refusal(kernel, demand)
             if reason is None:
                 try:
                     handed = self._handed(site, demand)
@@ -129,18 +129,20 @@ class _Run:
     def _switch(self, kernel: Kernel) -> bool | None:
         return {"flash": self.policy.flash, "efficient": self.policy.efficient}.get(kernel.SWITCH or "")
 
-    def _refusal(self, kernel: Kernel, demand: Demand, site: TrainingSite) -> Reason | None:
+    def _refusal(self, kernel: Kernel, demand: Demand) -> Reason | None:
         """Why a kernel is not taken."""
         if self._switch(kernel) is False:
             return Reason("switched-off", "it is switched off")
-        refused = kernel.refuse(demand, self.device, self.policy)
-        if refused is not None or not demand.bias:
-            return refused
-        return refuse_rows(site.spec, site.meaning, self.bounds)
+        return kernel.refuse(demand, self.device, self.policy)
 
     def _handed(self, site: TrainingSite, demand: Demand) -> Handed:
-        level = demand.bias and not see_a_key(site.spec, site.meaning, self.bounds)
-        return Handed(demand.causal, demand.bias, level)
+        """How the mask is handed over.
+
+        Raises:
+            Refused: No way is exact.
+        """
+        rows = treatment(site.spec, site.meaning, self.bounds) if demand.bias else "none"
+        return Handed(demand.causal, demand.bias, rows)
 
     def _dropout(self, spec: AttentionSpec) -> Dropout | None:
         """What is dropped of the weights, by what the nodes that were read stand in for.
@@ -220,4 +222,4 @@ def _words(handed: Handed) -> str:
         return "causal by attribute"
     if not handed.bias:
         return "without a mask"
-    return "its mask as a bias" + (", rows without a key apart" if handed.level else "")
+    return "its mask as a bias" + (", rows without a key apart" if handed.rows != "none" else "")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -20,9 +19,9 @@ from onnx_attnfuse.rewrite import connect
 from onnx_attnfuse.spec import Axes4, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
-from onnx_attnfuse.training.entries import added_to, entries_with, taken
+from onnx_attnfuse.training.care import AddedCare, Call, Care, NoCare, ReplacedCare
 from onnx_attnfuse.training.kernels.kernel import Gradients, Kernel, Layout, Operands
-from onnx_attnfuse.training.rows import Levelled, levelled
+from onnx_attnfuse.training.rows import Levelled, Treatment, levelled
 from onnx_attnfuse.training.site import TrainingSite
 
 
@@ -53,8 +52,8 @@ class Handed:
 
     causal: bool
     bias: bool
-    level: bool
-    """Rows without a key may occur, and need care."""
+    rows: Treatment
+    """What rows without a key need."""
 
 
 def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder) -> None:
@@ -105,18 +104,14 @@ class _Building:
         rows = self._rows()
         given = self._operands(rows)
         saved = self.kernel.forward(builder, given.operands, name)
-        output = Laid(saved["output"], self.layouts.output)
+        output = Laid(given.care.result(saved["output"]), self.layouts.output)
         pairs = [(_end(spec.output, output), output)]
         self.added += builder.added
         builder.at(_first_reader(backward.output, backward.results, anchor_of(spec)))
-        gradient = self._taken(sources.sources(backward.output, builder.facts, plain=True), self.layouts.output)
-        found = self.kernel.backward(
-            builder, given.operands, saved, gradient, f"{name}/backward", bias_gradient=bool(backward.biases)
-        )
-        if isinstance(rows, Levelled) and given.dead is not None and backward.key is not None:
-            missing = _Missing(given, rows, saved, gradient, found.key, f"{name}/rows_without_key")
-            found = dataclasses.replace(found, key=self._with_dead_rows(missing))
-        return [*pairs, *self._gradients(found)]
+        taken = self._taken(sources.sources(backward.output, builder.facts, plain=True), self.layouts.output)
+        call = Call(self.kernel, given.operands, saved, given.care.gradient(taken), f"{name}/backward")
+        found = self.kernel.backward(builder, call.operands, saved, call.gradient, call.hint, bias_gradient=bool(backward.biases))
+        return [*pairs, *self._gradients(given.care.gradients(found, call, given.query, keys=backward.key is not None))]
 
     def _rows(self) -> Levelled | Laid | None:
         """The mask as a bias, if it is handed over as one."""
@@ -128,25 +123,22 @@ class _Building:
         if not compact.axes[3]:
             full = (*compact.axes[:3], present)
             compact = Laid(arrange(self.builder, compact, full), full)
-        return levelled(self.builder, compact, self.dtype) if self.handed.level else compact
+        return compact if self.handed.rows == "none" else levelled(self.builder, compact, self.dtype, self.handed.rows)
 
     def _operands(self, rows: Levelled | Laid | None) -> _Given:
         """Queries, keys, values and bias in the kernel's layout."""
-        builder, spec = self.builder, self.spec
+        spec = self.spec
         targets = (self.layouts.query, self.layouts.key, self.layouts.value)
         query, key, value = (self._taken(item, target) for item, target in zip(spec.operands(), targets, strict=True))
-        plain, dead, bias = query, None, rows
+        care = NoCare()
         if isinstance(rows, Levelled):
             dead, lost = (self._as_rows(test, rows) for test in (rows.dead, rows.lost))
-            level = builder.elementwise("Where", [dead, builder.scalar(0.0, self.dtype), query], self.dtype)
-            query = builder.elementwise("Where", [lost, builder.scalar(math.nan, self.dtype), level], self.dtype)
-            builder.facts.copy(plain, level)
-            builder.facts.copy(plain, query)
-            bias = rows.bias
-        added = bias.value if isinstance(bias, Laid) else None
+            kind = AddedCare if self.handed.rows == "added" else ReplacedCare
+            care = kind(self.builder, self.dtype, rows, dead, lost, 2 if self.kernel.LAYOUT == "bnsh" else 1)
+        bias = rows.bias if isinstance(rows, Levelled) else rows
         dropout = 0.0 if self.site.dropout is None else self.site.dropout.ratio
-        operands = Operands(query, key, value, added, self.handed.causal, dropout, spec.scale)
-        return _Given(operands, plain, dead)
+        added = None if bias is None else bias.value
+        return _Given(Operands(care.query(query), key, value, added, self.handed.causal, dropout, spec.scale), query, care)
 
     def _as_rows(self, test: ir.Value, rows: Levelled) -> ir.Value:
         """A test of rows so that it broadcasts against the queries."""
@@ -163,29 +155,6 @@ class _Building:
         )
         source = cheapest(usable, target) if usable else operand[0]
         return self.builder.cast(arrange(self.builder, source.laid, target), self.dtype)
-
-    def _with_dead_rows(self, missing: _Missing) -> ir.Value:
-        """The keys' gradient with what rows without a key add to it."""
-        builder, given, rows = self.builder, missing.given, missing.rows
-        assert given.dead is not None
-        entries = None if given.operands.dropout or not rows.bias.axes[0] else entries_with(builder, rows.dead)
-        zero, own = builder.scalar(0.0, self.dtype), builder.facts.dtype(rows.bias.value)
-        picked = {name: taken(builder, value, entries) for name, value in missing.saved.items() if builder.facts.rank(value) != 0}
-        dead, gradient, query, key, value = (
-            taken(builder, item, entries)
-            for item in (given.dead, missing.gradient, given.plain_query, given.operands.key, given.operands.value)
-        )
-        gradient, query = (builder.elementwise("Where", [dead, item, zero], self.dtype) for item in (gradient, query))
-        masked = builder.elementwise("Where", [rows.dead, rows.bias.value, builder.scalar(-math.inf, own)], own)
-        again = dataclasses.replace(
-            given.operands,
-            query=query,
-            key=builder.elementwise("Mul", [key, zero], self.dtype),
-            value=value,
-            bias=taken(builder, masked, entries),
-        )
-        found = self.kernel.backward(builder, again, {**missing.saved, **picked}, gradient, missing.hint)
-        return added_to(builder, missing.key, found.key, entries, self.dtype)
 
     def _gradients(self, found: Gradients) -> list[tuple[Laid, Laid]]:
         """The gradients to replace, and what by."""
@@ -211,23 +180,12 @@ class _Building:
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """Operands, and the queries as they are without regard to rows without a key."""
+    """What the forward kernel is given."""
 
     operands: Operands
-    plain_query: ir.Value
-    dead: ir.Value | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Missing:
-    """What the second call of the backward kernel works with."""
-
-    given: _Given
-    rows: Levelled
-    saved: Mapping[str, ir.Value]
-    gradient: ir.Value
-    key: ir.Value
-    hint: str
+    query: ir.Value
+    """The queries without regard to rows without a key."""
+    care: Care
 
 
 def _end(readings: Sequence[Laid], new: Laid) -> Laid:

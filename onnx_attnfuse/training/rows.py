@@ -9,14 +9,18 @@ gradients are T times too large (measured on PyTorch's CPU kernel). So such rows
     top swallows any score   queries of 0, and so scores; -inf where the mask is lower than top, equal weights elsewhere
     the row is all -inf      queries of NaN, since the source gives NaN
 
-Queries of zeros give the keys no gradient, and the source does. A second call of the backward kernel with the keys as zeros
-instead, for these rows alone and only if there are any, gives what is missing.
+Where numbers are added, scores have a gradient in such rows too, which queries of zeros do not give to the keys. A second call of
+the backward kernel, with zeros as the keys instead and for these rows alone, gives what is missing.
+
+Where numbers are put in the place of scores, these have no gradient: that of the queries is 0 in such rows, and the keys get
+none. The values still get theirs, and of a row of -inf they get NaN.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -27,11 +31,16 @@ from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.expression import Expression, Number
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.masks.walk import elements_of, parts_of
-from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Times, Total
 
 _SWALLOWS, _SWALLOWS_HALF, _ROUNDS = -1e9, -2e4, -2e4
 """A mask this low leaves nothing of a float32, or float16, score; and from here on it rounds float32 scores visibly."""
+
+
+Treatment = Literal["none", "added", "replaced"]
+"""What rows without a key need: nothing, since there are none; care, where numbers are added to the scores; other care, where
+numbers are put in their place, which stops the gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,22 +76,31 @@ def _has_fill(part: Expression) -> bool:
     return any(map(_has_fill, parts_of(part)))
 
 
-def refuse_rows(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Reason | None:
-    """Why rows without a key, which there may be, would come out otherwise; None if they are exact."""
+def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
+    """What rows without a key need.
+
+    Raises:
+        Refused: There may be such rows, and what the source makes of them cannot be expressed.
+    """
     if see_a_key(spec, meaning, bounds):
-        return None
-    if _replaces(spec.mask):
-        message = "scores are replaced by a number, which stops their gradient, and it is not certain that each row keeps one"
-        return Reason("replaced-scores", message)
+        return "none"
     rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _ROUNDS]
     if rounding and spec.dtype != ir.DataType.FLOAT16:
-        message = f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions"
-        return Reason("rounded-mask", message)
-    return None
+        raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
+    if not _replaces(spec.mask):
+        return "added"
+    fills, inner = _replacing(spec.mask)
+    if bounds.lowest(inner) > FORBIDS and len({fill for fill in fills if math.isfinite(fill)}) < 2:
+        return "replaced"
+    message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
+    raise Refused("mixed-mask", message)
 
 
-def levelled(builder: Builder, bias: Laid, dtype: ir.DataType) -> Levelled:
-    """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key."""
+def levelled(builder: Builder, bias: Laid, dtype: ir.DataType, kind: Treatment) -> Levelled:
+    """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
+
+    Where scores are replaced, rows of -inf become rows of 0: what the source gives there is put in afterwards.
+    """
     single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
     own = builder.facts.dtype(bias.value) or dtype
     lowest = builder.scalar(-largest(own), own)
@@ -99,7 +117,10 @@ def levelled(builder: Builder, bias: Laid, dtype: ir.DataType) -> Levelled:
     highest = builder.elementwise("Equal", [shifted, zero], truth)
     level = builder.elementwise("Where", [highest, zero, builder.scalar(-math.inf, own)], own)
     value = builder.elementwise("Where", [dead, level, shifted], own)
-    return Levelled(Laid(value, bias.axes), dead, builder.elementwise("Not", [finite], truth))
+    lost = builder.elementwise("Not", [finite], truth)
+    if kind == "replaced":
+        value = builder.elementwise("Where", [lost, zero, value], own)
+    return Levelled(Laid(value, bias.axes), dead, lost)
 
 
 def _replaces(mask: Mask | None) -> bool:
@@ -109,3 +130,12 @@ def _replaces(mask: Mask | None) -> bool:
     if isinstance(mask, Total):
         return _replaces(mask.left) or _replaces(mask.right)
     return isinstance(mask, Times) and _replaces(mask.mask)
+
+
+def _replacing(mask: Mask | None) -> tuple[tuple[float, ...], Mask | None]:
+    """What scores are replaced by, last first, and the mask that was added before the first of these."""
+    fills: list[float] = []
+    while isinstance(mask, Select):
+        fills.append(mask.fill)
+        mask = mask.mask
+    return tuple(fills), mask
