@@ -71,6 +71,7 @@ class _Reading:
         self.gradients: list[tuple[ir.Node, Axes]] = []
         self.found: dict[str, Laid] = {}
         self.biases: list[BiasGradient] = []
+        self.inner: list[ir.Value] = []
 
     def read(self) -> Backward:
         """Reads from the weights to the gradients."""
@@ -85,7 +86,8 @@ class _Reading:
         self._value_gradient(output)
         for node, axes in self.gradients:
             self._below_scores(_Step(Laid(node.outputs[0], axes)))
-        return Backward(output, self.found.get("query"), self.found.get("key"), self.found.get("value"), tuple(self.biases))
+        query, key, value = (self.found.get(role) for role in ("query", "key", "value"))
+        return Backward(output, query, key, value, tuple(self.biases), tuple(self.inner))
 
     def _check_inner_uses(self) -> None:
         """Inner values other than the weights serve the forward part alone."""
@@ -139,6 +141,7 @@ class _Reading:
         """X, from the gradient of the softmax up to X·Vᵀ."""
         laid, dropped = Laid(_given(node, 0), axes), False
         while True:
+            self.inner.append(laid.value)
             producer = laid.value.producer()
             if producer is None:
                 raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", node.name)
@@ -190,6 +193,7 @@ class _Reading:
     def _below_scores(self, step: _Step) -> None:
         """Follows dS down to dQ and dK; what else looks at it differentiates something that was added to the scores."""
         unread = step.laid.value.is_graph_output()
+        self.inner.append(step.laid.value)
         for node, index in step.laid.value.uses():
             if node.op_type == "Shape":
                 continue

@@ -21,6 +21,7 @@ from onnx_attnfuse.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.kernels import KERNELS
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
@@ -59,6 +60,7 @@ class _Run:
         self.opset = graph.opset_imports.get("", 17)
         self.standins = StandIns(graph)
         graph.sort()
+        self.annotations = Annotations(graph)
         self.facts = Facts(graph)
         self.scope = Scope(graph.name or "training", graph, self.facts, self.opset)
         self.bounds, self.reader = Bounds(self.facts), Reader(self.facts)
@@ -70,6 +72,7 @@ class _Run:
         found = [softmax for node in self.graph if (softmax := find_softmax(node, self.facts, self.opset)) is not None]
         sites = [report for softmax in found if (report := self._site(with_sink(softmax, self.facts))) is not None]
         self.standins.restore()
+        self.annotations.restore()
         self.graph.sort()
         return TrainingReport(self.device.name, tuple(sites))
 

@@ -12,10 +12,11 @@ from onnx_attnfuse.axes.factors import Axes
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.match import operands as sources
 from onnx_attnfuse.match.finder import anchor_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.rewrite import connect
+from onnx_attnfuse.rewrite import answer_shapes, check_shapes, connect, inner_values
 from onnx_attnfuse.spec import Axes4, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
@@ -63,6 +64,8 @@ def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder) -
         Refused: Something cannot be expressed; nothing has changed then.
     """
     added: list[ir.Node] = []
+    inner = [*inner_values(site.spec), *site.backward.inner]
+    check_shapes(inner, builder)
     try:
         pairs = _Building(site, kernel, handed, builder, added).build()
         finals = [(end, _brought(builder, new, end)) for end, new in pairs]
@@ -74,9 +77,10 @@ def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder) -
         old = end.value
         connect(old, value, builder, [node for node, _ in old.uses()])
         sweep([old])
-    spec = site.spec
-    sweep([*(value for node in reversed(spec.nodes) for value in node.outputs)])
-    sweep([laid.value for laid in spec.output])
+    for value in inner:
+        if value.graph is not None and not value.is_graph_output() and not viewers(value):
+            answer_shapes(value, builder)
+    sweep(inner)
 
 
 def _brought(builder: Builder, new: Laid, end: Laid) -> ir.Value:
@@ -132,7 +136,7 @@ class _Building:
         query, key, value = (self._taken(item, target) for item, target in zip(spec.operands(), targets, strict=True))
         care = NoCare()
         if isinstance(rows, Levelled):
-            dead, lost = (self._as_rows(test, rows) for test in (rows.dead, rows.lost))
+            dead, lost = (self._as_rows(test) for test in (rows.dead, rows.lost))
             kind = AddedCare if self.handed.rows == "added" else ReplacedCare
             care = kind(self.builder, self.dtype, rows, dead, lost, 2 if self.kernel.LAYOUT == "bnsh" else 1)
         bias = rows.bias if isinstance(rows, Levelled) else rows
@@ -140,10 +144,9 @@ class _Building:
         added = None if bias is None else bias.value
         return _Given(Operands(care.query(query), key, value, added, self.handed.causal, dropout, spec.scale), query, care)
 
-    def _as_rows(self, test: ir.Value, rows: Levelled) -> ir.Value:
+    def _as_rows(self, test: ir.Value) -> ir.Value:
         """A test of rows so that it broadcasts against the queries."""
-        batch, heads, places, _ = rows.axes
-        return arrange(self.builder, Laid(test, rows.axes), _ordered((batch, heads, places, ()), self.kernel.LAYOUT))
+        return test if self.kernel.LAYOUT == "bnsh" else self.builder.transpose(test, [0, 2, 1, 3])
 
     def _taken(self, operand: tuple[Source, ...], target: Axes) -> ir.Value:
         """An operand in the kernel's layout, from wherever above it that costs least."""

@@ -40,6 +40,8 @@ class Backward:
     key: Laid | None
     value: Laid | None
     biases: tuple[BiasGradient, ...] = ()
+    inner: tuple[ir.Value, ...] = ()
+    """Values between these, which nothing else looks at."""
 
     @property
     def results(self) -> tuple[Laid, ...]:

@@ -2,6 +2,7 @@
 
     Dropout(P, ratio, True)      Identity(P), while the weights are read; what was dropped is put back into the site
     BiasSoftmax(S, bias)         Softmax(S + bias)
+    ConcatTraining(a, b, ...)    Concat(a, b, ...)
 
 The stand-ins are taken out again where nothing was fused, so that what is left alone is left as it was.
 """
@@ -43,6 +44,8 @@ class StandIns:
             elif node.domain == TRAINING and node.op_type == "BiasSoftmax" and _is_last(node):
                 added = ir.node("Add", node.inputs[:2])
                 self._stand(node, [added, ir.node("Softmax", added.outputs, {"axis": -1})])
+            elif node.domain == TRAINING and node.op_type == "ConcatTraining":
+                self._stand(node, [ir.node("Concat", node.inputs, {"axis": attribute(node, "axis", 0)})])
 
     def _stand(self, node: ir.Node, readable: list[ir.Node]) -> None:
         result = node.outputs[0]
