@@ -1,8 +1,8 @@
 """Shapes that a gradient graph is annotated with, which are not to be believed.
 
 ONNX Runtime takes two lengths that meet in a broadcast for one, and writes that down: a mask of shape (b, 1, 1, t) is annotated
-as (b, 4, s, s). So the lengths of what users feed are unknown here, and everything else follows from the operators; only where those
-are not ONNX's own an annotation is all there is. Annotations come back when the graph has been read.
+as (b, 4, s, s). So the lengths of what users feed are unknown here, and everything else follows from the operators; only
+where those are not ONNX's own an annotation is all there is. Annotations come back when the graph has been read.
 """
 
 from __future__ import annotations

@@ -99,18 +99,16 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     """Fuses one graph, and tells."""
     import dataclasses
 
-    import onnx_ir as ir
-
     from onnx_attnfuse.training.fusing import fuse_graph
+    from onnx_attnfuse.training.serializing import read_graph, write_graph
 
     debug = _debug_level()
     if debug > 1:
         _save(graph, number, "before")
-    read = ir.serde.deserialize_graph(graph)
-    read.opset_imports[""] = int(os.environ.get("ORTMODULE_ONNX_OPSET_VERSION", _DEFAULT_OPSET))
+    read = read_graph(graph, int(os.environ.get("ORTMODULE_ONNX_OPSET_VERSION", _DEFAULT_OPSET)))
     report = dataclasses.replace(fuse_graph(read, _device(), policy), policy=_words(policy))
     if report.fused:
-        graph.CopyFrom(ir.serde.serialize_graph(read))
+        write_graph(read, graph)
     if debug > 1:
         _save(graph, number, "after")
     if debug > 0 and os.environ.get("RANK", "0") == "0":

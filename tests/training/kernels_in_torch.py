@@ -1,8 +1,8 @@
 """The kernels that a GPU is needed for, computed by PyTorch on the CPU: same arguments, same results, same roundings of shapes.
 
 They are no copies: weights are computed in float64 from what the real kernels keep, the logarithm of each row's sum in float32,
-and dropout follows from the seed alone, so that a forward and a backward call that do not agree come out wrong. The names of their
-parameters are those of PyTorch 2.4's schemas.
+and dropout follows from the seed alone, so that a forward and a backward call that do not agree come out wrong. The names of
+their parameters are those of PyTorch 2.4's schemas.
 """
 
 from __future__ import annotations
