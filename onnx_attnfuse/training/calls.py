@@ -24,8 +24,7 @@ class Result:
     """One result of a call."""
 
     name: str
-    dtype: ir.DataType | None = None
-    """Its element type; None: nobody wants it, or it is not defined."""
+    dtype: ir.DataType
     dims: tuple[Dim, ...] | None = None
     on_cpu: bool = False
     """A tensor in CPU memory whatever the device is, such as the state of a random generator."""
@@ -44,7 +43,10 @@ class Call:
 
 
 def emit_call(builder: Builder, call: Call, hint: str) -> dict[str, ir.Value]:
-    """Adds the node; its wanted results by name."""
+    """Adds the node; its results by name.
+
+    All have a name in the graph, also those that nobody wants: without one ONNX Runtime accepts undefined tensors only.
+    """
     inputs = [_input(builder, argument) for _, argument in call.arguments]
     attributes: dict[str, object] = {"operator": call.operator}
     on_cpu = [index for index, (name, _) in enumerate(call.arguments) if name in call.on_cpu]
@@ -56,9 +58,6 @@ def emit_call(builder: Builder, call: Call, hint: str) -> dict[str, ir.Value]:
     assert node is not None
     found: dict[str, ir.Value] = {}
     for output, result in zip(node.outputs, call.results, strict=True):
-        if result.dtype is None:
-            output.name = ""
-            continue
         output.dtype = result.dtype
         builder.facts.record(output, result.dims, result.dtype)
         if result.dims is not None:

@@ -14,11 +14,5 @@ def read_graph(graph: onnx.GraphProto, opset: int) -> ir.Graph:
 
 
 def write_graph(read: ir.Graph, graph: onnx.GraphProto) -> None:
-    """Puts a graph into the place of another.
-
-    Results that nobody wants stay where they are last too: PyTorch's operators are called with as many as their schema has.
-    """
-    written = ir.serde.serialize_graph(read)
-    for node, proto in zip(read, written.node, strict=True):
-        proto.output.extend([""] * (len(node.outputs) - len(proto.output)))
-    graph.CopyFrom(written)
+    """Puts a graph into the place of another."""
+    graph.CopyFrom(ir.serde.serialize_graph(read))

@@ -112,9 +112,7 @@ def backward(
     )
     dtype = dtype_of(builder, operands)
     wanted = {"query": given.query, "key": given.key, "value": given.value, "bias": given.bias if bias_gradient else None}
-    results = tuple(
-        Result(name) if value is None else Result(name, dtype, dims_of(builder, value)) for name, value in wanted.items()
-    )
+    results = tuple(Result(name, dtype, None if value is None else dims_of(builder, value)) for name, value in wanted.items())
     found = emit_call(builder, Call(_BACKWARD, arguments, results, frozenset(["philox_seed", "philox_offset"])), hint)
     keys = dims_of(builder, operands.key)[1]
     trimmed = {name: _trimmed(builder, found[name], 1, keys) for name in ("key", "value")}

@@ -64,13 +64,13 @@ def forward_call(builder: Builder, operands: Operands, operator: str, hint: str)
     results = (
         Result("output", dtype_of(builder, operands), result_dims(builder, operands)),
         Result("logsumexp", ir.DataType.FLOAT, dims[:3]),
-        Result("cum_seq_q"),
-        Result("cum_seq_k"),
+        Result("cum_seq_q", ir.DataType.INT32),
+        Result("cum_seq_k", ir.DataType.INT32),
         Result("max_q", long, (), on_cpu=True),
         Result("max_k", long, (), on_cpu=True),
         Result("philox_seed", long, (), on_cpu=True),
         Result("philox_offset", long, (), on_cpu=True),
-        Result("debug_attn_mask"),
+        Result("debug_attn_mask", dtype_of(builder, operands)),
     )
     return emit_call(builder, Call(operator, arguments, results), hint)
 

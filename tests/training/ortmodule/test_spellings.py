@@ -71,11 +71,10 @@ def test_plan_for_a_gpu(name: str, monkeypatch) -> None:
     assert_same(found, step(case.module(), case.inputs()))
 
 
-@pytest.mark.parametrize("name", ["dropout", "dropout_padding"])
-def test_dropout_is_the_same_forward_and_backward(name: str, monkeypatch) -> None:
+def test_dropout_is_the_same_forward_and_backward(monkeypatch) -> None:
     """The gradient along a direction is how the result changes in that direction, the random state being the same."""
     monkeypatch.setattr(hook, "_device", lambda: TrainingDevice("cuda", 90))
-    case = CASES[name]
+    case = CASES["dropout"]
     module = ORTModule(case.module(), policy=Policy(flash=False))
     named = case.inputs()
     torch.manual_seed(7)
@@ -104,7 +103,8 @@ def test_dropout_is_right_on_average(monkeypatch) -> None:
     case = CASES["dropout"]
     module = ORTModule(case.module(), policy=Policy(flash=False))
     found = torch.stack([step(module, case.inputs()).result for _ in range(400)])
-    wanted = torch.stack([step(case.module(), case.inputs()).result for _ in range(400)])
+    original = case.module()
+    wanted = torch.stack([step(original, case.inputs()).result for _ in range(400)])
     spread = (found.var(0) / 400 + wanted.var(0) / 400).sqrt()
     assert float(((found.mean(0) - wanted.mean(0)) / spread).abs().max()) < 5
     assert float((found.var(0) / wanted.var(0)).mean()) == pytest.approx(1, abs=0.05)
