@@ -25,10 +25,12 @@ from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.kernels import KERNELS
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
+from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.policy import Policy
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewriting import Handed, fuse
 from onnx_attnfuse.training.rows import treatment
+from onnx_attnfuse.training.sdpa import KEPT
 from onnx_attnfuse.training.site import Dropout, TrainingSite
 from onnx_attnfuse.training.standins import StandIns
 
@@ -69,12 +71,13 @@ class _Run:
 
     def go(self) -> TrainingReport:
         """Every softmax of the graph in its order."""
+        kept = [_kept(node, operator) for node in self.graph if (operator := calls(node)) in KEPT]
         found = [softmax for node in self.graph if (softmax := find_softmax(node, self.facts, self.opset)) is not None]
         sites = [report for softmax in found if (report := self._site(with_sink(softmax, self.facts))) is not None]
         self.standins.restore()
         self.annotations.restore()
         self.graph.sort()
-        return TrainingReport(self.device.name, tuple(sites))
+        return TrainingReport(self.device.name, (*kept, *sites))
 
     def _site(self, softmax: Softmax) -> TrainingSiteReport | None:
         """One softmax; None if it is no attention."""
@@ -172,6 +175,12 @@ class _Run:
 def _name(softmax: Softmax, standins: StandIns) -> str:
     node = standins.behind(softmax.node) or softmax.node
     return node.name or softmax.weights.name or "softmax"
+
+
+def _kept(node: ir.Node, operator: str) -> TrainingSiteReport:
+    """An attention that was kept as one call when the module was exported."""
+    name = node.name or node.outputs[0].name or operator
+    return TrainingSiteReport(name, KEPT[operator], mask="", handed="kept as one call at export")
 
 
 def _check(spec: AttentionSpec) -> None:

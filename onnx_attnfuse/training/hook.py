@@ -75,8 +75,17 @@ def enable(policy: Policy | None = None) -> Chosen:
         MissingDependencyError: onnxruntime-training is not installed, or cannot be used.
     """
     _HOOK.register()
+    prepare(policy)
     _HOOK.everywhere = Chosen(policy)
     return _HOOK.everywhere
+
+
+def prepare(policy: Policy | None) -> None:
+    """What has to be done before a module is wrapped that is to be fused by `policy`."""
+    if (policy or Policy.from_environment()).sdpa_fallback:
+        from onnx_attnfuse.training.sdpa import keep_unmasked
+
+        keep_unmasked(_opset())
 
 
 def disable() -> None:
@@ -105,7 +114,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     debug = _debug_level()
     if debug > 1:
         _save(graph, number, "before")
-    read = read_graph(graph, int(os.environ.get("ORTMODULE_ONNX_OPSET_VERSION", _DEFAULT_OPSET)))
+    read = read_graph(graph, _opset())
     report = dataclasses.replace(fuse_graph(read, _device(), policy), policy=_words(policy))
     if report.fused:
         write_graph(read, graph)
@@ -127,6 +136,11 @@ def _device() -> TrainingDevice:
     major, minor = torch.cuda.get_device_capability()
     kernels: Any = sys.modules.get("onnxruntime.training.ort_triton.kernel")
     return TrainingDevice("cuda", major * 10 + minor, torch_version(), hasattr(kernels, "flash_attn_forward"))
+
+
+def _opset() -> int:
+    """The opset that ORTModule exports with."""
+    return int(os.environ.get("ORTMODULE_ONNX_OPSET_VERSION", _DEFAULT_OPSET))
 
 
 def _words(policy: Policy) -> str:

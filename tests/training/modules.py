@@ -162,6 +162,14 @@ def torch_causal(query, key, value, module, mask):
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+def torch_unmasked(query, key, value, module, mask):
+    return functional.scaled_dot_product_attention(query, key, value)
+
+
+def torch_scaled(query, key, value, module, mask):
+    return functional.scaled_dot_product_attention(query, key, value, scale=0.2)
+
+
 def torch_masked(query, key, value, module, mask):
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
@@ -249,3 +257,9 @@ CASES: Mapping[str, Case] = {
     "triangle_and_padding": Case(triangle_and_padding, padding(LOWEST), refused="mixed-mask"),
 }
 """By name. Each that is refused differs in one thing from one that is fused."""
+KEPT: Mapping[str, Case] = {
+    "torch_causal": Case(torch_causal),
+    "torch_unmasked": Case(torch_unmasked),
+    "torch_scaled": Case(torch_scaled),
+}
+"""What may be kept as one call at export; PyTorch 2.4 cannot export a scale of its own otherwise."""

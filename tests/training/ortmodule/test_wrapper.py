@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from onnx_attnfuse.training import ORTModule, Policy, disable, enable
-from tests.training.modules import CASES
+from tests.training.modules import CASES, KEPT
 from tests.training.ortmodule.steps import assert_same, step
 
 PLAIN = CASES["plain"]
@@ -128,3 +128,22 @@ def test_under_distributed_data_parallel(monkeypatch) -> None:
     assert module.attention_reports[0].fused == 1
     assert found.result.shape == PLAIN.inputs()["x"].shape
     assert os.environ["RANK"] == "0"
+
+
+@pytest.mark.parametrize("name", list(KEPT))
+def test_unmasked_attention_is_kept_at_export(name: str) -> None:
+    case = KEPT[name]
+    module = ORTModule(case.module(), policy=Policy(sdpa_fallback=True))
+    found = step(module, case.inputs())
+    assert [site.handed for site in module.attention_reports[0].sites] == ["kept as one call at export"]
+    assert_same(found, step(case.module(), case.inputs()))
+
+
+def test_masked_attention_is_not_kept_but_fused() -> None:
+    case = CASES["torch_masked"]
+    module = ORTModule(case.module(), policy=Policy(sdpa_fallback=True))
+    found = step(module, case.inputs())
+    (site,) = module.attention_reports[0].sites
+    assert site.fused
+    assert "kept" not in site.handed
+    assert_same(found, step(case.module(), case.inputs()))
