@@ -12,7 +12,7 @@ import math
 import torch
 
 _EMPTY = torch.empty(0)
-_MOST_KEYS = 64
+_MOST_KEYS = 256
 """Drawn for each row, so that padding the keys changes nothing for the others."""
 
 
