@@ -109,7 +109,7 @@ def planned(
     *operands, gradient = (item.transpose(1, 2).contiguous() if swap else item for item in given)
     dtype, care, added = builder.facts.dtype(operands[0]), NoCare(), bias
     if bias is not None and kind.dead:
-        rows = levelled(builder, Laid(bias, new_axes(list(bias.shape))), dtype, "added")
+        rows = levelled(builder, Laid(bias, new_axes(list(bias.shape))), "added")
         dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.dead, rows.lost))
         rows = dataclasses.replace(rows, bias=dataclasses.replace(rows.bias, value=rows.bias.value.to(operands[0].dtype)))
         care, added = AddedCare(builder, dtype, rows, dead, lost, 1 if swap else 2), rows.bias.value

@@ -180,7 +180,7 @@ def _name(softmax: Softmax, standins: StandIns) -> str:
 def _kept(node: ir.Node, operator: str) -> TrainingSiteReport:
     """An attention that was kept as one call when the module was exported."""
     name = node.name or node.outputs[0].name or operator
-    return TrainingSiteReport(name, KEPT[operator], mask="", handed="kept as one call at export")
+    return TrainingSiteReport(name, KEPT[operator], mask="", handed="one call of PyTorch already")
 
 
 def _check(spec: AttentionSpec) -> None:

@@ -13,6 +13,7 @@ from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.masks.meaning import Meaning, Other
 from onnx_attnfuse.match import operands as sources
 from onnx_attnfuse.match.finder import anchor_of
 from onnx_attnfuse.reasons import Refused
@@ -122,12 +123,16 @@ class _Building:
         if not self.handed.bias:
             return None
         assert self.spec.mask is not None
-        compact = BiasEmitter(self.builder, self.spec.axes, self.dtype).compact(self.spec.mask)
+        dtype = ir.DataType.FLOAT if _only_forbids(self.site.meaning) else self.dtype
+        compact = BiasEmitter(self.builder, self.spec.axes, dtype).compact(self.spec.mask)
         present = compact.axes[3] or self.spec.axes.j
         if not compact.axes[3]:
             full = (*compact.axes[:3], present)
             compact = Laid(arrange(self.builder, compact, full), full)
-        return compact if self.handed.rows == "none" else levelled(self.builder, compact, self.dtype, self.handed.rows)
+        if self.handed.rows == "none":
+            return Laid(self.builder.cast(compact.value, self.dtype), compact.axes)
+        rows = levelled(self.builder, compact, self.handed.rows)
+        return dataclasses.replace(rows, bias=Laid(self.builder.cast(rows.bias.value, self.dtype), rows.bias.axes))
 
     def _operands(self, rows: Levelled | Laid | None) -> _Given:
         """Queries, keys, values and bias in the kernel's layout."""
@@ -189,6 +194,11 @@ class _Given:
     query: ir.Value
     """The queries without regard to rows without a key."""
     care: Care
+
+
+def _only_forbids(meaning: Meaning) -> bool:
+    """Whether a mask certainly leaves a score as it is or forbids it: the fill is -inf in a narrower type."""
+    return not meaning.biases and not any(isinstance(item, Other) for item in meaning.predicates)
 
 
 def _end(readings: Sequence[Laid], new: Laid) -> Laid:

@@ -96,13 +96,13 @@ def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatmen
     raise Refused("mixed-mask", message)
 
 
-def levelled(builder: Builder, bias: Laid, dtype: ir.DataType, kind: Treatment) -> Levelled:
+def levelled(builder: Builder, bias: Laid, kind: Treatment) -> Levelled:
     """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
 
     Where scores are replaced, rows of -inf become rows of 0: what the source gives there is put in afterwards.
     """
     single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
-    own = builder.facts.dtype(bias.value) or dtype
+    own = builder.facts.dtype(bias.value) or single
     lowest = builder.scalar(-largest(own), own)
     counts = builder.elementwise("GreaterOrEqual", [bias.value, lowest], truth)
     finite = builder.cast(builder.reduce("ReduceMax", builder.cast(counts, single), [3]), truth)
@@ -111,7 +111,7 @@ def levelled(builder: Builder, bias: Laid, dtype: ir.DataType, kind: Treatment) 
     zero = builder.scalar(0.0, own)
     low = builder.elementwise("And", [low, finite], truth)
     shifted = builder.elementwise("Sub", [bias.value, builder.elementwise("Where", [low, top, zero], own)], own)
-    limit = _SWALLOWS_HALF if dtype == ir.DataType.FLOAT16 else _SWALLOWS
+    limit = _SWALLOWS_HALF if own == ir.DataType.FLOAT16 else _SWALLOWS
     swallowed = builder.elementwise("LessOrEqual", [top, builder.scalar(limit, own)], truth)
     dead = builder.elementwise("And", [swallowed, finite], truth)
     highest = builder.elementwise("Equal", [shifted, zero], truth)

@@ -75,7 +75,8 @@ class _Check:
         for pattern in _PATTERNS:
             case = Case(pattern, encoding, 1.0)
             try:
-                arrays = self.session.run(self.model.results, feeds(self.model.slots, shapes, case))
+                fed = feeds(self.model.slots, shapes, case)  # a result that is an input shares its memory in old runtimes
+                arrays = self.session.run(self.model.results, fed)
                 values = dict(zip(self.read, arrays, strict=True))
                 if not all(self._fits(value, array, lengths) for value, array in values.items()):
                     return None

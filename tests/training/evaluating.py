@@ -72,7 +72,7 @@ def evaluated(model: onnx.ModelProto, case: Case) -> Step:
 
         def _run(self, *values, **attributes):
             results.extend(values)
-            return tuple(cotangent(value.shape) for value in values)
+            return tuple(cotangent(value.shape).astype(value.dtype) for value in values)
 
     operators: list[Any] = [YieldOp, FusedMatMul, SoftmaxGrad_13, TanhGrad, DropoutGrad, ConcatTraining, Dropout, ATen, TritonOp]
     feeds = {name: item.numpy() for name, item in case.inputs().items()}

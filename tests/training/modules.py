@@ -49,6 +49,8 @@ class Case:
     refused_by_kernel: bool = False
     """It is the kernel that refuses; others can."""
     frozen: tuple[str, ...] = ()
+    autocast: bool = False
+    """In float16, which ONNX Runtime has no kernels for on the CPU."""
     double: bool = False
     """PyTorch's own float32 result is rounded too much to be the truth."""
 
@@ -115,6 +117,11 @@ def added(query, key, value, module, mask):
     return weighted(query @ key.transpose(2, 3) * 0.3 + mask, value)
 
 
+def padded(query, key, value, module, mask):
+    """Padding as integers, as transformers takes it."""
+    return weighted(query @ key.transpose(2, 3) * 0.3 + (1.0 - mask[:, None, None, :].float()) * LOWEST, value)
+
+
 def filled(query, key, value, module, mask):
     return weighted((query @ key.transpose(2, 3) * 0.3).masked_fill(mask.logical_not(), -1e9), value)
 
@@ -126,7 +133,8 @@ def selected(query, key, value, module, mask):
 
 def triangle(query, key, value, module, mask):
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril().logical_not()
-    return weighted((query @ key.transpose(2, 3) * 0.3).masked_fill(later, LOWEST), value)
+    scores = query @ key.transpose(2, 3) * 0.3
+    return weighted(scores.masked_fill(later, torch.finfo(scores.dtype).min), value)
 
 
 def triangle_and_padding(query, key, value, module, mask):
@@ -185,6 +193,11 @@ def padding(fill: float, *, dead: bool = False) -> Callable[[], torch.Tensor]:
         return mask
 
     return make
+
+
+def attention_mask() -> torch.Tensor:
+    """Padding on the right of the first entry, and nothing but padding in the second, as integers."""
+    return (padding(1.0, dead=True)()[:, 0, 0] == 0).long()
 
 
 def rows(fill: float) -> Callable[[], torch.Tensor]:
@@ -252,6 +265,10 @@ CASES: Mapping[str, Case] = {
     "dropout": Case(dropped, refused="dropout", refused_by_kernel=True),
     "dropout_padding": Case(dropped_and_added, padding(LOWEST, dead=True), refused="dropout", refused_by_kernel=True),
     "value_size": Case(plain, value_size=16, refused="head-sizes", refused_by_kernel=True),
+    "autocast": Case(plain, autocast=True),
+    "autocast_triangle": Case(triangle, autocast=True),
+    "autocast_padding": Case(padded, attention_mask, autocast=True),
+    "autocast_bias": Case(added, numbers, autocast=True, refused="narrowed-mask"),
     "capped": Case(capped, refused="softcap"),
     "gated": Case(gated, refused="scaled-weights"),
     "triangle_and_padding": Case(triangle_and_padding, padding(LOWEST), refused="mixed-mask"),
