@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
@@ -33,19 +33,22 @@ _SAME_SCALE = 1e-5
 """Factors that differ by less, relatively, are one number rounded twice."""
 
 
-def read_backward(spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, facts: Facts) -> Backward:
+def read_backward(
+    spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+) -> Backward:
     """Reads the backward part.
 
     Args:
         spec: The forward part.
         softmax: Its softmax.
         dropout: What happens to its weights.
+        replaced: Nodes that others were read in the place of.
         facts: Shapes and types.
 
     Raises:
         Refused: There is none, or it computes something else, or an inner value is used by others too.
     """
-    return _Reading(spec, softmax, dropout, facts).read()
+    return _Reading(spec, softmax, dropout, replaced, facts).read()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +64,11 @@ class _Step:
 class _Reading:
     """What has been found so far of one backward part."""
 
-    def __init__(self, spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, facts: Facts) -> None:
+    def __init__(
+        self, spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+    ) -> None:
         self.spec, self.softmax, self.dropout, self.facts = spec, softmax, dropout, facts
-        self.forward = set(spec.nodes)
+        self.forward = {*spec.nodes, *replaced}
         self.weights = _weights(spec, facts)
         self.query, self.key, self.value = (Views(operand[0].laid, facts) for operand in spec.operands())
         self.selects = tuple(_selects(spec.mask))
@@ -106,7 +111,7 @@ class _Reading:
         if laid.value.is_graph_output():
             raise Refused("weights-used", f"the attention weights '{laid.value.name}' are a result of the graph")
         for user, index in laid.value.uses():
-            if user in self.forward or user.op_type == "Shape" or (self.dropout is not None and user is self.dropout.node):
+            if user in self.forward or user.op_type == "Shape":
                 continue
             contraction = read_contraction(user, self.facts)
             view = under(user, laid.axes, self.facts)

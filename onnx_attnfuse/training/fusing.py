@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -100,9 +101,10 @@ class _Run:
         told = dataclasses.replace(told, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
         try:
             _check(spec)
-            dropout = self._dropout(spec)
+            replaced = [node for item in spec.nodes if (node := self.standins.behind(item)) is not None]
+            dropout = self._dropout(replaced)
             told = dataclasses.replace(told, dropout=0.0 if dropout is None else dropout.ratio)
-            site = TrainingSite(spec, meaning, read_backward(spec, softmax, dropout, self.facts), dropout)
+            site = TrainingSite(spec, meaning, read_backward(spec, softmax, dropout, replaced, self.facts), dropout)
         except Refused as refused:
             return dataclasses.replace(told, reasons=(refused.reason,))
         demand = _demand(site)
@@ -150,14 +152,13 @@ class _Run:
         rows = treatment(site.spec, site.meaning, self.bounds) if demand.bias else "none"
         return Handed(demand.causal, demand.bias, rows)
 
-    def _dropout(self, spec: AttentionSpec) -> Dropout | None:
-        """What is dropped of the weights, by what the nodes that were read stand in for.
+    def _dropout(self, replaced: Sequence[ir.Node]) -> Dropout | None:
+        """What is dropped of the weights, by the nodes that others were read in the place of.
 
         Raises:
             Refused: It is not known how much.
         """
-        found = [node for item in spec.nodes if (node := self.standins.behind(item)) is not None and len(node.outputs) > 0]
-        found = [node for node in found if node.op_type in {"Dropout", "BitmaskDropout"}]
+        found = [node for node in replaced if node.op_type in {"Dropout", "BitmaskDropout"}]
         if not found:
             return None
         if len(found) > 1:
