@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from onnx_attnfuse.reasons import defect
 from onnx_attnfuse.training.installed import ortmodule, torch_version
 from onnx_attnfuse.training.policy import Policy
 
@@ -109,13 +110,18 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     import dataclasses
 
     from onnx_attnfuse.training.fusing import fuse_graph
+    from onnx_attnfuse.training.report import TrainingReport
     from onnx_attnfuse.training.serializing import read_graph, write_graph
 
     debug = _debug_level()
     if debug > 1:
         _save(graph, number, "before")
     read = read_graph(graph, _opset())
-    report = dataclasses.replace(fuse_graph(read, _device(), policy), policy=_words(policy))
+    device = _device()
+    try:
+        report = dataclasses.replace(fuse_graph(read, device, policy), policy=_words(policy))
+    except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
+        report = TrainingReport(device.name, (), defect=defect(error, None))
     if report.fused:
         write_graph(read, graph)
     if debug > 1:

@@ -52,6 +52,8 @@ class TrainingReport:
     device: str
     sites: tuple[TrainingSiteReport, ...]
     policy: str = ""
+    defect: Reason | None = None
+    """What went wrong inside attnfuse, so that the whole graph was left as it was."""
 
     @property
     def fused(self) -> int:
@@ -60,6 +62,8 @@ class TrainingReport:
 
     def lines(self) -> list[str]:
         """The report as text."""
+        if self.defect is not None:
+            return [f"attnfuse: the graph was left as it was: {self.defect}"]
         head = (
             f"attnfuse: {self.fused} of {len(self.sites)} attentions fused, forward and backward, on {self.device}{self.policy}"
         )

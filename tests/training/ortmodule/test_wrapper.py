@@ -147,3 +147,16 @@ def test_masked_attention_is_not_kept_but_fused() -> None:
     assert site.fused
     assert "already" not in site.handed
     assert_same(found, step(case.module(), case.inputs()))
+
+
+def test_a_defect_costs_the_fusing_and_not_the_training(monkeypatch) -> None:
+    def broken(*arguments) -> None:
+        raise TypeError("no such thing")
+
+    monkeypatch.setattr("onnx_attnfuse.training.fusing.fuse_graph", broken)
+    module = ORTModule(PLAIN.module())
+    found = step(module, PLAIN.inputs())
+    (report,) = module.attention_reports
+    assert report.defect is not None
+    assert report.lines() == [f"attnfuse: the graph was left as it was: {report.defect}"]
+    assert_same(found, step(PLAIN.module(), PLAIN.inputs()))
