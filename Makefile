@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
+TRAINING := .venv-training/bin/python
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-browser test-olive docs coverage bench clean
+.PHONY: demo test test-browser test-olive test-training record-training docs coverage bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -23,6 +24,11 @@ test-olive: .venv/olive  ## The example for Olive.
 
 docs: .venv/docs  ## The documentation as a site, into build/docs; a link that leads nowhere is an error.
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
+	$(TRAINING) -m pytest -W default tests/training/ortmodule
+
+record-training: .venv-training/done  ## Gradient graphs for the ordinary tests, recorded anew.
+	$(TRAINING) -m tests.training.record
 
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
@@ -32,7 +38,7 @@ bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks
 	$(BIN)/python benchmarks/fusing.py
 
 clean:
-	rm -rf .venv build
+	rm -rf .venv .venv-training build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -55,6 +61,13 @@ clean:
 
 .venv/docs: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) '.[docs]'
+	touch $@
+
+.venv-training/done: pyproject.toml constraints-training.txt tests/training/build_extensions.py
+	$(PYTHON) -m venv .venv-training
+	$(TRAINING) -m pip install --quiet --constraint constraints-training.txt --requirement constraints-training.txt
+	$(TRAINING) -m pip install --quiet --no-deps --editable .
+	$(TRAINING) tests/training/build_extensions.py
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python

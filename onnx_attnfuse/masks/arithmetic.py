@@ -170,6 +170,10 @@ def _unary(op: str, part: Expression) -> Expression | None:
 def _binary(op: str, left: Expression, right: Expression, integer: bool) -> Expression | None:
     if isinstance(left, Number) and isinstance(right, Number):
         return _numbers(op, left.value, right.value)
+    if isinstance(left, Choice) and isinstance(right, Choice) and left.condition == right.condition:
+        pairs = ((left.chosen, right.chosen), (left.other, right.other))
+        both = [_binary(op, *pair, integer) for pair in pairs]
+        return None if both[0] is None or both[1] is None else choice(left.condition, both[0], both[1])
     for first, second, flipped in ((left, right, False), (right, left, True)):
         if isinstance(first, Choice) and isinstance(second, (Number, Linear)):
             parts = [

@@ -51,14 +51,13 @@ def _matmul(node: ir.Node, facts: Facts) -> Contraction | None:
     ranks = facts.rank(left), facts.rank(right)
     if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
         return None
-    if attribute(node, "transBatchA", 0) or attribute(node, "transBatchB", 0):
-        return None
     leading = [f"lead{index}" for index in range(max(ranks[0], ranks[1]) - 2)][::-1]
     matrices = [("rows", "sum"), ("sum", "columns")]
-    labels = [
-        (*leading[len(leading) - (rank - 2) :], *(matrix[::-1] if attribute(node, transposed, 0) else matrix))
-        for rank, matrix, transposed in zip((ranks[0], ranks[1]), matrices, ("transA", "transB"), strict=True)
-    ]
+    labels: list[Labels] = []
+    for rank, matrix, side in zip((ranks[0], ranks[1]), matrices, "AB", strict=True):
+        first, last = matrix[::-1] if attribute(node, f"trans{side}", 0) else matrix
+        lead = leading[len(leading) - (rank - 2) :]
+        labels.append((first, *lead, last) if attribute(node, f"transBatch{side}", 0) else (*lead, first, last))
     return Contraction(
         node, (left, right), (labels[0], labels[1]), (*leading, "rows", "columns"), float(attribute(node, "alpha", 1.0))
     )

@@ -133,8 +133,11 @@ class _Source:
             RuntimeRefusal: ONNX Runtime ended with an error.
         """
         shapes = [tuple(sizes.evaluate(dim, lengths) for dim in shape) for shape in self.dims]
-        arrays = self._session.run(self._model.results, feeds(self._model.slots, shapes, case))
-        return dict(zip(self._read, arrays, strict=True))
+        fed = feeds(self._model.slots, shapes, case)
+        arrays = self._session.run(self._model.results, fed)
+        return {
+            value: array.copy() for value, array in zip(self._read, arrays, strict=True)
+        }  # old runtimes give out `fed` itself
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,7 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("Erf Tanh Sigmoid Exp Log Sqrt Reciprocal Neg Abs Sign Floor Ceil Round Sin Cos", _same),
     **rules("Not IsNaN IsInf BitwiseNot Bernoulli RandomUniformLike RandomNormalLike EyeLike", _same),
     **rules("Acos Asin Atan Tan Sinh Cosh", _same),
+    **rules("SoftmaxGrad SoftmaxGrad_13 DropoutGrad BitmaskDropout BitmaskDropoutGrad", _same),
     **rules("LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization", _same),
     **rules("BatchNormalization InstanceNormalization GroupNormalization RMSNormalization LpNormalization", _same),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),

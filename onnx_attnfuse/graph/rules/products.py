@@ -18,15 +18,19 @@ def _matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     left, right = input_dims(node, 0, facts), input_dims(node, 1, facts)
     if not left or not right:
         return [None]
-    if attribute(node, "transA"):
-        left = (*left[:-2], left[-1], left[-2])
-    if attribute(node, "transB"):
-        right = (*right[:-2], right[-1], right[-2])
+    left, right = _turned(node, "A", left), _turned(node, "B", right)
     if len(left) == 1 or len(right) == 1:
         return [(*left[:-1], *right[:-2], *(right[-1:] if len(right) > 1 else ()))]
     facts.meet(left[-1], right[-2])
     leading = broadcast([left[:-2], right[:-2]], facts)
     return [None if leading is None else (*leading, left[-2], right[-1])]
+
+
+def _turned(node: ir.Node, side: str, dims: Dims) -> Dims:
+    """The shape of an operand as it is multiplied: FusedMatMul moves its first axis behind the batch, then turns the matrices."""
+    if attribute(node, f"transBatch{side}"):
+        dims = (*dims[1:-1], dims[0], dims[-1])
+    return (*dims[:-2], dims[-1], dims[-2]) if attribute(node, f"trans{side}") else dims
 
 
 def _gemm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:

@@ -1,0 +1,38 @@
+"""Training with ORTModule, attention fused forward and backward.
+
+    from onnx_attnfuse.training import ORTModule      # in the place of onnxruntime's
+
+    model = ORTModule(model)
+
+Scripts that keep their own import call `onnx_attnfuse.training.enable()` once instead. Which kernels are used is a matter of the
+environment, or of a `Policy`; at the first step a line for each attention says what became of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from onnx_attnfuse.policy import Policy
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.training.hook import disable, enable
+    from onnx_attnfuse.training.module import ORTModule
+    from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
+
+__all__ = ["ORTModule", "Policy", "TrainingReport", "TrainingSiteReport", "disable", "enable"]
+
+_HOMES = {
+    "ORTModule": "module",
+    "TrainingReport": "report",
+    "TrainingSiteReport": "report",
+    "disable": "hook",
+    "enable": "hook",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used: some need onnxruntime-training."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

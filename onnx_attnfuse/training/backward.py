@@ -1,0 +1,307 @@
+"""The backward part of an attention, found from the forward part by what its nodes compute.
+
+With weights P = dropout(softmax(S)) and result O = P·V, and X for whatever takes the place of O's gradient:
+
+    dV = Pᵀ·X      dP = X·Vᵀ      dS = softmax'(dropout'(dP))      dQ = scale · dS·K      dK = scale · dSᵀ·Q
+
+Every product is read as a sum over factors, so that transposed operands, fused transposes and factors all come out alike. What
+satisfies these equations is the gradient for X, whatever X is; so nothing is taken on trust, neither names nor order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.match.contraction import Contraction, read_contraction
+from onnx_attnfuse.match.softmax import Softmax
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import AttentionSpec, Floor, Mask, Select, Times, Total
+from onnx_attnfuse.training.operators import reads_gradient
+from onnx_attnfuse.training.products import Labelled, labelled, operand_of
+from onnx_attnfuse.training.site import Backward, BiasGradient, Dropout
+from onnx_attnfuse.training.views import Views, over, under
+
+_SAME_SCALE = 1e-5
+"""Factors that differ by less, relatively, are one number rounded twice."""
+
+
+def read_backward(
+    spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+) -> Backward:
+    """Reads the backward part.
+
+    Args:
+        spec: The forward part.
+        softmax: Its softmax.
+        dropout: What happens to its weights.
+        replaced: Nodes that others were read in the place of.
+        facts: Shapes and types.
+
+    Raises:
+        Refused: There is none, or it computes something else, or an inner value is used by others too.
+    """
+    return _Reading(spec, softmax, dropout, replaced, facts).read()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """Where the walk down from dS is."""
+
+    laid: Laid
+    factor: float = 1.0
+    selected: tuple[tuple[ir.Value, bool], ...] = ()
+    """Conditions under which the gradient was set to 0 on the way, and the truth value that keeps it."""
+
+
+class _Reading:
+    """What has been found so far of one backward part."""
+
+    def __init__(
+        self, spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+    ) -> None:
+        self.spec, self.softmax, self.dropout, self.facts = spec, softmax, dropout, facts
+        self.forward = {*spec.nodes, *replaced}
+        self.weights = _weights(spec, facts)
+        self.query, self.key, self.value = (Views(operand[0].laid, facts) for operand in spec.operands())
+        self.selects = tuple(_selects(spec.mask))
+        self.products: list[tuple[Contraction, int, Axes]] = []
+        self.gradients: list[tuple[ir.Node, Axes]] = []
+        self.found: dict[str, Laid] = {}
+        self.biases: list[BiasGradient] = []
+        self.inner: list[ir.Value] = []
+
+    def read(self) -> Backward:
+        """Reads from the weights to the gradients."""
+        self._check_inner_uses()
+        for laid in _chain(self.weights, self.softmax.weights, self.facts):
+            self._uses_of_weights(laid)
+        if len(self.gradients) > 1 or len(self.products) > 1:
+            raise Refused("several-gradients", "the weights have several gradients", self.softmax.node.name)
+        if not self.gradients and not self.products:
+            raise Refused("no-backward", "nothing is differentiated by it here: it is frozen, or its result is not used")
+        output = self._output_gradient()
+        self._value_gradient(output)
+        for node, axes in self.gradients:
+            self._below_scores(_Step(Laid(node.outputs[0], axes)))
+        query, key, value = (self.found.get(role) for role in ("query", "key", "value"))
+        return Backward(output, query, key, value, tuple(self.biases), tuple(self.inner))
+
+    def _check_inner_uses(self) -> None:
+        """Inner values other than the weights serve the forward part alone."""
+        kept = {laid.value for laid in _chain(self.weights, self.softmax.weights, self.facts)}
+        kept.add(self.spec.output[0].value)
+        for node in self.spec.nodes:
+            for value in node.outputs:
+                others = [user for user, _ in value.uses() if user not in self.forward and user.op_type != "Shape"]
+                if value in kept or not (others or value.is_graph_output()):
+                    continue
+                user = f"{others[0].op_type} '{others[0].name}'" if others else "the graph's results"
+                raise Refused("inner-value-used", f"the inner value '{value.name}' is also used by {user}", node.name)
+
+    def _uses_of_weights(self, laid: Laid) -> None:
+        """Sorts the users of the weights, and of views of them, into products and gradients of the softmax."""
+        if laid.value.is_graph_output():
+            raise Refused("weights-used", f"the attention weights '{laid.value.name}' are a result of the graph")
+        for user, index in laid.value.uses():
+            if user in self.forward or user.op_type == "Shape":
+                continue
+            contraction = read_contraction(user, self.facts)
+            view = under(user, laid.axes, self.facts)
+            if contraction is not None and index < 2:
+                self.products.append((contraction, index, laid.axes))
+            elif reads_gradient(user) and index == 1:
+                self._softmax_gradient(user, laid)
+            elif view is not None:
+                self._uses_of_weights(view)
+            else:
+                message = f"the attention weights '{laid.value.name}' are also used by {user.op_type} '{user.name}'"
+                raise Refused("weights-used", message, user.name)
+
+    def _softmax_gradient(self, node: ir.Node, laid: Laid) -> None:
+        axis: int = attribute(node, "axis", -1 if node.op_type.endswith("_13") else 1) % len(laid.axes)
+        last = axis == len(laid.axes) - 1 or node.op_type.endswith("_13")
+        if not last or set(leaves(laid.axes[axis])) != set(leaves(self.spec.key_axis)):
+            raise Refused("other-softmax-axis", "the softmax is differentiated along another axis", node.name)
+        self.gradients.append((node, laid.axes))
+
+    def _output_gradient(self) -> Laid:
+        """X: what both dV and dP are computed from."""
+        found = [self._from_weights_gradient(node, axes) for node, axes in self.gradients]
+        for contraction, index, axes in self.products if not found else ():
+            product = labelled(contraction, {index: axes}, None, self.spec.v_head_axis, self.facts)
+            if product is None:
+                raise Refused("other-product", "the weights are multiplied with no gradient of the result", contraction.node.name)
+            found.append(operand_of(product, 1 - index, self.facts))
+        return found[0]
+
+    def _from_weights_gradient(self, node: ir.Node, axes: Axes) -> Laid:
+        """X, from the gradient of the softmax up to X·Vᵀ."""
+        laid, dropped = Laid(_given(node, 0), axes), False
+        while True:
+            self.inner.append(laid.value)
+            producer = laid.value.producer()
+            if producer is None:
+                raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", node.name)
+            contraction = read_contraction(producer, self.facts)
+            if contraction is not None:
+                break
+            if producer.op_type in {"DropoutGrad", "BitmaskDropoutGrad"}:
+                self._check_dropout(producer)
+                laid, dropped = Laid(_given(producer, 0), laid.axes), True
+                continue
+            above = over(laid, self.facts)
+            if above is None:
+                message = f"{producer.op_type} in the gradient of the weights cannot be read"
+                raise Refused("no-weights-gradient", message, producer.name)
+            laid = above
+        if dropped != (self.dropout is not None):
+            raise Refused("other-dropout", "dropout is applied in one direction only", node.name)
+        for index in (0, 1):
+            values = self.value.axes_of(contraction.operands[index])
+            known = None if values is None else labelled(contraction, {index: values}, laid.axes, (), self.facts)
+            if known is not None and contraction.factor == 1.0 and known.summed == frozenset(leaves(self.spec.v_head_axis)):
+                return operand_of(known, 1 - index, self.facts)
+        raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", contraction.node.name)
+
+    def _check_dropout(self, node: ir.Node) -> None:
+        mine, ratio = self.dropout, self.facts.number(_given(node, 2))
+        if mine is None or node.inputs[1] is not mine.mask or ratio != mine.ratio:
+            raise Refused("other-dropout", "dropout's gradient is that of another one", node.name)
+
+    def _value_gradient(self, output: Laid) -> None:
+        """The gradient of the values, Pᵀ·X."""
+        views = Views(output, self.facts)
+        for contraction, index, axes in self.products:
+            given = views.axes_of(contraction.operands[1 - index])
+            product = None if given is None else labelled(contraction, {index: axes, 1 - index: given}, None, (), self.facts)
+            if product is None or contraction.factor != 1.0 or not self._is(product, self.spec.query_axis, self.spec.v_head_axis):
+                message = "the weights are multiplied with something else than the gradient of the result"
+                raise Refused("other-product", message, contraction.node.name)
+            self.found["value"] = product.result
+
+    def _is(self, product: Labelled, summed: Axis, channels: Axis) -> bool:
+        """Whether a product sums over the one and keeps everything else of the attention, with these channels."""
+        spec = self.spec
+        others = spec.key_axis if set(leaves(summed)) == set(leaves(spec.query_axis)) else spec.query_axis
+        wanted = {*leaves(spec.batch_axis), *leaves(others), *leaves(channels)}
+        kept = [leaf for axis in product.result.axes for leaf in leaves(axis)]
+        return product.summed == frozenset(leaves(summed)) and set(kept) == wanted and len(kept) == len(wanted)
+
+    def _below_scores(self, step: _Step) -> None:
+        """Follows dS down to dQ and dK; what else looks at it differentiates something that was added to the scores."""
+        unread = step.laid.value.is_graph_output()
+        self.inner.append(step.laid.value)
+        for node, index in step.laid.value.uses():
+            if node.op_type == "Shape":
+                continue
+            further = self._through(node, index, step)
+            if further is not None:
+                self._below_scores(further)
+            elif not self._operand_gradient(node, index, step):
+                unread = True
+        if not unread:
+            return
+        if step.selected:
+            raise Refused("masked-bias", "a bias that is masked after it was added has a gradient", step.laid.value.name)
+        self.biases.append(BiasGradient(step.laid, step.factor))
+
+    def _through(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
+        """One operator that the gradient passes on its way through the steps between Q·Kᵀ and the softmax."""
+        view = under(node, step.laid.axes, self.facts)
+        if view is not None:
+            return dataclasses.replace(step, laid=view)
+        if not is_standard(node, "Mul", "Div", "Neg", "Where"):
+            return None
+        laid = Laid(node.outputs[0], step.laid.axes)
+        if node.op_type == "Neg":
+            return dataclasses.replace(step, laid=laid, factor=-step.factor)
+        if node.op_type == "Where":
+            kept = self._selected(node, index)
+            return None if kept is None else dataclasses.replace(step, laid=laid, selected=(*step.selected, kept))
+        other = _given(node, 1 - index)
+        number, rank = self.facts.number(other), self.facts.rank(other)
+        if not number or (node.op_type == "Div" and index == 1) or rank is None or rank > len(step.laid.axes):
+            return None
+        factor = step.factor * number if node.op_type == "Mul" else step.factor / number
+        return dataclasses.replace(step, laid=laid, factor=factor)
+
+    def _selected(self, node: ir.Node, index: int) -> tuple[ir.Value, bool] | None:
+        """The condition under which the gradient of a replaced score is kept, if the forward part replaced by the same."""
+        condition, other = _given(node, 0), _given(node, 3 - index) if index else None
+        if other is None or self.facts.number(other) != 0:
+            return None
+        kept = condition, index == 1
+        return kept if kept in self.selects else None
+
+    def _operand_gradient(self, node: ir.Node, index: int, step: _Step) -> bool:
+        """Notes dQ or dK; whether it is one of them."""
+        contraction = read_contraction(node, self.facts)
+        if contraction is None or index > 1:
+            return False
+        spec = self.spec
+        roles = (("query", self.key, spec.key_axis), ("key", self.query, spec.query_axis))
+        for role, views, summed in roles:
+            axes = views.axes_of(contraction.operands[1 - index])
+            given = None if axes is None else {index: step.laid.axes, 1 - index: axes}
+            product = None if given is None else labelled(contraction, given, None, (), self.facts)
+            if product is None or not self._is(product, summed, spec.head_axis):
+                continue
+            if not math.isclose(step.factor * contraction.factor, spec.scale, rel_tol=_SAME_SCALE):
+                raise Refused("other-scale", f"the gradient of the {role} has another factor than the scores", node.name)
+            if role in self.found:
+                raise Refused("several-gradients", f"the {role} has several gradients", node.name)
+            self.found[role] = product.result
+            return True
+        return False
+
+
+def _given(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    if value is None:
+        raise Refused("malformed", f"{node.op_type} lacks an input", node.name)
+    return value
+
+
+def _weights(spec: AttentionSpec, facts: Facts) -> Laid:
+    """The weights as they enter the product with the values."""
+    output, values = spec.output[0], spec.value[0].laid
+    producer = output.value.producer()
+    contraction = None if producer is None else read_contraction(producer, facts)
+    if contraction is None:
+        raise Refused("no-product", "the result is no product with the values", spec.name)
+    index = 1 if contraction.operands[1] is values.value else 0
+    found = labelled(contraction, {index: values.axes}, output.axes, (), facts)
+    if found is None:
+        raise Refused("no-product", "the result is no product with the values", spec.name)
+    return operand_of(found, 1 - index, facts)
+
+
+def _chain(weights: Laid, softmax: ir.Value, facts: Facts) -> Iterator[Laid]:
+    """The weights where they enter the product, and before each view up to the softmax."""
+    laid: Laid | None = weights
+    while laid is not None:
+        yield laid
+        if laid.value is softmax:
+            return
+        laid = over(laid, facts)
+    raise Refused("changed-weights", "something is done to the weights that has no fused gradient")
+
+
+def _selects(mask: Mask | None) -> Iterator[tuple[ir.Value, bool]]:
+    """The conditions under which scores are kept, each with the truth value that keeps them."""
+    if isinstance(mask, Select):
+        yield mask.condition.value, mask.keep_where
+        yield from _selects(mask.mask)
+    elif isinstance(mask, Total):
+        yield from _selects(mask.left)
+        yield from _selects(mask.right)
+    elif isinstance(mask, (Times, Floor)):
+        yield from _selects(mask.mask)

@@ -1,0 +1,178 @@
+"""The graph optimizer that ONNX Runtime calls with every gradient graph, registered once for the process."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import os
+import pathlib
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from onnx_attnfuse.policy import Policy, read_environment
+from onnx_attnfuse.reasons import defect
+from onnx_attnfuse.training.installed import ortmodule, torch_version
+
+if TYPE_CHECKING:
+    import onnx
+
+    from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+    from onnx_attnfuse.training.report import TrainingReport
+
+LOG = logging.getLogger("onnx_attnfuse.training")
+_SAVED = "attnfuse_{number}_{when}.onnx"
+_DEFAULT_OPSET = 17
+
+
+class Chosen:
+    """What one module asks for, and what came of it."""
+
+    def __init__(self, policy: Policy | None) -> None:
+        self.policy = policy
+        """None: what the environment says when the graph is built."""
+        self.reports: list[TrainingReport] = []
+        """A report for each training graph that was built."""
+
+
+class _Hook:
+    """The registration: the only state of this process."""
+
+    def __init__(self) -> None:
+        self.registered = False
+        self.everywhere: Chosen | None = None
+        """What modules get that ask for nothing; None: nothing is fused for them."""
+        self.graphs = 0
+
+    def register(self) -> None:
+        """Registers for all devices and modules, the first time it is called."""
+        if not self.registered:
+            ortmodule().register_graph_optimizer(priority=1)(self)
+            self.registered = True
+
+    def __call__(self, graph: onnx.GraphProto) -> None:
+        """Fuses a gradient graph in place."""
+        chosen = _CHOSEN.get() or self.everywhere
+        if chosen is not None:
+            self.graphs += 1
+            chosen.reports.append(_optimize(graph, chosen.policy or Policy.from_environment(), self.graphs))
+
+
+_HOOK = _Hook()
+_CHOSEN: contextvars.ContextVar[Chosen | None] = contextvars.ContextVar("attnfuse_chosen", default=None)
+
+
+def enable(policy: Policy | None = None) -> Chosen:
+    """Fuses attention in every ORTModule that builds its training graph from now on.
+
+    Args:
+        policy: Which kernels may be used; by default what the environment says at that time.
+
+    Returns:
+        Where the reports on these graphs will be.
+
+    Raises:
+        MissingDependencyError: onnxruntime-training is not installed, or cannot be used.
+    """
+    _HOOK.register()
+    prepare(policy)
+    _HOOK.everywhere = Chosen(policy)
+    return _HOOK.everywhere
+
+
+def prepare(policy: Policy | None) -> None:
+    """What has to be done before a module is wrapped that is to be fused by `policy`."""
+    if (policy or Policy.from_environment()).sdpa_fallback:
+        from onnx_attnfuse.training.sdpa import keep_unmasked
+
+        keep_unmasked(_opset())
+
+
+def disable() -> None:
+    """Leaves graphs that are built from now on alone, but those of `onnx_attnfuse.training.ORTModule`."""
+    _HOOK.everywhere = None
+
+
+@contextlib.contextmanager
+def choosing(chosen: Chosen) -> Generator[None]:
+    """What is built inside is fused as `chosen` says."""
+    _HOOK.register()
+    token = _CHOSEN.set(chosen)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+
+
+def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingReport:
+    """Fuses one graph, and tells."""
+    import dataclasses
+
+    from onnx_attnfuse.training.fusing import fuse_graph
+    from onnx_attnfuse.training.report import TrainingReport
+    from onnx_attnfuse.training.serializing import read_graph, write_graph
+
+    debug = _debug_level()
+    if debug > 1:
+        _save(graph, number, "before")
+    read = read_graph(graph, _opset())
+    device = _device()
+    try:
+        report = dataclasses.replace(fuse_graph(read, device, policy), policy=_words(policy))
+    except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
+        report = TrainingReport(device.name, (), defect=defect(error, None))
+    if report.fused:
+        write_graph(read, graph)
+    if debug > 1:
+        _save(graph, number, "after")
+    if debug > 0 and os.environ.get("RANK", "0") == "0":
+        _tell(report.lines())
+    return report
+
+
+def _device() -> TrainingDevice:
+    """What this process trains on."""
+    import torch
+
+    from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+
+    if not torch.cuda.is_available():
+        return TrainingDevice("cpu", torch=torch_version())
+    major, minor = torch.cuda.get_device_capability()
+    kernels: Any = sys.modules.get("onnxruntime.training.ort_triton.kernel")
+    return TrainingDevice("cuda", major * 10 + minor, torch_version(), hasattr(kernels, "flash_attn_forward"))
+
+
+def _opset() -> int:
+    """The opset that ORTModule exports with."""
+    return int(os.environ.get("ORTMODULE_ONNX_OPSET_VERSION", _DEFAULT_OPSET))
+
+
+def _words(policy: Policy) -> str:
+    environment = read_environment()
+    return f" ({environment.line(policy)})" if environment.seen else ""
+
+
+def _debug_level() -> int:
+    """What ATTNFUSE_DEBUG asks for: 0 nothing, 1 a line for each site, 2 the graphs too."""
+    level = os.environ.get("ATTNFUSE_DEBUG", "1")
+    return int(level) if level.isdigit() else 1
+
+
+def _tell(lines: list[str]) -> None:
+    """Logs the lines; writes them to stderr where the program's logging would swallow them."""
+    if LOG.hasHandlers() and LOG.isEnabledFor(logging.INFO):
+        for line in lines:
+            LOG.info(line)
+        return
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+
+
+def _save(graph: onnx.GraphProto, number: int, when: str) -> None:
+    """Writes a graph to the working directory."""
+    import onnx
+
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _DEFAULT_OPSET)])
+    path = pathlib.Path(_SAVED.format(number=number, when=when))
+    path.write_bytes(model.SerializeToString())

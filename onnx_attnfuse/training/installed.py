@@ -1,0 +1,42 @@
+"""What training needs besides this package, and one clear error where it is not there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from types import ModuleType
+
+from onnx_attnfuse.errors import MissingDependencyError
+
+_NEEDED = "training needs onnxruntime-training 1.19.2 with torch 2.3 to 2.5 (Python 3.8 to 3.11)"
+_REMEDY = 'run pip install "onnx-attnfuse[training]" in an environment of its own, then build ORTModule\'s C++ extensions'
+
+
+def ortmodule() -> ModuleType:
+    """`onnxruntime.training.ortmodule`, imported now.
+
+    Raises:
+        MissingDependencyError: It is not installed, or cannot be imported with this version of PyTorch.
+    """
+    if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnxruntime.training") is None:
+        raise MissingDependencyError(f"{_NEEDED}, which is not installed; {_REMEDY}")
+    try:
+        module = importlib.import_module("onnxruntime.training.ortmodule")
+        _ = module.ORTModule
+        _ = module.register_graph_optimizer
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise MissingDependencyError(
+            f"{_NEEDED}, and what is installed cannot be used ({_first_line(error)}); {_REMEDY}"
+        ) from error
+    return module
+
+
+def torch_version() -> tuple[int, int]:
+    """The installed version of PyTorch."""
+    major, minor, *_ = importlib.metadata.version("torch").split(".")
+    return int(major), int(minor)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,78 @@
+"""Products in a gradient graph: which axes their operands and results run over, once the axes of one operand are known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.match.contraction import Contraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """The factors that the labels of a product stand for."""
+
+    contraction: Contraction
+    known: dict[str, Axis]
+
+    @property
+    def result(self) -> Laid:
+        """What the product gives."""
+        labels = self.contraction.out
+        return Laid(self.contraction.node.outputs[0], tuple(self.known[label] for label in labels))
+
+    @property
+    def summed(self) -> frozenset[Factor]:
+        """The factors that it sums over."""
+        return frozenset(leaf for label in self.contraction.summed for leaf in leaves(self.known[label]))
+
+
+def labelled(contraction: Contraction, given: dict[int, Axes], out: Axes | None, rest: Axis, facts: Facts) -> Labelled | None:
+    """The factors of every label, or None if what is given contradicts itself.
+
+    Args:
+        contraction: The product.
+        given: The axes of its operands, by number, as far as they are known.
+        out: The axes of its result, if they are known.
+        rest: What an unknown label stands for; there may be one.
+        facts: Shapes.
+    """
+    known: dict[str, Axis] = {}
+    pairs = [(contraction.labels[index], axes) for index, axes in given.items()]
+    pairs += [] if out is None else [(contraction.out, out)]
+    for labels, axes in pairs:
+        if len(labels) != len(axes):
+            return None
+        for label, axis in zip(labels, axes, strict=True):
+            before, now = known.get(label), leaves(axis)
+            if before and now and leaves(before) != now:
+                return None
+            known[label] = now or before or ()
+    unknown = ({*contraction.labels[0], *contraction.labels[1]}) - known.keys()
+    if len(unknown) > 1:
+        return None
+    known |= dict.fromkeys(unknown, leaves(rest))
+    return Labelled(contraction, known) if _fits(contraction, known, facts) else None
+
+
+def _fits(contraction: Contraction, known: dict[str, Axis], facts: Facts) -> bool:
+    """Whether the operands are as long as what they are said to run over."""
+    for operand, labels in zip(contraction.operands, contraction.labels, strict=True):
+        dims = facts.dims(operand)
+        if dims is None or len(dims) != len(labels):
+            return False
+        for label, dim in zip(labels, dims, strict=True):
+            size = length(known[label])
+            if isinstance(dim, int) and isinstance(size, int) and dim not in {1, size}:
+                return False
+    return True
+
+
+def operand_of(found: Labelled, index: int, facts: Facts) -> Laid:
+    """One operand of a labelled product; an axis of length 1 has no factors."""
+    value = found.contraction.operands[index]
+    dims = facts.dims(value) or ()
+    axes = tuple(() if dim == 1 else found.known[label] for dim, label in zip(dims, found.contraction.labels[index], strict=True))
+    return Laid(value, axes)

@@ -1,0 +1,70 @@
+"""What is told of a module's attentions when its training graph is built: data, and a line per site."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onnx_attnfuse.reasons import Reason
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingSiteReport:
+    """One attention."""
+
+    name: str
+    """The name of its softmax."""
+    kernel: str | None
+    """What computes it now, forward and backward; None: what did before."""
+    mask: str = "no_mask"
+    """The kinds of its mask, as `SiteReport.mask` has them."""
+    mask_text: str | None = None
+    """The mask as a formula."""
+    shape: str = ""
+    """Heads and head size."""
+    dropout: float = 0.0
+    handed: str = ""
+    """How the mask is handed over."""
+    reasons: tuple[Reason, ...] = ()
+    """Why it is not fused; for one that is, nothing."""
+    others: tuple[tuple[str, Reason], ...] = ()
+    """Kernels that were not taken, and why not."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel computes it."""
+        return self.kernel is not None
+
+    def line(self) -> str:
+        """The site in one line."""
+        what = ", ".join(filter(None, [self.shape, self.mask, f"dropout {self.dropout:g}" if self.dropout else ""]))
+        head = f"{self.name} ({what})" if what else self.name
+        others = "; ".join(f"{name}: {reason}" for name, reason in self.others)
+        if self.kernel is not None:
+            return f"{head}: {self.kernel}, forward and backward, {self.handed}" + (f" (not {others})" if others else "")
+        why = "; ".join(map(str, self.reasons))
+        return f"{head}: left as it is: {'; '.join(filter(None, [why, others]))}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingReport:
+    """All attentions of one training graph."""
+
+    device: str
+    sites: tuple[TrainingSiteReport, ...]
+    policy: str = ""
+    defect: Reason | None = None
+    """What went wrong inside attnfuse, so that the whole graph was left as it was."""
+
+    @property
+    def fused(self) -> int:
+        """How many sites are fused."""
+        return sum(site.fused for site in self.sites)
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        if self.defect is not None:
+            return [f"attnfuse: the graph was left as it was: {self.defect}"]
+        head = (
+            f"attnfuse: {self.fused} of {len(self.sites)} attentions fused, forward and backward, on {self.device}{self.policy}"
+        )
+        return [head, *(f"attnfuse: {site.line()}" for site in self.sites)]

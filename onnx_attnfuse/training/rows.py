@@ -1,0 +1,141 @@
+"""Rows that see no key: what the source makes of them, forward and backward.
+
+Kernels keep no weights but one number per row, the logarithm of its sum, and compute the weights anew from that in the backward
+part. In a row that -3.4e38 masks throughout the mask has swallowed the logarithm: every weight comes out as 1 instead of 1/T, and
+gradients are T times too large (measured on PyTorch's CPU kernel). So such rows are handed over in a form that loses nothing:
+
+    top is the largest number of a row's mask
+    top <= -1000             bias - top in the place of the bias, which a softmax does not see
+    top swallows any score   queries of 0, and so scores; -inf where the mask is lower than top, equal weights elsewhere
+    the row is all -inf      queries of NaN, since the source gives NaN
+
+Where numbers are added, scores have a gradient in such rows too, which queries of zeros do not give to the keys. A second call of
+the backward kernel, with zeros as the keys instead and for these rows alone, gives what is missing.
+
+Where numbers are put in the place of scores, these have no gradient: that of the queries is 0 in such rows, and the keys get
+none. The values still get theirs, and of a row of -inf they get NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.axes.factors import Axes
+from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.expression import Expression, Number
+from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.masks.walk import elements_of, parts_of
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Times, Total
+
+_SWALLOWS, _SWALLOWS_HALF, _ROUNDS = -1e9, -2e4, -2e4
+"""A mask this low leaves nothing of a float32, or float16, score; and from here on it rounds float32 scores visibly."""
+
+
+Treatment = Literal["none", "added", "replaced"]
+"""What rows without a key need: nothing, since there are none; care, where numbers are added to the scores; other care, where
+numbers are put in their place, which stops the gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Levelled:
+    """A bias whose rows without a key are exact, and which rows these are."""
+
+    bias: Laid
+    dead: ir.Value
+    """(b or 1, n or 1, s or 1, 1): the mask swallows all scores of the row."""
+    lost: ir.Value
+    """The same shape: the mask is -inf throughout."""
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of the tests."""
+        return (*self.bias.axes[:3], ())
+
+
+def see_a_key(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> bool:
+    """Whether every row certainly sees a key."""
+    if spec.mask is None or bounds.lowest(spec.mask) > FORBIDS:
+        return True
+    if not meaning.rows_alive or any(map(_has_fill, meaning.biases)):
+        return False
+    added = [item.value for bias in meaning.biases for item in elements_of(bias)]
+    return all(bounds.of(value)[0] > FORBIDS for value in added)
+
+
+def _has_fill(part: Expression) -> bool:
+    """Whether an expression has a number in it that masks."""
+    if isinstance(part, Number):
+        return part.value <= FORBIDS
+    return any(map(_has_fill, parts_of(part)))
+
+
+def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
+    """What rows without a key need.
+
+    Raises:
+        Refused: There may be such rows, and what the source makes of them cannot be expressed.
+    """
+    if see_a_key(spec, meaning, bounds):
+        return "none"
+    rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _ROUNDS]
+    if rounding and spec.dtype != ir.DataType.FLOAT16:
+        raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
+    if not _replaces(spec.mask):
+        return "added"
+    fills, inner = _replacing(spec.mask)
+    if bounds.lowest(inner) > FORBIDS and len({fill for fill in fills if math.isfinite(fill)}) < 2:
+        return "replaced"
+    message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
+    raise Refused("mixed-mask", message)
+
+
+def levelled(builder: Builder, bias: Laid, kind: Treatment) -> Levelled:
+    """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
+
+    Where scores are replaced, rows of -inf become rows of 0: what the source gives there is put in afterwards.
+    """
+    single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
+    own = builder.facts.dtype(bias.value) or single
+    lowest = builder.scalar(-largest(own), own)
+    counts = builder.elementwise("GreaterOrEqual", [bias.value, lowest], truth)
+    finite = builder.cast(builder.reduce("ReduceMax", builder.cast(counts, single), [3]), truth)
+    top = builder.reduce("ReduceMax", builder.elementwise("Where", [counts, bias.value, lowest], own), [3])
+    low = builder.elementwise("LessOrEqual", [top, builder.scalar(FORBIDS, own)], truth)
+    zero = builder.scalar(0.0, own)
+    low = builder.elementwise("And", [low, finite], truth)
+    shifted = builder.elementwise("Sub", [bias.value, builder.elementwise("Where", [low, top, zero], own)], own)
+    limit = _SWALLOWS_HALF if own == ir.DataType.FLOAT16 else _SWALLOWS
+    swallowed = builder.elementwise("LessOrEqual", [top, builder.scalar(limit, own)], truth)
+    dead = builder.elementwise("And", [swallowed, finite], truth)
+    highest = builder.elementwise("Equal", [shifted, zero], truth)
+    level = builder.elementwise("Where", [highest, zero, builder.scalar(-math.inf, own)], own)
+    value = builder.elementwise("Where", [dead, level, shifted], own)
+    lost = builder.elementwise("Not", [finite], truth)
+    if kind == "replaced":
+        value = builder.elementwise("Where", [lost, zero, value], own)
+    return Levelled(Laid(value, bias.axes), dead, lost)
+
+
+def _replaces(mask: Mask | None) -> bool:
+    """Whether a part of the mask puts a number in the place of a score."""
+    if isinstance(mask, (Select, Floor)):
+        return True
+    if isinstance(mask, Total):
+        return _replaces(mask.left) or _replaces(mask.right)
+    return isinstance(mask, Times) and _replaces(mask.mask)
+
+
+def _replacing(mask: Mask | None) -> tuple[tuple[float, ...], Mask | None]:
+    """What scores are replaced by, last first, and the mask that was added before the first of these."""
+    fills: list[float] = []
+    while isinstance(mask, Select):
+        fills.append(mask.fill)
+        mask = mask.mask
+    return tuple(fills), mask

@@ -1,0 +1,76 @@
+"""`ATTNFUSE_SDPA_FALLBACK`: `scaled_dot_product_attention` without a mask is exported and differentiated as one call.
+
+Both registrations have to be there before a module is wrapped. A masked call, or one with dropout on the CPU, is spelled out as
+it would be otherwise, and then fused like any other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from onnx_attnfuse.training.operators import ATEN
+
+_NAME = "aten::scaled_dot_product_attention"
+_SINCE = 14
+"""The opset from which PyTorch's exporter spells the operator out."""
+_ON_CPU, _ON_CUDA = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"
+KEPT = {_ON_CPU: "flash (CPU)", _ON_CUDA: "efficient"}
+"""The operators that are called, and which kernels they are."""
+_CPU_GRADIENT = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "I(3)", "I(4)", "I(5)", "I(6)"]
+_CUDA_GRADIENT = [
+    "GO(0)", *(f"I({index})" for index in range(4)), *(f"O({index})" for index in range(4)), "I(5)", "wanted", "I(6)", "I(7)",
+]  # fmt: skip
+
+
+def keep_unmasked(opset: int) -> None:
+    """Registers how the operator is exported and differentiated.
+
+    Args:
+        opset: The opset that modules are exported with.
+    """
+    exporter: Any = importlib.import_module("torch.onnx")
+    registry: Any = importlib.import_module("onnxruntime.training.ortmodule._custom_gradient_registry").CustomGradientRegistry
+    exporter.register_custom_op_symbolic(_NAME, _exported, opset)
+    registry.register(ATEN, "ATen", [_ON_CPU, ""], _cpu_gradient)
+    registry.register(ATEN, "ATen", [_ON_CUDA, ""], _cuda_gradient)
+
+
+def _cpu_gradient() -> list[tuple[Any, ...]]:
+    attributes = {"operator": {"value": f"{_ON_CPU}_backward", "dtype": "string"}}
+    return [(("ATen", ATEN), _CPU_GRADIENT, ["GI(0)", "GI(1)", "GI(2)"], attributes)]
+
+
+def _cuda_gradient() -> list[tuple[Any, ...]]:
+    wanted = {"value": {"value": [1, 1, 1, 0], "dtype": "int", "is_tensor": True}}
+    attributes = {"operator": {"value": f"{_ON_CUDA}_backward", "dtype": "string"}}
+    return [
+        ("Constant", [], ["wanted"], wanted),
+        (("ATen", ATEN), _CUDA_GRADIENT, ["GI(0)", "GI(1)", "GI(2)", ""], attributes),
+    ]
+
+
+def _exported(
+    graph: Any, query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = 0.0, causal: Any = False, scale: Any = None
+) -> Any:
+    """The symbolic function: its parameters are those of the operator."""
+    torch: Any = importlib.import_module("torch")
+    helper, spelled = (importlib.import_module(f"torch.onnx.symbolic_{name}") for name in ("helper", f"opset{_SINCE}"))
+    number: Any = helper._maybe_get_const(scale, "f")
+    share: Any = helper._maybe_get_const(dropout, "f")
+    on_cuda = torch.cuda.is_available()
+    if not helper._is_none(mask) or (share != 0.0 and not on_cuda):
+        return spelled.scaled_dot_product_attention(graph, query, key, value, mask, share, causal, scale)
+    nothing = graph.op("prim::Constant")
+    nothing.setType(torch._C.OptionalType.ofTensor())
+    dropped = graph.op("Constant", value_t=torch.tensor(float(share), dtype=torch.float32))
+    is_causal = graph.op("Constant", value_t=torch.tensor(bool(helper._maybe_get_const(causal, "b"))))
+    given = helper._is_none(number)
+    factor = nothing if given else graph.op("Constant", value_t=torch.tensor(float(number), dtype=torch.float32))
+    if not on_cuda:
+        arguments, operator, outputs = (query, key, value, dropped, is_causal, nothing, factor), _ON_CPU, 2
+    else:
+        logsumexp = graph.op("Constant", value_t=torch.tensor(True))
+        arguments = (query, key, value, nothing, logsumexp, dropped, is_causal, factor)
+        operator, outputs = _ON_CUDA, 4
+    return graph.op(f"{ATEN}::ATen", *arguments, operator_s=operator, outputs=outputs)[0]

@@ -1,0 +1,146 @@
+"""Gradient graphs that ORTModule built, fused and run: result and every gradient as PyTorch has them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.training import fusing
+from onnx_attnfuse.training.kernels import cpu_flash, cudnn, efficient, flash, triton_flash
+from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.report import TrainingSiteReport
+from tests.training import kernels_in_torch
+from tests.training.evaluating import SEED, Step, eager, evaluated, recorded
+from tests.training.modules import CASES
+
+CPU, GPU = TrainingDevice("cpu"), TrainingDevice("cuda", 90, triton=True)
+TOLERANCE = 2e-6
+"""Of the largest gradient; float32 has 1.2e-7, and sums of some hundred terms."""
+
+
+class AsHalf:
+    """A kernel that takes float32 for half precision: here it is computed by PyTorch, whatever the type."""
+
+    def __init__(self, kernel) -> None:
+        self._kernel = kernel
+
+    def __getattr__(self, name: str):
+        return getattr(self._kernel, name)
+
+    def refuse(self, demand, device, policy):
+        half = demand if demand.dtype is None else dataclasses.replace(demand, dtype=ir.DataType.FLOAT16)
+        return self._kernel.refuse(half, device, policy)
+
+
+@pytest.fixture(autouse=True)
+def _same_seed(monkeypatch) -> None:
+    monkeypatch.setattr(kernels_in_torch, "_seeds", lambda: (np.int64(SEED), np.int64(0)))
+
+
+def fused(name: str, device: TrainingDevice, policy: Policy = Policy()) -> tuple[TrainingSiteReport, Step, ir.Model]:  # noqa: B008
+    model = ir.from_proto(recorded(name))
+    (site,) = fusing.fuse_graph(model.graph, device, policy).sites
+    return site, evaluated(ir.to_proto(model), CASES[name]), model
+
+
+def assert_same(step: Step, wanted: Step, within: float = TOLERANCE) -> None:
+    np.testing.assert_allclose(step.result, wanted.result, rtol=0, atol=within)
+    assert step.gradients.keys() == wanted.gradients.keys()
+    scale = max(np.nanmax(np.abs(item), initial=0.0) for item in wanted.gradients.values())
+    for name, gradient in wanted.gradients.items():
+        np.testing.assert_allclose(step.gradients[name], gradient, rtol=0, atol=within * scale, err_msg=name)
+
+
+def tolerance(name: str) -> float:
+    return 5e-3 if CASES[name].autocast else TOLERANCE
+
+
+def count(model: ir.Model, *operators: str) -> int:
+    return sum(node.op_type in operators for node in model.graph)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "dropout" not in name and not case.double])
+def test_recorded_graphs_compute_what_pytorch_does(name: str) -> None:
+    assert_same(evaluated(recorded(name), CASES[name]), eager(CASES[name]), tolerance(name))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None])
+def test_fused_on_the_cpu(name: str) -> None:
+    site, step, model = fused(name, CPU)
+    assert site.kernel == cpu_flash.NAME, site.line()
+    assert not count(model, "Softmax", "SoftmaxGrad_13")
+    assert_same(step, eager(CASES[name]), tolerance(name))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is not None])
+def test_left_alone_on_the_cpu(name: str) -> None:
+    before = recorded(name)
+    model = ir.from_proto(before)
+    (site,) = fusing.fuse_graph(model.graph, CPU, Policy()).sites
+    codes = {reason.code for reason in (*site.reasons, *(reason for _, reason in site.others))}
+    assert codes == {CASES[name].refused}
+    assert sorted(map(str, ir.to_proto(model).graph.node)) == sorted(map(str, before.graph.node))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None or case.refused_by_kernel])
+def test_fused_by_the_efficient_kernel(name: str) -> None:
+    site, step, model = fused(name, GPU, Policy(flash=False, efficient=True))
+    assert site.kernel == efficient.NAME, site.line()
+    assert not count(model, "Softmax", "SoftmaxGrad_13", "Dropout", "DropoutGrad")
+    wanted = evaluated(recorded(name), CASES[name]) if site.dropout else eager(CASES[name])
+    assert_same(step, wanted, tolerance(name))
+
+
+@pytest.mark.parametrize("kernel", [flash, cudnn])
+@pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
+def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
+    monkeypatch.setattr(fusing, "KERNELS", (AsHalf(kernel),))
+    site, step, model = fused(name, GPU)
+    if kernel is cudnn and name == "dropout":
+        assert [reason.code for _, reason in site.others] == ["dropout"]
+        return
+    assert site.kernel == kernel.NAME, site.line()
+    assert not count(model, "Softmax", "SoftmaxGrad_13", "Dropout", "DropoutGrad")
+    assert_same(step, evaluated(recorded(name), CASES[name]))
+
+
+@pytest.mark.parametrize("kernel", [flash, cudnn])
+def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
+    monkeypatch.setattr(fusing, "KERNELS", (AsHalf(kernel),))
+    assert [reason.code for _, reason in fused("padding", GPU)[0].others] == ["no-mask"]
+    assert [reason.code for _, reason in fused("trained_bias", GPU)[0].others] == ["bias-gradient"]
+
+
+@pytest.mark.parametrize("name", ["plain", "padding", "padding_throughout", "rows", "filled_throughout", "triangle", "bias"])
+def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(fusing, "KERNELS", (AsHalf(triton_flash),))
+    site, step, _ = fused(name, GPU)
+    assert site.kernel == triton_flash.NAME, site.line()
+    assert_same(step, eager(CASES[name]))
+
+
+@pytest.mark.parametrize("kernel", [flash, cudnn])
+def test_half_precision_needs_no_change_of_type(kernel, monkeypatch) -> None:
+    monkeypatch.setattr(fusing, "KERNELS", (kernel,))
+    site, step, model = fused("autocast_triangle", GPU)
+    assert site.kernel == kernel.NAME, site.line()
+    assert_same(step, eager(CASES["autocast_triangle"]), tolerance("autocast_triangle"))
+    kinds = [node for node in model.graph if node.op_type == "ATen"]
+    assert {value.dtype for node in kinds for value in node.outputs[:1]} == {ir.DataType.FLOAT16}
+
+
+def test_dropout_of_zero_is_none() -> None:
+    assert fused("not_dropped", CPU)[0].dropout == 0.0
+    assert fused("dropout", CPU)[0].dropout == 0.25
+
+
+def test_a_second_run_changes_nothing() -> None:
+    model = ir.from_proto(recorded("padding"))
+    fusing.fuse_graph(model.graph, CPU, Policy())
+    before = sorted(map(str, ir.to_proto(model).graph.node))
+    assert [site.handed for site in fusing.fuse_graph(model.graph, CPU, Policy()).sites] == ["one call of PyTorch already"]
+    assert sorted(map(str, ir.to_proto(model).graph.node)) == before
