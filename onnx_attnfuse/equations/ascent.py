@@ -28,7 +28,6 @@ from onnx_attnfuse.language.steps import (
 
 _FURTHEST = 24
 _OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
-_NOTHING = Filled()
 
 
 class Ascent:
@@ -43,27 +42,32 @@ class Ascent:
         *_, (laid, _, _) = self.steps(laid, set())
         return laid
 
-    def steps(
-        self, laid: Laid, kinds: set[str], steps: tuple[Taken[ScoreStep], ...] = (), nodes: tuple[ir.Node, ...] = ()
-    ) -> Iterator[tuple[Laid, tuple[Taken[ScoreStep], ...], tuple[ir.Node, ...]]]:
-        """What stands before steps of some kinds: none of them, one, two, ...; the steps first one first."""
-        yield laid, steps, nodes
-        node = laid.value.producer()
-        if node is None or len(nodes) > _FURTHEST:
-            return
-        view = upward(laid, self._facts, selecting=True)
-        if view is not None:
-            yield from self.steps(view, kinds, steps, (*nodes, node))
-            return
-        for step, inner in self._read(node, laid):
-            if isinstance(step, Passed):
-                yield from self.steps(inner, kinds, steps, (*nodes, node, *step.also))
-            elif any(isinstance(step, _OF_KIND[kind]) for kind in kinds):
-                taken: Taken[ScoreStep] = Taken(step, node, laid.axes)
-                also = step.also if isinstance(step, Shifted) else ()
-                yield from self.steps(inner, kinds, (taken, *steps), (*nodes, node, *also))
+    def steps(self, laid: Laid, kinds: set[str]) -> Iterator[tuple[Laid, tuple[Taken[ScoreStep], ...], tuple[ir.Node, ...]]]:
+        """What stands before steps of some kinds: none of them, one, two, ...; the steps first one first, each value once."""
+        pending: list[tuple[Laid, tuple[Taken[ScoreStep], ...], tuple[ir.Node, ...]]] = [(laid, (), ())]
+        seen: set[ir.Value] = set()
+        while pending:
+            laid, steps, nodes = pending.pop()
+            node = laid.value.producer()
+            if laid.value in seen:
+                continue
+            seen.add(laid.value)
+            yield laid, steps, nodes
+            if node is None or len(nodes) > _FURTHEST:
+                continue
+            view = upward(laid, self._facts, selecting=True)
+            if view is not None:
+                pending.append((view, steps, (*nodes, node)))
+                continue
+            for step, inner in reversed(self._read(node, laid)):
+                also = step.also if isinstance(step, (Passed, Shifted)) else ()
+                if isinstance(step, Passed):
+                    pending.append((inner, steps, (*nodes, node, *also)))
+                elif any(isinstance(step, _OF_KIND[kind]) for kind in kinds):
+                    taken: Taken[ScoreStep] = Taken(step, node, laid.axes)
+                    pending.append((inner, (taken, *steps), (*nodes, node, *also)))
 
-    def _read(self, node: ir.Node, laid: Laid) -> Iterator[tuple[ScoreStep, Laid]]:
+    def _read(self, node: ir.Node, laid: Laid) -> list[tuple[ScoreStep, Laid]]:
         """What a node does to scores, with the scores before it; those that lack no axis first."""
         reader = self._readers.score(node)
         found: list[tuple[int, ScoreStep, Laid]] = []
@@ -72,33 +76,41 @@ class Ascent:
             if axes is not None:
                 lost = sum(bool(old) for old in laid.axes) - sum(bool(new) for new in axes)
                 found.append((lost, step, Laid(step.scores, axes)))
-        yield from ((step, inner) for lost, step, inner in sorted(found, key=lambda item: item[0]) if not lost)
+        return [(step, inner) for lost, step, inner in sorted(found, key=lambda item: item[0]) if not lost]
 
-    def factors(
-        self, laid: Laid, filled: Filled = _NOTHING, nodes: tuple[ir.Node, ...] = ()
-    ) -> Iterator[tuple[Laid, Filled, tuple[ir.Node, ...]]]:
+    def factors(self, laid: Laid) -> Iterator[tuple[Laid, Filled, tuple[ir.Node, ...]]]:
         """What stands before multiplications and divisions, as far as they go and no further, with what they multiply by."""
-        node = laid.value.producer()
-        ends = True
-        view = upward(laid, self._facts, selecting=True) if node is not None and len(nodes) <= _FURTHEST else None
-        if view is not None and node is not None:
-            yield from self.factors(view, filled, (*nodes, node))
-            return
-        for step, inner in self._read(node, laid) if node is not None and len(nodes) <= _FURTHEST else ():
-            assert node is not None
-            if isinstance(step, Passed):
-                yield from self.factors(inner, filled, (*nodes, node, *step.also))
-                return
-            if isinstance(step, Negated):
-                after = dataclasses.replace(filled, number=-filled.number)
-            elif isinstance(step, Scaled):
-                after = self._times(filled, step, laid)
-            else:
+        pending: list[tuple[Laid, Filled, tuple[ir.Node, ...]]] = [(laid, Filled(), ())]
+        seen: set[ir.Value] = set()
+        while pending:
+            laid, filled, nodes = pending.pop()
+            if laid.value in seen:
                 continue
-            ends = False
-            yield from self.factors(inner, after, (*nodes, node))
-        if ends:
-            yield laid, filled, nodes
+            seen.add(laid.value)
+            further = self._before_factor(laid, filled, nodes) if len(nodes) <= _FURTHEST else []
+            if not further:
+                yield laid, filled, nodes
+            pending += reversed(further)
+
+    def _before_factor(
+        self, laid: Laid, filled: Filled, nodes: tuple[ir.Node, ...]
+    ) -> list[tuple[Laid, Filled, tuple[ir.Node, ...]]]:
+        """What one node multiplies or divides, or shows as it is; nothing if it does something else."""
+        node = laid.value.producer()
+        if node is None:
+            return []
+        view = upward(laid, self._facts, selecting=True)
+        if view is not None:
+            return [(view, filled, (*nodes, node))]
+        found: list[tuple[Laid, Filled, tuple[ir.Node, ...]]] = []
+        for step, inner in self._read(node, laid):
+            if isinstance(step, Passed):
+                return [(inner, filled, (*nodes, node, *step.also))]
+            if isinstance(step, Negated):
+                found.append((inner, dataclasses.replace(filled, number=-filled.number), (*nodes, node)))
+            elif isinstance(step, Scaled):
+                found.append((inner, self._times(filled, step, laid), (*nodes, node)))
+        return found
 
     def _times(self, filled: Filled, step: Scaled, laid: Laid) -> Filled:
         number, sign = self._facts.number(step.operand), -1 if step.divide else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -44,6 +45,8 @@ class Change:
     softmaxes: tuple[ir.Node, ...]
     """The new ones."""
     removed: Detached
+    judged: bool
+    """Whether it was held against what stood there."""
 
     @property
     def led_somewhere(self) -> bool:
@@ -65,6 +68,8 @@ class Changes:
     tally: Tally
     keep_outputs: bool
     done: list[Change] = dataclasses.field(default_factory=list[Change])
+    undone: list[Change] = dataclasses.field(default_factory=list[Change])
+    """Those of them that were put back."""
     refused: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
     """Why something was left, by the name of its Softmax, or else of the node."""
     spoken: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
@@ -95,7 +100,7 @@ class Changes:
             (self.refused if softmaxes else self.spoken).update(dict.fromkeys(places, reason))
             return False
         connect(old, new, self.builder, [user for user, _ in old.uses()])
-        self.done.append(Change(pattern, places[0], old, new, made.softmaxes, detach([old])))
+        self.done.append(Change(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged))
         return True
 
     def _own(self, new: ir.Value) -> ir.Value:
@@ -123,9 +128,16 @@ class Changes:
         return told + [SiteReport(name, self.scope.path, "skipped", reasons=(reason,)) for name, reason in self.spoken.items()]
 
     def notes(self, sites: Iterable[SiteReport]) -> list[str]:
-        """What kept patterns from being applied at places that are no sites."""
+        """What kept patterns from being applied at places that are no sites, and what was believed."""
         names = {site.name for site in sites}
-        return [str(reason) for name, reason in self.refused.items() if name not in names]
+        believed = Counter(change.pattern for change in self.done if not change.judged and change not in self.undone)
+        return [
+            *(str(reason) for name, reason in self.refused.items() if name not in names),
+            *(
+                f"{count} {name} taken by their definition, which no reference was held against"
+                for name, count in believed.items()
+            ),
+        ]
 
     def _put_back(self, change: Change, replaced: dict[ir.Value, ir.Value]) -> bool:
         """Puts the old nodes back, if everything that they read is still there; else the new ones stay, which are equal."""
@@ -139,6 +151,7 @@ class Changes:
         connect(change.new, change.old, self.builder, [user for user, _ in change.new.uses() if user not in nodes])
         replaced[change.new] = change.old
         sweep([change.new])
+        self.undone.append(change)
         return True
 
     def _told(self, site: SiteReport, undone: Collection[str]) -> SiteReport:

@@ -95,6 +95,7 @@ def test_what_has_nothing_to_do_with_attention_stays_as_it_is() -> None:
     result = onnx_attnfuse.optimize(as_model(text), patterns=(split_heads,))
     assert [node.op_type for node in result.model.graph] == ["SplitHeads", "Relu"]
     assert [value.name for value in result.model.graph.outputs] == ["out"]
+    assert result.report.notes == ()
 
 
 def test_a_definition_that_is_wrong_is_not_used() -> None:
@@ -140,6 +141,7 @@ def test_optional_inputs_are_left_out_or_given() -> None:
     for given, mask in (("", "no_mask"), (", m", "computed_bias")):
         report = onnx_attnfuse.explain(as_model(text % given), patterns=(attn,))
         assert [(site.status, site.mask) for site in report.sites] == [("fused", mask)]
+        assert report.notes == ("1 acme::Attn taken by their definition, which no reference was held against",)
 
 
 def test_definitions_stand_on_each_other() -> None:
