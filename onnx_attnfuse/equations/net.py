@@ -74,6 +74,11 @@ class Variant:
     size: int
     """Number of tokens."""
 
+    @property
+    def name(self) -> str:
+        """The pattern's name with the alternatives that were taken."""
+        return _called(self.pattern, self.choices)
+
 
 @dataclasses.dataclass
 class Branch:
@@ -83,7 +88,7 @@ class Branch:
     others: dict[Token, Branch] = dataclasses.field(default_factory=dict["Token", "Branch"])
     ends: list[Variant] = dataclasses.field(default_factory=list[Variant])
     names: list[str] = dataclasses.field(default_factory=list[str])
-    """The patterns behind."""
+    """The patterns behind, with their alternatives."""
 
     def follow(self, token: Token) -> Branch:
         """The branch behind a token, a new one if there is none."""
@@ -107,6 +112,11 @@ class Branch:
         for token, branch in self.ops.get("T", ()):
             del token
             yield from branch.expected()
+
+
+def _called(pattern: Pattern, choices: Choices) -> str:
+    taken = ", ".join(f"{choice}={name}" for choice, name in choices.items())
+    return f"{pattern.name}({taken})" if taken else pattern.name
 
 
 class _Row:
@@ -170,8 +180,7 @@ class Net:
         branch = self.root
         for token in row.tokens:
             branch = branch.follow(token)
-            if not branch.names or branch.names[-1] != pattern.name:
-                branch.names.append(pattern.name)
+            branch.names.append(_called(pattern, choices))
         for other in branch.ends:
             if other.pattern is not pattern and other.pattern.priority == pattern.priority:
                 homes = f"{other.pattern.home} and {pattern.home}"

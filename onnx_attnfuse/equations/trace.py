@@ -42,7 +42,7 @@ class Trace:
 
     def miss(self, depth: int, softmaxes: Sequence[ir.Node], value: ir.Value, branch: Branch) -> None:
         """Notes an attempt that ended at a value."""
-        patterns = tuple(name for name in branch.names if name in self._patterns)
+        patterns = tuple(name for name in branch.names if name.partition("(")[0] in self._patterns)
         if not patterns:
             return
         node = value.producer()

@@ -51,13 +51,7 @@ def write_formulas(changes: Changes, trace: Trace | None = None) -> None:
                 changes.named.update((label(node), pattern.name) for node in softmaxes)
                 tried.hit = True
             else:
-                tried.hit = changes.attempt(end, called(match), lambda match=match: _meant(match, changes), softmaxes)
-
-
-def called(match: Match) -> str:
-    """The pattern's name with the alternatives that were taken."""
-    choices = ", ".join(f"{choice}={name}" for choice, name in match.variant.choices.items())
-    return f"{match.variant.pattern.name}({choices})" if choices else match.variant.pattern.name
+                tried.hit = changes.attempt(end, match.variant.name, lambda match=match: _meant(match, changes), softmaxes)
 
 
 def _meant(match: Match, changes: Changes) -> Made:

@@ -75,7 +75,7 @@ def test_check_tells_what_was_found_and_the_nearest_miss(tmp_path: pathlib.Path,
     assert main(["patterns", "check", str(GALLERY / "softmax_one.py"), str(model)]) == 1
     out = capsys.readouterr().out
     assert out.startswith("softmax_one: pattern, The one is the weight of a key that scores 0 and has no value.\n")
-    assert "nearest miss, of softmax_one: Sigmoid 'plus' where Exp was expected" in out
+    assert "nearest miss, of softmax_one(form=plain) and softmax_one(form=shifted): Sigmoid 'plus' where Exp was expected" in out
     assert out.endswith("\nfound nothing: softmax_one\n")
     good = small.written(small.parsed(NEAR.replace("Sigmoid", "Exp")), tmp_path / "good.onnx")
     assert main(["patterns", "check", str(GALLERY / "softmax_one.py"), str(good)]) == 0
@@ -91,7 +91,7 @@ def test_check_looks_at_torch_functions(capsys: pytest.CaptureFixture[str], tmp_
     assert main(["patterns", "check", str(GALLERY / "talking_heads.py"), f"{code}:f"]) == 1
     out = capsys.readouterr().out
     assert "no pattern, fused MultiHeadAttention" in out
-    assert "nearest miss, of talking_heads: MatMul" in out
+    assert "nearest miss, of talking_heads(mixed=before): MatMul" in out
     assert main(["patterns", "check", str(GALLERY / "talking_heads.py"), f"{code}:g"]) == 2
     assert capsys.readouterr().err.endswith("has no function g\n")
 
