@@ -61,9 +61,8 @@ class Matcher:
         """Whether a formula may begin with this very operator; what is merely passed on the way begins none."""
         if len(node.outputs) != 1:
             return False
-        return not self._net.begins.isdisjoint(self._names(node)) or (
-            self._net.begins_with_steps and self._ascent.begins_steps(node)
-        )
+        begins = not self._net.begins.isdisjoint(self._names(node))
+        return begins or (self._net.begins_with_steps and self._ascent.begins_steps(node))
 
     def _names(self, node: ir.Node) -> set[str]:
         """What a node is to a formula."""
@@ -78,24 +77,22 @@ class Matcher:
             return
         goal, rest = goals[0], goals[1:]
         found = False
-        for token, further in branch.others.items():
-            for inner, after in self._other(token, goal, state):
-                for result in self._fit(further, (*inner, *rest), after):
-                    found = True
-                    yield result
-        for token, further in branch.ops.get("T", ()):
-            del token
-            turned = dataclasses.replace(goal, row=goal.column, column=goal.row)
-            for result in self._fit(further, (turned, *rest), state):
+        for further, inner, after in self._ways(branch, goal, state):
+            for result in self._fit(further, (*inner, *rest), after):
                 found = True
                 yield result
-        if branch.ops:
-            for further, inner, after in self._operators(branch, goal, state):
-                for result in self._fit(further, (*inner, *rest), after):
-                    found = True
-                    yield result
         if not found and self._trace is not None:
             self._trace.miss(state.depth, state.softmaxes, self._ascent.stripped(goal.laid).value, branch)
+
+    def _ways(self, branch: Branch, goal: Goal, state: State) -> Iterator[tuple[Branch, tuple[Goal, ...], State]]:
+        """The tokens of a branch that a value fits, each with what is behind it and the goals that it sets."""
+        for token, further in branch.others.items():
+            for inner, after in self._other(token, goal, state):
+                yield further, inner, after
+        if branch.turned is not None:
+            yield branch.turned, (dataclasses.replace(goal, row=goal.column, column=goal.row),), state
+        if branch.ops:
+            yield from self._operators(branch, goal, state)
 
     def _other(self, token: Token, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
         if isinstance(token, AVar):

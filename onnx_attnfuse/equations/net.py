@@ -86,6 +86,8 @@ class Branch:
 
     ops: dict[str, list[tuple[AnOp, Branch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, Branch]]"])
     others: dict[Token, Branch] = dataclasses.field(default_factory=dict["Token", "Branch"])
+    turned: Branch | None = None
+    """Behind an exchange of rows and columns."""
     ends: list[Variant] = dataclasses.field(default_factory=list[Variant])
     names: list[str] = dataclasses.field(default_factory=list[str])
     """The patterns behind, with their alternatives."""
@@ -94,6 +96,9 @@ class Branch:
         """The branch behind a token, a new one if there is none."""
         if not isinstance(token, AnOp):
             return self.others.setdefault(token, Branch())
+        if token.op == "T":
+            self.turned = self.turned or Branch()
+            return self.turned
         found = self.ops.setdefault(token.op, [])
         for other, branch in found:
             if other == token:
@@ -103,15 +108,14 @@ class Branch:
 
     def expected(self) -> Iterator[str]:
         """What may come next, in words."""
-        yield from (op for op in self.ops if op != "T")
+        yield from self.ops
         for token, branch in self.others.items():
             if isinstance(token, ANumber):
                 yield f"{token.value:g}"
             elif isinstance(token, (Factors, Steps)):
                 yield from branch.expected()
-        for token, branch in self.ops.get("T", ()):
-            del token
-            yield from branch.expected()
+        if self.turned is not None:
+            yield from self.turned.expected()
 
 
 def _called(pattern: Pattern, choices: Choices) -> str:
