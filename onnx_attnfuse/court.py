@@ -78,7 +78,8 @@ class Court:
         empty = frozenset[str]()
         if emitted.presents and spec.cache is not None:
             stops = [spec.query[-1].laid.value, *spec.cache.stops()]
-            empty = frozenset(sizes.symbols(length(spec.cache.past_axis)))
+            others = (length(axis) for axis in (spec.axes.b, spec.axes.i, spec.cache.new_axis))
+            empty = frozenset(sizes.symbols(length(spec.cache.past_axis))).difference(*map(sizes.symbols, others))
         return self.pairs(emitted.results, stops, spec.name, scope, model, given, empty)
 
     def pairs(
