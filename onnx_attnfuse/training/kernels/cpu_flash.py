@@ -19,9 +19,10 @@ from onnx_attnfuse.training.kernels.kernel import (
     TrainingDevice,
     dims_of,
     dtype_of,
+    gradient_results,
     result_dims,
 )
-from onnx_attnfuse.training.kernels.refusals import other_device, other_type
+from onnx_attnfuse.training.kernels.refusals import no_bias_gradient, no_dropout, other_device, other_head_sizes, other_type
 
 NAME: str = "flash (CPU)"
 LAYOUT: Layout = "bnsh"
@@ -34,15 +35,7 @@ def refuse(demand: Demand, device: TrainingDevice, policy: Policy) -> Reason | N
     """Why it cannot compute that here, or None."""
     del policy
     common = other_device(device, "cpu") or other_type(demand, _TYPES)
-    if common is not None:
-        return common
-    if demand.dropout:
-        return Reason("dropout", f"it has no dropout, and {demand.dropout:g} of the weights are dropped")
-    if demand.bias_gradient:
-        return Reason("bias-gradient", "what is added to the scores is trained, and it gives no gradient for that")
-    if demand.head_size != demand.v_head_size:
-        return Reason("head-sizes", f"keys have {demand.head_size} channels and values {demand.v_head_size}; it takes equal ones")
-    return None
+    return common or no_dropout(demand) or no_bias_gradient(demand) or other_head_sizes(demand)
 
 
 def forward(builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
@@ -87,10 +80,5 @@ def backward(
         ("attn_mask", operands.bias),
         ("scale", operands.scale),
     )
-    given = (operands.query, operands.key, operands.value)
-    results = tuple(
-        Result(name, dtype_of(builder, operands), dims_of(builder, value))
-        for name, value in zip(("query", "key", "value"), given, strict=True)
-    )
-    found = emit_call(builder, Call(f"{_FORWARD}_backward", arguments, results), hint)
-    return Gradients(found["query"], found["key"], found["value"])
+    call = Call(f"{_FORWARD}_backward", arguments, gradient_results(builder, operands))
+    return Gradients(**emit_call(builder, call, hint))

@@ -19,6 +19,7 @@ from onnx_attnfuse.training.kernels.kernel import (
     TrainingDevice,
     dims_of,
     dtype_of,
+    gradient_results,
     result_dims,
 )
 from onnx_attnfuse.training.kernels.refusals import HALVES, head_sizes, no_bias, not_square, other_device, other_type
@@ -93,10 +94,11 @@ def backward_call(
     builder: Builder, operands: Operands, saved: Mapping[str, ir.Value], gradient: ir.Value, operator: str, hint: str
 ) -> Gradients:
     """A backward call of the signature that flash attention and cuDNN share."""
-    given = (operands.query, operands.key, operands.value)
     arguments = (
         ("grad_out", gradient),
-        *zip(("query", "key", "value"), given, strict=True),
+        ("query", operands.query),
+        ("key", operands.key),
+        ("value", operands.value),
         ("out", saved["output"]),
         ("logsumexp", saved["logsumexp"]),
         ("cum_seq_q", None),
@@ -109,10 +111,5 @@ def backward_call(
         ("philox_offset", saved["philox_offset"]),
         ("scale", operands.scale),
     )
-    results = tuple(
-        Result(name, dtype_of(builder, operands), dims_of(builder, value))
-        for name, value in zip(("query", "key", "value"), given, strict=True)
-    )
-    call = Call(operator, arguments, results, frozenset(["philox_seed", "philox_offset"]))
-    found = emit_call(builder, call, hint)
-    return Gradients(found["query"], found["key"], found["value"])
+    call = Call(operator, arguments, gradient_results(builder, operands), frozenset(["philox_seed", "philox_offset"]))
+    return Gradients(**emit_call(builder, call, hint))

@@ -12,6 +12,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.training.calls import Result
 
 Layout = Literal["bnsh", "bsnh"]
 """How operands, result and gradients lie."""
@@ -115,6 +116,13 @@ def dims_of(builder: Builder, value: ir.Value) -> tuple[Dim, ...]:
 def result_dims(builder: Builder, operands: Operands) -> tuple[Dim, ...]:
     """The shape of a result: the queries', with the channels of the values."""
     return (*dims_of(builder, operands.query)[:-1], dims_of(builder, operands.value)[-1])
+
+
+def gradient_results(builder: Builder, operands: Operands) -> tuple[Result, ...]:
+    """The results of a backward call that are the gradients of query, key and value, called as in `Gradients`."""
+    dtype = dtype_of(builder, operands)
+    given = {"query": operands.query, "key": operands.key, "value": operands.value}
+    return tuple(Result(name, dtype, dims_of(builder, value)) for name, value in given.items())
 
 
 def dtype_of(builder: Builder, operands: Operands) -> ir.DataType:

@@ -28,11 +28,21 @@ def other_type(demand: Demand, allowed: frozenset[ir.DataType]) -> Reason | None
     return Reason("other-type", f"it takes {names}, and the operands are {name}; torch.autocast makes them half precision")
 
 
+def no_dropout(demand: Demand) -> Reason | None:
+    """Why it cannot drop weights, if some are dropped."""
+    return Reason("dropout", f"it has no dropout, and {demand.dropout:g} of the weights are dropped") if demand.dropout else None
+
+
+def no_bias_gradient(demand: Demand) -> Reason | None:
+    """Why it cannot give the gradient of the mask, if that is wanted."""
+    if not demand.bias_gradient:
+        return None
+    return Reason("bias-gradient", "what is added to the scores is trained, and it gives no gradient for that")
+
+
 def no_bias(demand: Demand) -> Reason | None:
     """Why it cannot take the mask, if there is one besides causality."""
-    if demand.bias_gradient:
-        return Reason("bias-gradient", "what is added to the scores is trained, and it gives no gradient for that")
-    return Reason("no-mask", "it takes no mask other than causal") if demand.bias else None
+    return no_bias_gradient(demand) or (Reason("no-mask", "it takes no mask other than causal") if demand.bias else None)
 
 
 def head_sizes(demand: Demand, largest: int, multiple: int, *, same: bool) -> Reason | None:
@@ -43,9 +53,14 @@ def head_sizes(demand: Demand, largest: int, multiple: int, *, same: bool) -> Re
         if size > largest or size % multiple:
             what = f"multiples of {multiple} up to {largest}" if multiple > 1 else f"up to {largest}"
             return Reason("head-size", f"it takes head sizes that are {what}, and here it is {size}")
-    if same and demand.head_size != demand.v_head_size:
-        return Reason("head-sizes", f"keys have {demand.head_size} channels and values {demand.v_head_size}; it takes equal ones")
-    return None
+    return other_head_sizes(demand) if same else None
+
+
+def other_head_sizes(demand: Demand) -> Reason | None:
+    """Why it cannot take keys and values of different sizes, if they are."""
+    if demand.head_size == demand.v_head_size:
+        return None
+    return Reason("head-sizes", f"keys have {demand.head_size} channels and values {demand.v_head_size}; it takes equal ones")
 
 
 def not_square(demand: Demand) -> Reason | None:

@@ -20,7 +20,15 @@ from onnx_attnfuse.training.kernels.kernel import (
     dtype_of,
     result_dims,
 )
-from onnx_attnfuse.training.kernels.refusals import HALVES, head_sizes, not_square, other_device, other_type
+from onnx_attnfuse.training.kernels.refusals import (
+    HALVES,
+    head_sizes,
+    no_bias_gradient,
+    no_dropout,
+    not_square,
+    other_device,
+    other_type,
+)
 from onnx_attnfuse.training.operators import TRAINING
 
 NAME: str = "flash (Triton)"
@@ -32,12 +40,9 @@ def refuse(demand: Demand, device: TrainingDevice, policy: Policy) -> Reason | N
     """Why it cannot compute that here, or None."""
     del policy
     common = other_device(device, "cuda", 80) or other_type(demand, HALVES) or head_sizes(demand, 128, 1, same=True)
-    if common is not None:
-        return common
-    if demand.dropout:
-        return Reason("dropout", f"it has no dropout, and {demand.dropout:g} of the weights are dropped")
-    if demand.bias_gradient:
-        return Reason("bias-gradient", "what is added to the scores is trained, and it gives no gradient for that")
+    found = common or no_dropout(demand) or no_bias_gradient(demand)
+    if found is not None:
+        return found
     if not device.triton:
         switches = "ORTMODULE_USE_TRITON=1 and ORTMODULE_USE_FLASH_ATTENTION=1"
         return Reason("triton-off", f"ONNX Runtime loads it where {switches} were set when it was imported")
