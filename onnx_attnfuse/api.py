@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
@@ -21,14 +21,16 @@ from onnx_attnfuse.unfusing.report import UnfuseReport
 from onnx_attnfuse.verify.trials import Trials
 from onnx_attnfuse.verify.verification import Verification
 
+_Reported = TypeVar("_Reported")
+
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """A fused model and the report on it."""
+class _Changed(Generic[_Reported]):
+    """A model that was changed, and the report on it."""
 
     model: Any
     """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
-    report: Report
+    report: _Reported
     _ir: ir.Model = dataclasses.field(repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -42,6 +44,10 @@ class Result:
             ModelError: The file cannot be written.
         """
         io.save(self._ir, path)
+
+
+class Result(_Changed[Report]):
+    """A fused model and the report on it."""
 
 
 def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Result:
@@ -89,18 +95,8 @@ def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) 
     return Run(loaded, options, court, catalogue).go()
 
 
-@dataclasses.dataclass(frozen=True)
-class Unfused:
+class Unfused(_Changed[UnfuseReport]):
     """A model whose fused operators were spelled out, and the report on it."""
-
-    model: Any
-    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
-    report: UnfuseReport
-    _ir: ir.Model = dataclasses.field(repr=False)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model as `Result.save` does, with the same errors."""
-        io.save(self._ir, path)
 
 
 def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Unfused:
@@ -158,18 +154,8 @@ def _source(model: io.AnyModel) -> Any:
     return inner if isinstance(inner := getattr(model, "model", None), ir.Model) else model
 
 
-@dataclasses.dataclass(frozen=True)
-class Converted:
-    """A model in a half type, and the report on it."""
-
-    model: Any
-    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
-    report: ConversionReport
-    _ir: ir.Model = dataclasses.field(repr=False)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model as `Result.save` does, with the same errors; weights are rounded one at a time."""
-        io.save(self._ir, path)
+class Converted(_Changed[ConversionReport]):
+    """A model in a half type, and the report on it; weights are rounded one at a time, when it is saved."""
 
 
 def convert(model: io.AnyModel, conversion: Conversion | None = None, **choices: Any) -> Converted:

@@ -16,6 +16,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.reasons import Refused
@@ -61,7 +62,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     output = Laid(node.outputs[0], result if facts.rank(query) == 4 else (batch, rows, (*heads, *v_channels)))
     read_mask, rules = _mask(node, mask, scores, facts)
     return AttentionSpec(
-        name=node.name or node.outputs[0].name or "Attention",
+        name=label(node) or "Attention",
         query=sources[0],
         key=sources[1],
         value=sources[2],

@@ -13,6 +13,7 @@ from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.masks.bounds import Bounds
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.masks.reader import Reader
@@ -180,7 +181,7 @@ def _name(softmax: Softmax, standins: StandIns) -> str:
 
 def _kept(node: ir.Node, operator: str) -> TrainingSiteReport:
     """An attention that was kept as one call when the module was exported."""
-    name = node.name or node.outputs[0].name or operator
+    name = label(node) or operator
     return TrainingSiteReport(name, KEPT[operator], mask="", handed="one call of PyTorch already")
 
 

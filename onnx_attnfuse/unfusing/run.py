@@ -12,6 +12,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused, defect
 from onnx_attnfuse.report.model import Verified
@@ -50,7 +51,7 @@ class Unfusing:
 
     def _site(self, scope: Scope, node: ir.Node, build: Builder) -> UnfusedSite:
         """Spells one operator out, or says why not; a defect of ours costs this one only."""
-        found = UnfusedSite(node.name or node.outputs[0].name or node.op_type, scope.path, node.op_type, node.domain, "kept")
+        found = UnfusedSite(label(node) or node.op_type, scope.path, node.op_type, node.domain, "kept")
         build.at(node)
         try:
             verified = self._spelled(scope, node, build)
