@@ -108,7 +108,7 @@ class Court:
 
     def trusted(self, spec: AttentionSpec, meaning: Meaning, scope: Scope, model: ir.Model) -> Meaning:
         """The meaning of a mask, or `arbitrary` where the mask turns out to be something else; each mask is looked at once."""
-        if self._judge is None or spec.mask is None:
+        if self._judge is None or not spec.mask:
             return meaning
         from onnx_attnfuse.verify.lifted import refute
 

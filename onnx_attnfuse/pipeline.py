@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.catalogue.entries import Catalogue
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.devices import Device, resolve
@@ -76,7 +77,8 @@ class Run:
         start = time.perf_counter()
         before = count_ops(self.model)
         with self.clock.step("find"):
-            work = [(scope, self._changes(scope), self._candidates(scope)) for scope in scopes(self.model)]
+            assumed = Assumed.of(self.options.assume)
+            work = [(scope, self._changes(scope), self._candidates(scope)) for scope in scopes(self.model, assumed)]
         self._switch([(scope, candidates) for scope, _, candidates in work])
         total = sum(len(candidates) for _, _, candidates in work)
         pictures: list[SitePicture | None] = []

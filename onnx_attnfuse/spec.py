@@ -18,9 +18,6 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
 
-FORBIDS = -1e3
-"""A score that is replaced by this or less, or has it added, is masked; what is larger is an ordinary value."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -78,51 +75,64 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Term:
-    """A mask value that is added to the scores as it is."""
+class Added:
+    """A value that is added to the scores, or subtracted from them."""
 
     laid: Laid
-
-
-@dataclasses.dataclass(frozen=True)
-class Total:
-    """The sum (or difference) of two parts of a mask."""
-
-    left: Mask
-    right: Mask
     negative: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
-    """A part of a mask that a later scaling of the scores scales too."""
+class Scaled:
+    """Scores that are masked already, multiplied or divided by a number or by a value computed at run time."""
 
-    mask: Mask
     factor: float | Laid
     divide: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Select:
-    """Scores replaced by `fill` where `condition` says so; `mask` is what was added to them before."""
+class Replaced:
+    """Scores that become `fill` where `condition` is not `keep_where`."""
 
     condition: Laid
     keep_where: bool
     """The truth value of `condition` that keeps the score."""
     fill: float
-    mask: Mask | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Floor:
-    """Scores held at or above `low`."""
+class Floored:
+    """Scores that are held at or above `low`."""
 
-    mask: Mask
     low: float
 
 
-Mask: TypeAlias = Term | Total | Times | Select | Floor
-"""Everything that happens to the scores besides scaling, as if the scores were zero."""
+MaskStep: TypeAlias = Added | Scaled | Replaced | Floored
+Mask: TypeAlias = tuple[MaskStep, ...]
+"""Everything that happens to scaled scores before Softmax, first step first; empty: nothing is masked and nothing added."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """What later steps multiply a step's number by."""
+
+    number: float = 1.0
+    values: tuple[Scaled, ...] = ()
+    """Factors that are computed at run time."""
+
+
+def step_gains(mask: Mask) -> tuple[Gain, ...]:
+    """For each step of a mask what the steps after it multiply."""
+    gain, found = Gain(), list[Gain]()
+    for step in reversed(mask):
+        found.append(gain)
+        if not isinstance(step, Scaled):
+            continue
+        if isinstance(step.factor, Laid):
+            gain = dataclasses.replace(gain, values=(step, *gain.values))
+        else:
+            gain = dataclasses.replace(gain, number=gain.number * step.factor)
+    return tuple(reversed(found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +234,7 @@ class AttentionSpec:
     scale: float
     scale_values: tuple[ScaleValue, ...]
     softcap: float | None
-    mask: Mask | None
+    mask: Mask
     causal: bool
     """Row i sees keys j <= i only, counted from the start of both, besides what `mask` says."""
     row_rules: tuple[RowRule, ...]
@@ -233,11 +243,13 @@ class AttentionSpec:
     dtype: ir.DataType | None
     output_dtype: ir.DataType | None
     nodes: tuple[ir.Node, ...]
-    """The nodes that compute it now, last one first computed last."""
+    """The nodes of the source that compute it, in topological order."""
     cache: Cache | None = None
     """How keys and values come about where they are appended to earlier ones."""
     sink: Laid | None = None
     """One more score in each row, which takes weight and has no value; it is neither scaled nor masked."""
+    unshifted: bool = False
+    """Exponentials are taken without the row's maximum subtracted first: a fully masked row is NaN."""
 
     @property
     def axes(self) -> Axes4:
@@ -266,19 +278,11 @@ class AttentionSpec:
         yield from mask_values(self.mask)
 
 
-def mask_values(mask: Mask | None) -> Iterator[ir.Value]:
+def mask_values(mask: Mask) -> Iterator[ir.Value]:
     """Every value of the graph that a mask is made of."""
-    if isinstance(mask, Term):
-        yield mask.laid.value
-    elif isinstance(mask, Total):
-        yield from mask_values(mask.left)
-        yield from mask_values(mask.right)
-    elif isinstance(mask, Times):
-        yield from mask_values(mask.mask)
-        if isinstance(mask.factor, Laid):
-            yield mask.factor.value
-    elif isinstance(mask, Select):
-        yield mask.condition.value
-        yield from mask_values(mask.mask)
-    elif isinstance(mask, Floor):
-        yield from mask_values(mask.mask)
+    for step in mask:
+        match step:
+            case Added(laid) | Scaled(Laid() as laid) | Replaced(laid):
+                yield laid.value
+            case Scaled() | Floored():
+                pass

@@ -49,7 +49,7 @@ def cut_attention(model: ir.Model) -> Alone | Reason:
 
 def _kind(spec: AttentionSpec, scope: Scope) -> object:
     dims = [str(scope.facts.dims(operand[-1].laid.value)) for operand in spec.operands()]
-    return spec.dtype, spec.mask is None, *dims, tuple(sorted(Counter(node.op_type for node in spec.nodes).items()))
+    return spec.dtype, not spec.mask, *dims, tuple(sorted(Counter(node.op_type for node in spec.nodes).items()))
 
 
 def _standalone(spec: AttentionSpec, scope: Scope, model: ir.Model) -> onnx.ModelProto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -21,6 +22,9 @@ _WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1,
 
 Step = Callable[["Speller", ir.Value], ir.Value]
 """What makes one value of another."""
+
+_NO_EXPONENTIAL = -104.0
+"""Below this the exponential of a float32 is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +153,16 @@ class Speller:
         self.softmaxes.append(node)
         if len(form.args) > 1:
             weights = self._without_last(weights, dims)
+        elif ("shifted", 0) in form.attributes:
+            weights = self._voided(weights, scores)
         return weights if self._given.guard is None else self._given.guard(self, weights)
+
+    def _voided(self, weights: ir.Value, scores: ir.Value) -> ir.Value:
+        """Weights that are NaN in rows whose exponentials are all 0."""
+        builder, dtype = self.builder, self.dtype(scores)
+        top = builder.reduce("ReduceMax", scores, [len(self.dims(scores)) - 1])
+        empty = builder.elementwise("Less", [top, builder.scalar(_NO_EXPONENTIAL, dtype)], ir.DataType.BOOL)
+        return builder.elementwise("Where", [empty, builder.scalar(math.nan, dtype), weights], dtype)
 
     def _beside(self, scores: ir.Value, column: ir.Value) -> ir.Value:
         dims = self.dims(scores)

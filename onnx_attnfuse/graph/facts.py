@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.known import Content, Dims
@@ -33,13 +34,20 @@ _FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile C
 class Facts:
     """Facts about the values of one graph and the graphs nested in it."""
 
-    def __init__(self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = ()) -> None:
+    def __init__(
+        self,
+        graph: ir.Graph | ir.Function,
+        inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = (),
+        assumed: Assumed = Assumed(),  # noqa: B008 - frozen
+    ) -> None:
         """Reads a graph.
 
         Args:
             graph: Nodes in topological order.
             inputs: Shape and type of its inputs where the graph itself does not tell, as in functions.
+            assumed: What is taken for granted of the model.
         """
+        self.assumed = assumed
         self._dims: dict[ir.Value, Dims] = {}
         self._dtypes: dict[ir.Value, ir.DataType] = {}
         self._content: dict[ir.Value, Content] = {}

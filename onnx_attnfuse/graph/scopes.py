@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.facts import Facts
@@ -26,13 +27,13 @@ class Scope:
     opset: int
 
 
-def scopes(model: ir.Model) -> Iterator[Scope]:
+def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  # noqa: B008 - frozen
     """All graphs of `model`, outer before inner; functions with what all their calls agree on."""
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-    callers: list[tuple[ir.Graph | ir.Function, Facts]] = [(model.graph, Facts(model.graph))]
+    callers: list[tuple[ir.Graph | ir.Function, Facts]] = [(model.graph, Facts(model.graph, assumed=assumed))]
     yield from _nested(model.graph, model.graph.name or "main", callers[0][1], opset)
     for function in _callers_first(model):
-        facts = Facts(function, _agreed_inputs(function, callers))
+        facts = Facts(function, _agreed_inputs(function, callers), assumed)
         callers.append((function, facts))
         path = f"{function.domain}::{function.name}"
         yield from _nested(function, path, facts, function.opset_imports.get("", opset))

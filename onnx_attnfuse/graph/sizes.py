@@ -142,15 +142,14 @@ def least(dim: Dim, empty: Set[str] = frozenset()) -> float:
         return dim
     if len(dim.atoms) == 1 and dim.factor > 0 and dim.atoms[0].evaluate is sum:
         return dim.factor * sum(least(part, empty) for part in dim.atoms[0].parts)
-    if dim.factor < 0:
-        return -math.inf
-    if any(atom.key in empty for atom in dim.atoms):
-        return 0.0 if all(atom.evaluate is None for atom in dim.atoms) else -math.inf
-    return float(dim.factor) if all(_is_symbol(atom) for atom in dim.atoms) else -math.inf
+    lows = [_least_atom(atom, empty) for atom in dim.atoms]
+    return -math.inf if dim.factor < 0 or min(lows) < 0 else dim.factor * math.prod(lows)
 
 
-def _is_symbol(atom: Atom) -> bool:
-    return atom.evaluate is None or (atom.evaluate is sum and all(least(part) >= 1 for part in atom.parts))
+def _least_atom(atom: Atom, empty: Set[str]) -> float:
+    if atom.evaluate is None:
+        return 0.0 if atom.key in empty else 1.0
+    return sum(least(part, empty) for part in atom.parts) if atom.evaluate is sum else -math.inf
 
 
 def summands(dim: Dim) -> list[Dim]:

@@ -121,7 +121,15 @@ class Weighted:
     divide: bool = False
 
 
-WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted
+@dataclasses.dataclass(frozen=True)
+class Voided:
+    """Weights become NaN in `output` in rows whose scores are all so low that their exponentials are 0."""
+
+    output: ir.Value
+    also: tuple[ir.Node, ...] = ()
+
+
+WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Voided
 
 _Step = TypeVar("_Step", ScoreStep, WeightStep)
 

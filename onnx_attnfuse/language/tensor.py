@@ -151,14 +151,17 @@ def any_of(choice: str, **alternatives: Tensor) -> Tensor:
     return Tensor("AnyOf", tuple(alternatives.values()), (("name", choice), ("names", " ".join(alternatives))))
 
 
-def softmax(scores: Tensor, *, sink: Operand | None = None) -> Tensor:
+def softmax(scores: Tensor, *, sink: Operand | None = None, shifted: bool = True) -> Tensor:
     """Softmax along the columns.
 
     Args:
         scores: The scores.
         sink: One more score in each row, which takes weight and has no value.
+        shifted: Whether the row's maximum is subtracted before exponentials are taken, as the operator does; if not, the
+            exponentials of a fully masked row are all 0, and the row is NaN.
     """
-    return apply("Softmax", scores) if sink is None else apply("Softmax", scores, sink)
+    attributes: dict[str, Attribute] = {} if shifted else {"shifted": 0}
+    return apply("Softmax", scores, *(() if sink is None else (sink,)), **attributes)
 
 
 def sum(x: Tensor) -> Tensor:  # noqa: A001 - its name in NumPy and torch

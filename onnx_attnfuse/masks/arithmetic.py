@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
@@ -22,11 +23,13 @@ from onnx_attnfuse.masks.expression import (
     Or,
     Truth,
     at_most_zero,
+    bounds,
     choice,
     combine,
     conjunction,
     constant,
     disjunction,
+    is_binary,
     is_zero,
     negation,
     scaled,
@@ -34,17 +37,47 @@ from onnx_attnfuse.masks.expression import (
 )
 
 _BOOLEAN = (Truth, Compare, NonZero, Not, And, Or)
-_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+_FLOATS = {ir.DataType.FLOAT: 1 << 24, ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8, ir.DataType.DOUBLE: 1 << 53}
+"""Float types, and up to where they hold every integer."""
+_LIMITED = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+"""Float types that positions may outgrow."""
+_NARROW = {
+    ir.DataType.INT8: (-(1 << 7), (1 << 7) - 1),
+    ir.DataType.UINT8: (0, (1 << 8) - 1),
+    ir.DataType.INT16: (-(1 << 15), (1 << 15) - 1),
+    ir.DataType.UINT16: (0, (1 << 16) - 1),
+    ir.DataType.UINT32: (0, (1 << 32) - 1),
+    ir.DataType.UINT64: (0, (1 << 64) - 1),
+}
+"""Integer types that wrap around at numbers which positions and their differences may reach."""
 
 
-def apply(op: str, operands: Sequence[Expression], integer: bool) -> Expression | None:
+def apply(op: str, operands: Sequence[Expression], dtype: ir.DataType | None) -> Expression | None:
     """The result of an element-wise operator, or None where it stays an operator.
 
     Args:
         op: ONNX operator type.
         operands: Its inputs at the index in question.
-        integer: Whether the result is no float.
+        dtype: Element type of the result.
     """
+    found = _applied(op, operands, dtype not in _FLOATS)
+    return found if found is None or fits(found, dtype) else None
+
+
+def fits(part: Expression, dtype: ir.DataType | None) -> bool:
+    """Whether index arithmetic stays what it is in an element type, at every index and size."""
+    if isinstance(part, Choice):
+        return fits(part.chosen, dtype) and fits(part.other, dtype)
+    if not isinstance(part, Linear) or dtype is None or (dtype not in _NARROW and dtype not in _LIMITED):
+        return True
+    least, most = _NARROW[dtype] if dtype in _NARROW else (-_FLOATS[dtype], _FLOATS[dtype])
+    low, high = bounds(part)
+    return isinstance(low, int) and isinstance(high, int) and least <= low and high <= most
+
+
+def _applied(op: str, operands: Sequence[Expression], integer: bool) -> Expression | None:
+    if op in {"BitwiseAnd", "BitwiseOr"}:
+        return _bitwise(op, operands)
     if op == "Where":
         return choice(truth(operands[0]), operands[1], operands[2])
     if op in _LOGICAL:
@@ -58,23 +91,31 @@ def apply(op: str, operands: Sequence[Expression], integer: bool) -> Expression 
     return None
 
 
-def cast(inner: Expression, target: int) -> Expression:
-    """`inner` as another element type."""
+def cast(inner: Expression, source: ir.DataType | None, target: ir.DataType) -> Expression | None:
+    """`inner`, of element type `source`, as another one; None where it stays a Cast, which may round or wrap around."""
     if target == ir.DataType.BOOL:
         return truth(inner)
-    if target in _FLOATS:
-        if isinstance(inner, _BOOLEAN):
-            return choice(inner, Number(1.0), Number(0.0))
-        if isinstance(inner, Linear) and not inner.terms and isinstance(inner.offset, int):
-            return Number(float(inner.offset))
-        if isinstance(inner, Choice):
-            return choice(inner.condition, cast(inner.chosen, target), cast(inner.other, target))
-        return inner
+    if isinstance(inner, Choice):
+        chosen, other = (cast(part, source, target) for part in (inner.chosen, inner.other))
+        return None if chosen is None or other is None else choice(inner.condition, chosen, other)
     if isinstance(inner, _BOOLEAN):
-        return choice(inner, constant(1), constant(0))
-    if isinstance(inner, Number) and inner.value == int(inner.value):
-        return constant(int(inner.value))
+        ones = (Number(1.0), Number(0.0)) if target in _FLOATS else (constant(1), constant(0))
+        return choice(inner, *ones)
+    found = _as_float(inner) if target in _FLOATS else _as_integer(inner, source)
+    return found if found is not None and fits(found, target) else None
+
+
+def _as_float(inner: Expression) -> Expression:
+    if isinstance(inner, Linear) and not inner.terms and isinstance(inner.offset, int):
+        return Number(float(inner.offset))
     return inner
+
+
+def _as_integer(inner: Expression, source: ir.DataType | None) -> Expression | None:
+    """A number as an integer, fractions cut off."""
+    if isinstance(inner, Number):
+        return constant(int(inner.value)) if math.isfinite(inner.value) else None
+    return None if source in _FLOATS and not isinstance(inner, Linear) else inner
 
 
 def zero_like(inner: Expression) -> Expression:
@@ -86,6 +127,14 @@ def zero_like(inner: Expression) -> Expression:
     return constant(0) if isinstance(inner, Linear) else Number(0.0)
 
 
+def _bitwise(op: str, operands: Sequence[Expression]) -> Expression | None:
+    """Bit by bit is as truth values where every bit but the last is 0."""
+    if not all(map(is_binary, operands)):
+        return None
+    joined = (conjunction if op == "BitwiseAnd" else disjunction)(truth(operand) for operand in operands)
+    return joined if all(isinstance(operand, _BOOLEAN) for operand in operands) else choice(joined, constant(1), constant(0))
+
+
 def _exclusive(operands: Sequence[Expression]) -> Expression:
     left, right = (truth(operand) for operand in operands)
     return disjunction([conjunction([left, negation(right)]), conjunction([negation(left), right])])
@@ -93,7 +142,6 @@ def _exclusive(operands: Sequence[Expression]) -> Expression:
 
 _LOGICAL: dict[str, Callable[[Sequence[Expression]], Expression]] = {
     "And": lambda operands: conjunction(truth(operand) for operand in operands),
-    "BitwiseAnd": lambda operands: conjunction(truth(operand) for operand in operands),
     "Not": lambda operands: negation(truth(operands[0])),
     "Or": lambda operands: disjunction(truth(operand) for operand in operands),
     "Xor": _exclusive,
@@ -164,6 +212,11 @@ _NUMBERS: dict[str, Callable[[float, float], bool]] = {
 def _unary(op: str, part: Expression) -> Expression | None:
     if op == "Neg":
         return _binary("Mul", part, Number(-1.0), integer=False)
+    if op == "Log" and isinstance(part, Number) and part.value >= 0:
+        return Number(math.log(part.value) if part.value else -math.inf)
+    if op == "Log" and isinstance(part, Choice):
+        chosen, other = (_unary(op, item) for item in (part.chosen, part.other))
+        return None if chosen is None or other is None else choice(part.condition, chosen, other)
     return None
 
 

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.spec import Floor, Mask, Select, Term, Times, Total
+from onnx_attnfuse.masks.expression import Apply, Choice, Element, Expression, Linear, Number
+from onnx_attnfuse.spec import Added, Floored, Gain, Mask, Replaced, Scaled
 
 Interval = tuple[float, float]
 
@@ -36,9 +38,66 @@ class Bounds:
         self._facts = facts
         self._known: dict[ir.Value, Interval] = {}
 
-    def lowest(self, mask: Mask | None) -> float:
+    @property
+    def masked_from(self) -> float:
+        """From here down a number that is added to a score, or put in its place, masks it."""
+        return self._facts.assumed.masked_from
+
+    def lowest(self, mask: Mask) -> float:
         """The lowest value that the mask can add to a score."""
-        return 0.0 if mask is None else self._mask(mask)[0]
+        bounds = (0.0, 0.0)
+        for step in mask:
+            match step:
+                case Added(laid, negative):
+                    added = self.of(laid.value)
+                    bounds = _add(bounds, _negative(added) if negative else added)
+                case Scaled():
+                    bounds = _multiply(bounds, self._factor(step))
+                case Replaced(_, _, fill):
+                    bounds = min(bounds[0], fill), max(bounds[1], fill)
+                case Floored(low):
+                    bounds = max(bounds[0], low), max(bounds[1], low)
+        return bounds[0]
+
+    def gain(self, gain: Gain) -> Interval:
+        """What the factors of a gain that are computed at run time multiply by."""
+        bounds = (1.0, 1.0)
+        for step in gain.values:
+            bounds = _multiply(bounds, self._factor(step))
+        return bounds
+
+    def _factor(self, step: Scaled) -> Interval:
+        if not isinstance(step.factor, Laid):
+            return step.factor, step.factor
+        found = self.of(step.factor.value)
+        return _divide((1.0, 1.0), found) if step.divide else found
+
+    def expression(self, part: Expression) -> Interval:
+        """The interval that an expression lies in at every index; index arithmetic counts as ordinary numbers."""
+        match part:
+            case Number(value):
+                return _ANY if math.isnan(value) else (value, value)
+            case Linear(terms, int(offset)) if not terms:
+                return float(offset), float(offset)
+            case Linear():
+                return self._ordinary
+            case Element(value):
+                return self.of(value)
+            case Choice(_, chosen, other):
+                return _union(self.expression(chosen), self.expression(other))
+            case Apply("Complement", (inner,)):
+                return _subtract((1.0, 1.0), self.expression(inner))
+            case Apply(op, arguments):
+                combined = _COMBINED.get(op)
+                if combined is None:
+                    return _ANY if op in _UNBOUNDED else self._ordinary
+                return combined(*(self.expression(arguments[index]) for index in _READ[op] if index < len(arguments)))
+            case _:
+                return _UNIT
+
+    @property
+    def _ordinary(self) -> Interval:
+        return _ORDINARY if self._facts.assumed.bounded_scores else _ANY
 
     def of(self, value: ir.Value, depth: int = 0) -> Interval:
         """The interval that all elements of `value` lie in."""
@@ -48,24 +107,6 @@ class Bounds:
             self._known[value] = known
         return known
 
-    def _mask(self, mask: Mask) -> Interval:
-        if isinstance(mask, Term):
-            return self.of(mask.laid.value)
-        if isinstance(mask, Total):
-            left, right = self._mask(mask.left), self._mask(mask.right)
-            return _add(left, (-right[1], -right[0]) if mask.negative else right)
-        if isinstance(mask, Times):
-            inner = self._mask(mask.mask)
-            if isinstance(mask.factor, float):
-                return _multiply(inner, (mask.factor, mask.factor))
-            return _ANY if math.isinf(inner[0]) else _ORDINARY
-        if isinstance(mask, Select):
-            inner = (0.0, 0.0) if mask.mask is None else self._mask(mask.mask)
-            return min(inner[0], mask.fill), max(inner[1], mask.fill)
-        assert isinstance(mask, Floor)
-        inner = self._mask(mask.mask)
-        return max(inner[0], mask.low), max(inner[1], mask.low)
-
     def _value(self, value: ir.Value, depth: int) -> Interval:
         if self._facts.dtype(value) == ir.DataType.BOOL:
             return _UNIT
@@ -74,7 +115,7 @@ class Bounds:
         node = value.producer()
         if node is None or depth > _DEEPEST:
             return _ANY
-        return self._computed(node, depth + 1) if is_standard(node) else _ORDINARY
+        return self._computed(node, depth + 1) if is_standard(node) else self._ordinary
 
     def _computed(self, node: ir.Node, depth: int) -> Interval:
         op = node.op_type
@@ -86,7 +127,7 @@ class Bounds:
             return _ANY
         read = _READ.get(op)
         if read is None:
-            return _ORDINARY
+            return self._ordinary
         inputs = [item for item in node.inputs if item is not None]
         return _COMBINED[op](*(self.of(inputs[index], depth) for index in read if index < len(inputs)))
 
@@ -110,6 +151,13 @@ def _add(left: Interval, right: Interval) -> Interval:
 def _multiply(left: Interval, right: Interval) -> Interval:
     products = [a * b if a and b else 0.0 for a in left for b in right]
     return _rounded(min(products), -math.inf), _rounded(max(products), math.inf)
+
+
+def _divide(left: Interval, right: Interval) -> Interval:
+    """A quotient, unless the divisor may be 0."""
+    if right[0] <= 0 <= right[1]:
+        return _ANY
+    return _multiply(left, (1 / right[1], 1 / right[0]))
 
 
 def _rounded(number: float, overflow: float) -> float:
@@ -137,11 +185,12 @@ def _minimum(*parts: Interval) -> Interval:
     return min(part[0] for part in parts), min(part[1] for part in parts)
 
 
-_UNBOUNDED = frozenset(["Div", "Log", "Reciprocal"])
+_UNBOUNDED = frozenset(["Log", "Reciprocal"])
 _COMBINED: dict[str, Callable[..., Interval]] = {
     **dict.fromkeys(_MOVING, _union),
     "Add": _add,
     "Concat": _union,
+    "Div": _divide,
     "Max": _maximum,
     "Min": _minimum,
     "Mul": _multiply,
@@ -155,7 +204,7 @@ _COMBINED: dict[str, Callable[..., Interval]] = {
 }
 _READ: dict[str, Sequence[int]] = {
     **dict.fromkeys([*_MOVING, "Neg", "Pad", "Trilu"], (0,)),
-    **dict.fromkeys(["Add", "Mul", "Sub"], (0, 1)),
+    **dict.fromkeys(["Add", "Div", "Mul", "Sub"], (0, 1)),
     **dict.fromkeys(["Concat", "Max", "Min"], range(64)),
     **dict.fromkeys(["ScatterElements", "ScatterND"], (0, 2)),
     "Where": (1, 2),

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import FORBIDS
 from onnx_attnfuse.axes.factors import Factor
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.masks.expression import (
@@ -28,7 +29,6 @@ from onnx_attnfuse.masks.expression import (
     Or,
     Truth,
 )
-from onnx_attnfuse.spec import FORBIDS
 
 Array = npt.NDArray[Any]
 

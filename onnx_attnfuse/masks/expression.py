@@ -174,8 +174,9 @@ def bounds(form: Linear) -> tuple[Dim | None, Dim | None]:
 
 
 def _at_least(left: Dim, right: Dim) -> bool:
-    """Whether `left >= right` whatever the symbols are, each being at least 1."""
-    return sizes.least(left - right) >= 0
+    """Whether `left >= right` whatever the symbols are; any may be 0, as a past is in the first step."""
+    gap = left - right
+    return sizes.least(gap, sizes.symbols(gap)) >= 0
 
 
 def at_most_zero(form: Linear) -> Expression:
@@ -265,3 +266,14 @@ def truth(part: Expression) -> Expression:
     if part.op == "Mul":
         return conjunction(truth(argument) for argument in part.arguments)
     return Not(Apply("Equal", (part, Number(0.0))))
+
+
+def is_binary(part: Expression) -> bool:
+    """Whether a number is certainly 0 or 1."""
+    if isinstance(part, Choice):
+        return is_binary(part.chosen) and is_binary(part.other)
+    if isinstance(part, Number):
+        return part.value in {0.0, 1.0}
+    if isinstance(part, Linear):
+        return not part.terms and part.offset in {0, 1}
+    return isinstance(part, (Truth, Compare, NonZero, Not, And, Or))

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axis, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
@@ -41,7 +44,7 @@ from onnx_attnfuse.masks.expression import (
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.masks.walk import elements_of, index_factors
 from onnx_attnfuse.masks.wording import Wording
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, RowRule, Select, Term, Times, Total
+from onnx_attnfuse.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +144,7 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     axes = spec.axes
     heads = axes.n
     wording = Wording(named("bnij", axes.scores))
-    parts = Parts() if spec.mask is None else _parts(spec.mask, reader)
+    parts = _parts(spec.mask, reader)
     row, column = position(spec.query_axis), position(spec.key_axis)
     causal = [Causal(0)] if spec.causal else []
     allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
@@ -171,8 +174,7 @@ def distrusted(meaning: Meaning, why: str) -> Meaning:
 def kept_where(rule: RowRule, reader: Reader) -> Expression:
     """Where a rule on rows keeps the weights."""
     assert rule.condition is not None
-    kept = truth(element(rule.condition, reader))
-    return kept if rule.keep_where else negation(kept)
+    return keep_condition(rule.condition, rule.keep_where, reader)
 
 
 def position(axis: Axis) -> Linear:
@@ -183,31 +185,44 @@ def position(axis: Axis) -> Linear:
     return form
 
 
-def _parts(mask: Mask, reader: Reader, gain: float = 1.0) -> Parts:
-    """What a part of a mask does that is multiplied by `gain` further out."""
-    if isinstance(mask, Term):
-        return _split(_multiplied(element(mask.laid, reader), gain))
-    if isinstance(mask, Total):
-        return _joined(_parts(mask.left, reader, gain), _parts(mask.right, reader, -gain if mask.negative else gain))
-    if isinstance(mask, Times):
-        if not isinstance(mask.factor, Laid):
-            return _parts(mask.mask, reader, mask.factor * gain)
-        inner, factor = _parts(mask.mask, reader, gain), element(mask.factor, reader)
-        operator = "Div" if mask.divide else "Mul"
-        return dataclasses.replace(inner, biases=tuple(Apply(operator, (bias, factor)) for bias in inner.biases))
-    if isinstance(mask, Select):
-        kept = truth(element(mask.condition, reader))
-        inner = Parts() if mask.mask is None else _parts(mask.mask, reader, gain)
-        allowed = conjunction([inner.allowed, kept if mask.keep_where else negation(kept)])
-        return Parts(allowed, inner.biases, inner.fills | {mask.fill * gain})
-    assert isinstance(mask, Floor)
-    return _parts(mask.mask, reader, gain)
+def _parts(mask: Mask, reader: Reader) -> Parts:
+    """What all steps of a mask forbid and add together."""
+    parts = Parts()
+    for step, gain in zip(mask, step_gains(mask), strict=True):
+        if isinstance(step, Added):
+            parts = _joined(parts, split_added(step, gain, reader))
+        elif isinstance(step, Replaced) and step.fill != 0:
+            kept = keep_condition(step.condition, step.keep_where, reader)
+            parts = _joined(parts, Parts(kept, fills=frozenset([step.fill * gain.number])))
+    return parts
+
+
+def split_added(step: Added, gain: Gain, reader: Reader) -> Parts:
+    """What an added value forbids and adds, once later steps have multiplied it."""
+    part = _multiplied(element(step.laid, reader), -gain.number if step.negative else gain.number)
+    if part == Number(0.0) or not gain.values:
+        return _split(part, reader.facts.assumed.masked_from)
+    return Parts(biases=(_scaled(part, gain.values, reader),))
+
+
+def keep_condition(condition: Laid, keep_where: bool, reader: Reader) -> Expression:
+    """Where a condition keeps a score or a weight."""
+    kept = truth(element(condition, reader))
+    return kept if keep_where else negation(kept)
+
+
+def _scaled(part: Expression, factors: Sequence[Scaled], reader: Reader) -> Expression:
+    """An expression times factors that are computed at run time."""
+    for step in factors:
+        assert isinstance(step.factor, Laid)
+        part = Apply("Div" if step.divide else "Mul", (part, element(step.factor, reader)))
+    return part
 
 
 def _multiplied(part: Expression, gain: float) -> Expression:
     if gain == 1.0:
         return part
-    product = arithmetic.apply("Mul", (part, Number(gain)), integer=False)
+    product = arithmetic.apply("Mul", (part, Number(gain)), ir.DataType.FLOAT)
     return Apply("Mul", (part, Number(gain))) if product is None else product
 
 
@@ -220,20 +235,20 @@ def _joined(left: Parts, right: Parts) -> Parts:
     return Parts(conjunction([left.allowed, right.allowed]), (*left.biases, *right.biases), left.fills | right.fills)
 
 
-def _split(part: Expression) -> Parts:
-    """What an added value forbids and what it adds where it does not."""
+def _split(part: Expression, limit: float) -> Parts:
+    """What an added value forbids, as it is `limit` or less, and what it adds where it does not."""
     if isinstance(part, Linear) and not part.terms and isinstance(part.offset, int):
         part = Number(float(part.offset))
     if isinstance(part, Number):
-        if part.value <= FORBIDS or math.isnan(part.value):
+        if part.value <= limit:
             return Parts(FALSE, fills=frozenset([part.value]))
         return Parts() if part.value == 0 else Parts(biases=(part,))
     if isinstance(part, Apply) and part.op == "Add":
-        return _joined(*(_split(argument) for argument in part.arguments))
-    if (size := _magnitude(part)) >= -FORBIDS:
+        return _joined(*(_split(argument, limit) for argument in part.arguments))
+    if (size := _magnitude(part)) >= -limit:
         return Parts(Apply("Unmasked", (part,)), fills=frozenset([-size]))
     if isinstance(part, Choice):
-        chosen, other = _split(part.chosen), _split(part.other)
+        chosen, other = _split(part.chosen, limit), _split(part.other, limit)
         opposite = negation(part.condition)
         allowed = chosen.allowed
         if allowed != other.allowed:
@@ -330,6 +345,12 @@ def _triangle(causal: Causal, spec: AttentionSpec) -> str:
     return "causal_bottom_right" if bottom_right else "causal_shifted"
 
 
+def _possibly_empty(dim: Dim, spec: AttentionSpec) -> set[str]:
+    """The symbols of a size that may be 0 without the attention having no rows or no entries."""
+    certain = {leaf.size for axis in spec.axes.scores[:3] for leaf in leaves(axis)}
+    return {name for name in sizes.symbols(dim) if sizes.symbol(name) not in certain}
+
+
 def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
     """Whether key `i + offset` (or key 0, without a window) is allowed in every row."""
     causal = [item for item in predicates if isinstance(item, Causal)]
@@ -337,7 +358,7 @@ def _alive(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
     if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
         return False
     offset = causal[0].offset if causal else 0
-    empty = frozenset[str]() if spec.cache is None else sizes.symbols(length(spec.cache.past_axis))
+    empty = _possibly_empty(offset, spec) if not windows else _possibly_empty(offset + windows[0].reach, spec)
     if sizes.least(offset, empty) < 0:
         return False
     if not windows:

@@ -150,19 +150,15 @@ def _elementwise(reader: Reader, node: ir.Node, at: At, depth: int) -> Expressio
         if operand is None:
             return None
         operands.append(operand)
-    integer = not _is_float(reader.facts.dtype(node.outputs[0]))
-    found = arithmetic.apply(node.op_type, operands, integer)
+    found = arithmetic.apply(node.op_type, operands, reader.facts.dtype(node.outputs[0]))
     return Apply(node.op_type, tuple(operands)) if found is None else found
-
-
-def _is_float(dtype: ir.DataType | None) -> bool:
-    return dtype in {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
 
 
 def _cast(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
     inner = reader.input(node, 0, at, depth)
     target = reader.facts.dtype(node.outputs[0])
-    return None if target is None else arithmetic.cast(inner, target)
+    source = None if node.inputs[0] is None else reader.facts.dtype(node.inputs[0])
+    return None if target is None else arithmetic.cast(inner, source, target)
 
 
 def _identity(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:

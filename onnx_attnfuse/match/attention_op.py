@@ -20,7 +20,7 @@ from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Mask, RowRule, Select, Term
+from onnx_attnfuse.spec import Added, AttentionSpec, Mask, Replaced, RowRule
 
 _CONTRIB = frozenset(
     "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention DecoderMaskedMultiHeadAttention "
@@ -130,16 +130,16 @@ def _scale(node: ir.Node, channels: Axis) -> float:
     return 1 / math.sqrt(size)
 
 
-def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> tuple[Mask | None, tuple[RowRule, ...]]:
+def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> tuple[Mask, tuple[RowRule, ...]]:
     if mask is None:
-        return None, ()
+        return (), ()
     axes = aligned(mask, scores, facts)
     if axes is None:
         raise Refused("unknown-rank", f"the rank of the mask '{mask.name}' is unknown", node.name)
     laid = Laid(mask, axes)
     if facts.dtype(mask) == ir.DataType.BOOL:
-        return Select(laid, True, -math.inf, None), (RowRule(None),)
-    return Term(laid), (RowRule(None, lowest_counts=runs_as_is(mask, facts)),)
+        return (Replaced(laid, True, -math.inf),), (RowRule(None),)
+    return (Added(laid),), (RowRule(None, lowest_counts=runs_as_is(mask, facts)),)
 
 
 def runs_as_is(mask: ir.Value | None, facts: Facts) -> bool:

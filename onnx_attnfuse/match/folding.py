@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Factor, leaves
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.language.steps import Added, Floored, Negated, Replaced, Scaled, ScoreStep, Squashed, Taken
+from onnx_attnfuse.language import steps
+from onnx_attnfuse.language.steps import ScoreStep, Taken
+from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.expression import is_binary
+from onnx_attnfuse.masks.fully_masked import masked_keys
+from onnx_attnfuse.masks.meaning import element
+from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match.scores import ScorePath
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import FORBIDS, Floor, Mask, ScaleValue, Select, Term, Times, Total
+from onnx_attnfuse.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +30,7 @@ class Folded:
     scale: float
     scale_values: tuple[ScaleValue, ...]
     softcap: float | None
-    mask: Mask | None
+    mask: Mask
 
 
 def fold(path: ScorePath, facts: Facts) -> Folded:
@@ -48,29 +55,41 @@ class _Folder:
         self._scale_values: list[ScaleValue] = []
         self._squashed = False
         self._cap = 1.0
-        self._mask: Mask | None = None
+        self._mask: list[MaskStep] = []
+        self._nodes: list[ir.Node] = []
+        """For each step of the mask its node."""
+        self._zeroed: ir.Node | None = None
+        """Where scores are multiplied by zeros and ones, if they are."""
 
     def result(self) -> Folded:
+        mask = tuple(self._mask)
+        self._check_fills(mask)
         if not self._squashed:
-            return Folded(self._scale, tuple(self._scale_values), None, self._mask)
-        return Folded(self._scale * self._cap, tuple(self._scale_values), self._cap, self._mask)
+            return Folded(self._scale, tuple(self._scale_values), None, mask)
+        return Folded(self._scale * self._cap, tuple(self._scale_values), self._cap, mask)
 
     def take(self, taken: Taken[ScoreStep]) -> None:
-        step = taken.step
-        if isinstance(step, Scaled):
-            self._scaled(step, taken)
-        elif isinstance(step, Negated):
-            self._multiplied(-1.0, taken)
-        elif isinstance(step, Added):
-            self._added(step, taken)
-        elif isinstance(step, Replaced):
-            self._replaced(step, taken)
-        elif isinstance(step, Floored):
-            self._floored(step, taken)
-        elif isinstance(step, Squashed):
-            self._squash(taken)
+        match taken.step:
+            case steps.Scaled() as step:
+                self._scaled(step, taken)
+            case steps.Negated():
+                self._multiplied(-1.0, taken)
+            case steps.Added() as step:
+                self._added(step, taken)
+            case steps.Replaced() as step:
+                self._masks(Replaced(self._operand(step.condition, taken), step.keep_where, step.fill), taken)
+            case steps.Floored() as step:
+                self._floored(step, taken)
+            case steps.Squashed():
+                self._squash(taken)
+            case _:
+                pass
 
-    def _scaled(self, step: Scaled, taken: Taken[ScoreStep]) -> None:
+    def _masks(self, step: MaskStep, taken: Taken[ScoreStep]) -> None:
+        self._mask.append(step)
+        self._nodes.append(taken.node)
+
+    def _scaled(self, step: steps.Scaled, taken: Taken[ScoreStep]) -> None:
         number = self._facts.number(step.operand)
         if number is None:
             self._scaled_by_value(step, taken)
@@ -79,50 +98,46 @@ class _Folder:
             raise Refused("bad-scale", f"the scores are scaled by {number}", taken.node.name)
         self._multiplied(1 / number if step.divide else number, taken)
 
-    def _scaled_by_value(self, step: Scaled, taken: Taken[ScoreStep]) -> None:
+    def _scaled_by_value(self, step: steps.Scaled, taken: Taken[ScoreStep]) -> None:
         name = step.operand.name
         laid = self._operand(step.operand, taken)
         if any(not self._columns.isdisjoint(leaves(axis)) for axis in laid.axes):
-            raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
+            if step.divide or not is_binary(element(laid.refined(), Reader(self._facts))):
+                raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
+            self._zeroed = taken.node
+            self._masks(Replaced(laid, keep_where=True, fill=0.0), taken)
+            return
         if self._squashed:
             raise Refused("computed-softcap", f"the soft cap '{name}' is computed at run time", taken.node.name)
         self._scale_values.append(ScaleValue(laid, step.divide))
-        if self._mask is not None:
-            self._mask = Times(self._mask, laid, step.divide)
+        if self._mask:
+            self._masks(Scaled(laid, step.divide), taken)
 
     def _multiplied(self, number: float, taken: Taken[ScoreStep]) -> None:
         if number < 0 and replaces(self._mask):
             raise Refused("negated-mask", "scores change their sign after they were masked", taken.node.name)
         if not self._squashed:
             self._scale *= number
-            self._mask = None if self._mask is None else Times(self._mask, number)
+            if self._mask and number != 1.0:
+                self._masks(Scaled(number), taken)
             return
-        if self._mask is not None:
+        if self._mask:
             raise Refused("scaled-softcap", "capped scores are scaled after they were masked", taken.node.name)
         self._cap *= number
 
-    def _added(self, step: Added, taken: Taken[ScoreStep]) -> None:
+    def _added(self, step: steps.Added, taken: Taken[ScoreStep]) -> None:
         if step.mirrored:
             self._multiplied(-1.0, taken)
-        term = Term(self._operand(step.operand, taken))
-        if self._mask is None:
-            self._mask = Times(term, -1.0) if step.negative else term
-        else:
-            self._mask = Total(self._mask, term, step.negative)
+        self._masks(Added(self._operand(step.operand, taken), step.negative), taken)
 
-    def _replaced(self, step: Replaced, taken: Taken[ScoreStep]) -> None:
-        if step.fill > FORBIDS:
-            message = f"scores are replaced by {step.fill:g}, which is an ordinary score and no mask"
-            raise Refused("soft-fill", message, taken.node.name)
-        self._mask = Select(self._operand(step.condition, taken), step.keep_where, step.fill, self._mask)
-
-    def _floored(self, step: Floored, taken: Taken[ScoreStep]) -> None:
-        if step.low > FORBIDS:
-            raise Refused("high-floor", f"scores are held above {step.low:g}, which ordinary scores may reach", taken.node.name)
-        self._mask = None if self._mask is None else Floor(self._mask, step.low)
+    def _floored(self, step: steps.Floored, taken: Taken[ScoreStep]) -> None:
+        if self._mask:
+            self._masks(Floored(step.low), taken)
+        elif not step.low <= self._facts.assumed.masked_from:
+            self._refuse_floor(step.low, taken.node)
 
     def _squash(self, taken: Taken[ScoreStep]) -> None:
-        if self._squashed or self._mask is not None:
+        if self._squashed or self._mask:
             raise Refused("masked-tanh", "tanh is applied to scores that are masked already", taken.node.name)
         self._squashed = True
 
@@ -133,11 +148,31 @@ class _Folder:
             raise Refused("unknown-rank", message, taken.node.name)
         return Laid(value, axes)
 
+    def _refuse_floor(self, low: float, node: ir.Node) -> None:
+        raise Refused("high-floor", f"scores are held above {low:g}, which ordinary scores may reach", node.name)
 
-def replaces(mask: Mask | None) -> bool:
-    """Whether a part of the mask puts a number in the place of the score."""
-    if isinstance(mask, (Select, Floor)):
-        return True
-    if isinstance(mask, Total):
-        return replaces(mask.left) or replaces(mask.right)
-    return isinstance(mask, Times) and replaces(mask.mask)
+    def _check_fills(self, mask: Mask) -> None:
+        """What stands in the place of a score has to be a mask once all later factors and additions are made."""
+        limit, bounds = self._facts.assumed.masked_from, Bounds(self._facts)
+        for step, gain, node in zip(mask, step_gains(mask), self._nodes, strict=True):
+            if isinstance(step, Floored) and not (step.low * gain.number <= limit and not gain.values):
+                self._refuse_floor(step.low * gain.number, node)
+            if not isinstance(step, Replaced) or node is self._zeroed:
+                continue
+            smallest = bounds.gain(gain)[0]
+            if gain.values and smallest <= 0:
+                message = f"scores are replaced by {step.fill:g}, which is then multiplied by a number computed at run time"
+                raise Refused("scaled-fill", message, node.name)
+            if not step.fill * gain.number * smallest <= limit:
+                message = f"scores are replaced by {step.fill * gain.number:g}, which is an ordinary score and no mask"
+                raise Refused("soft-fill", message, node.name)
+        if self._zeroed is not None:
+            keys = masked_keys(mask, Reader(self._facts), bounds).keys
+            if not all(key.high <= limit for key in keys):
+                message = "scores are multiplied by zeros and not masked there besides"
+                raise Refused("scale-by-key", message, self._zeroed.name)
+
+
+def replaces(mask: Iterable[MaskStep]) -> bool:
+    """Whether a step of a mask puts a number in the place of the score."""
+    return any(isinstance(step, (Replaced, Floored)) for step in mask)

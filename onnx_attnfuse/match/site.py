@@ -10,7 +10,10 @@ from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.language.readers import Readers
-from onnx_attnfuse.language.steps import NaNZeroed, Shifted, Taken, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.language.steps import NaNZeroed, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.masks.expression import is_binary
+from onnx_attnfuse.masks.meaning import element
+from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.match.folding import fold
@@ -51,6 +54,9 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
     if softmax.sink is not None and shifted is not None:
         raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
+    unshifted = shifted is None and any(isinstance(taken.step, Voided) for taken in weights.steps)
+    if unshifted:
+        _check_unshifted(weights, softmax, facts)
     folded = fold(scores, facts)
     product = scores.product
     query, key = (operands.sources(laid, facts, product.head_axis) for laid in (product.query, product.key))
@@ -75,13 +81,14 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         softcap=folded.softcap,
         mask=folded.mask,
         causal=False,
-        row_rules=_row_rules(weights, facts),
+        row_rules=_row_rules(weights, key_axis, facts),
         result_scales=_result_scales(weights, key_axis, facts),
         dtype=facts.dtype(product.query.value),
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
         cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
+        unshifted=unshifted,
     )
 
 
@@ -92,6 +99,15 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Laid:
     if laid is None:
         raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", softmax.node.name)
     return operands.sources(Laid(value, laid), facts, plain=True)[-1].laid
+
+
+def _check_unshifted(weights: WeightPath, softmax: Softmax, facts: Facts) -> None:
+    """Exponentials without a maximum subtracted first are NaN where they overflow, which a guard behind them sees too."""
+    if not facts.assumed.finite_exponentials:
+        raise Refused("unshifted-exponentials", "exp may overflow, as no maximum is subtracted first", softmax.node.name)
+    if any(isinstance(taken.step, NaNZeroed) for taken in weights.steps):
+        message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
+        raise Refused("guarded-exponentials", message, softmax.node.name)
 
 
 def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:
@@ -115,31 +131,35 @@ def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
                 raise Refused("inner-value-used", message, node.name)
 
 
-def _row_rules(weights: WeightPath, facts: Facts) -> tuple[RowRule, ...]:
+def _row_rules(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[RowRule, ...]:
     rules: list[RowRule] = []
     for taken in weights.steps:
-        step = taken.step
-        if isinstance(step, NaNZeroed):
-            rules.append(RowRule(None))
-        elif isinstance(step, Zeroed):
-            rules.append(RowRule(_operand(step.condition, taken, facts), step.keep_where))
+        match taken.step:
+            case NaNZeroed():
+                rules.append(RowRule(None))
+            case Zeroed(_, condition, keep_where):
+                rules.append(RowRule(_operand(condition, taken, facts), keep_where))
+            case Weighted(_, operand, divide) if _differs_by_key(_operand(operand, taken, facts), key_axis):
+                laid = _operand(operand, taken, facts)
+                if divide or not is_binary(element(laid.refined(), Reader(facts))):
+                    message = f"the weights are multiplied by '{operand.name}', which differs by key and is not certainly 0 or 1"
+                    raise Refused("weights-scaled-by-key", message, taken.node.name)
+                rules.append(RowRule(laid))
+            case _:
+                pass
     return tuple(rules)
+
+
+def _differs_by_key(laid: Laid, key_axis: Axis) -> bool:
+    columns = set(leaves(key_axis))
+    return any(not columns.isdisjoint(leaves(axis)) for axis in laid.axes)
 
 
 def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:
     """Factors of the weights, which are factors of the result where they are the same for all keys."""
-    scales: list[ScaleValue] = []
-    columns = set(leaves(key_axis))
-    for taken in weights.steps:
-        step = taken.step
-        if not isinstance(step, Weighted):
-            continue
-        laid = _operand(step.operand, taken, facts)
-        if any(not columns.isdisjoint(leaves(axis)) for axis in laid.axes):
-            message = f"the weights are multiplied by '{step.operand.name}', which differs by key"
-            raise Refused("weights-scaled-by-key", message, taken.node.name)
-        scales.append(ScaleValue(laid, step.divide))
-    return tuple(scales)
+    factors = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Weighted)]
+    scales = [ScaleValue(_operand(step.operand, taken, facts), step.divide) for step, taken in factors]
+    return tuple(scale for scale in scales if not _differs_by_key(scale.laid, key_axis))
 
 
 def _operand(value: ir.Value, taken: Taken[WeightStep], facts: Facts) -> Laid:

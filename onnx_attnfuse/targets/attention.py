@@ -83,8 +83,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     projections = read_projections(spec, builder.facts)
     axes = spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
-    rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
+    rows = read_rows(spec, meaning, bias if way.mask == "bias" else None, bench) if way.when == "always" else Rows(None)
     if rows.zero_query is not None:
         raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")
     query, key, _ = projections.operands

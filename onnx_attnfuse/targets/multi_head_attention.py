@@ -53,8 +53,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     assert spec.dtype is not None
     builder, axes = bench.builder, spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
-    rows = read_rows(spec, meaning, compact, bench) if way.when == "always" else Rows(None)
+    rows = read_rows(spec, meaning, bias if way.mask == "bias" else None, bench) if way.when == "always" else Rows(None)
     flat = flat or way.causal or spec.sink is not None
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]

@@ -78,8 +78,9 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     bench.opset.raise_to(_SINCE)
     builder.opset = max(builder.opset, _SINCE)
     bias = BiasEmitter(builder, axes, spec.dtype)
-    compact = bias.compact(spec.mask) if spec.mask is not None and way.mask == "bias" else None
-    rows = read_rows(spec, meaning, compact, bench, zeroes=True) if way.when == "always" else Rows(None)
+    rows = (
+        read_rows(spec, meaning, bias if way.mask == "bias" else None, bench, zeroes=True) if way.when == "always" else Rows(None)
+    )
     operands = grouped(builder, spec, rows, cached=way.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")

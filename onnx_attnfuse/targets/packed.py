@@ -106,7 +106,7 @@ def attend(
     targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
     laid = [Laid(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
     bias = BiasEmitter(builder, axes, spec.dtype)
-    added = [bias.full(bias.compact(spec.mask))] if spec.mask is not None and meaning.biases else []
+    added = [bias.full(bias.compact(spec.mask))] if spec.mask and meaning.biases else []
     inputs = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(laid, targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     fused = builder.node(

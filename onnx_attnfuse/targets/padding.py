@@ -19,7 +19,7 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.masks.expression import And, Compare, Element, Expression, Index, Linear, NonZero, Not, Or, conjunction
 from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate, position
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4
+from onnx_attnfuse.spec import AttentionSpec, Axes4
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import When, Workbench
 
@@ -102,7 +102,6 @@ def _last_row(spec: AttentionSpec, bench: Workbench) -> tuple[ir.Value, ir.Value
     """From the mask itself: its last row sees every key that is not padding."""
     builder = bench.builder
     assert spec.dtype is not None
-    assert spec.mask is not None
     value = BiasEmitter(builder, spec.axes, spec.dtype).compact(spec.mask).value
     dims = builder.facts.dims(value)
     assert dims is not None
@@ -110,7 +109,7 @@ def _last_row(spec: AttentionSpec, bench: Workbench) -> tuple[ir.Value, ir.Value
         if dims[axis] != 1:
             value = builder.slice(value, axis, -1, None)
     row = builder.cast(builder.reshape(value, [dims[0], dims[3]]), ir.DataType.FLOAT)
-    zero, low = (builder.scalar(number, ir.DataType.FLOAT) for number in (0.0, FORBIDS))
+    zero, low = (builder.scalar(number, ir.DataType.FLOAT) for number in (0.0, bench.bounds.masked_from))
     keep = builder.elementwise("Equal", [row, zero], _TRUTH)
     forbidden = builder.elementwise("LessOrEqual", [row, low], _TRUTH)
     return keep, builder.elementwise("Or", [keep, forbidden], _TRUTH)

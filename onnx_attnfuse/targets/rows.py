@@ -1,8 +1,8 @@
-"""Rows that see no key: what the source makes of them, kept beside the fused operator.
+"""Fully masked rows: what the source makes of them, kept beside the fused operator.
 
-Three cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights
-gives 0 there, and a float16 source whose mask is finite gives the plain mean of the values, which no kernel that adds in
-float32 does.
+Four cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights
+gives 0 there, one that replaces scores gives weights that no longer depend on them, and a float16 source whose mask is finite
+gives the plain mean of the values, which no kernel that adds in float32 does.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.masks.bounds import Bounds
+from onnx_attnfuse.masks.fully_masked import ABSORBS, Fills, choose_fills, implied, masked_keys, sees_a_key
 from onnx_attnfuse.masks.meaning import Meaning, kept_where
-from onnx_attnfuse.masks.walk import elements_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Axes4, Mask, RowRule, ScaleValue, Select
-from onnx_attnfuse.targets.bias import ABSORBING
+from onnx_attnfuse.spec import AttentionSpec, Axes4, Floored, MaskStep, Replaced, RowRule, ScaleValue
+from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Workbench
 
 _LOWEST = -3.4028234663852886e38
-_KEEPS, _SWALLOWS = -2e4, -1e9
-"""Between these, adding the number rounds a float32 score visibly but does not swallow it."""
+_ABSORBS_HALF = -2e4
+"""Added in float16, a number this low leaves nothing of an ordinary score."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,39 +51,60 @@ class Refill:
     number: float = 0.0
 
 
-def read_rows(spec: AttentionSpec, meaning: Meaning, compact: Laid | None, bench: Workbench, *, zeroes: bool = False) -> Rows:
-    """Decides what rows without a legal key need, and emits the tests for it.
+def read_rows(
+    spec: AttentionSpec, meaning: Meaning, emitter: BiasEmitter | None, bench: Workbench, *, zeroes: bool = False
+) -> Rows:
+    """Emits the bias, if one is to be handed over, and decides what fully masked rows need besides.
 
     Args:
         spec: The attention.
         meaning: Its mask, understood.
-        compact: The bias that is to be handed over, if one is.
+        emitter: What emits its bias; None if the mask is handed over in another form.
         bench: What to build with.
         zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.
 
     Raises:
         Refused: The source gives such rows something that cannot be expressed.
     """
-    builder, bounds = bench.builder, bench.bounds
+    emitter = emitter if spec.mask else None
+    alive = spec.sink is not None or sees_a_key(meaning, bench.bounds)
+    rules = [rule for rule in spec.row_rules if rule.condition is not None]
+    fills: Fills = "lowest"
+    if emitter is not None and not alive and not spec.unshifted:
+        fills = choose_fills(masked_keys(spec.mask, bench.reader, bench.bounds), _absorbing(spec, bench))
+    compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact)
-    if (spec.sink is not None or _see_a_key(meaning, bench)) and all(rule.condition is None for rule in spec.row_rules):
-        return rows
-    lowest = bounds.lowest(spec.mask)
-    _check_fills(spec.mask, bounds)
-    _check_rounding(meaning)
-    for rule in spec.row_rules:
-        if rule.condition is not None:
+    for rule in rules:
+        assert rule.condition is not None
+        if not (alive and implied(meaning.allowed, kept_where(rule, bench.reader))):
             rows = _refilled(rows, _kept_rows(rule, rule.condition, spec, meaning, bench))
-    if compact is None:
+    if compact is None or emitter is None or alive:
         return rows
+    if spec.unshifted:
+        return _refill_dead_rows(rows, compact, "Greater", bench.bounds.masked_from, math.nan, bench.builder)
+    if fills == "exact":
+        rows = _zeroing(rows, emitter.replaced_rows(spec.mask), bench.builder)
+    return _with_dead_rows(rows, compact, spec, fills, bench, zeroes=zeroes)
+
+
+def _with_dead_rows(rows: Rows, compact: Laid, spec: AttentionSpec, fills: Fills, bench: Workbench, *, zeroes: bool) -> Rows:
+    """What rows need in which every number of the bias masks."""
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
+    lowest = bench.bounds.lowest(spec.mask)
     if zeroes:
-        return _unless_zero(rows, compact, spec, meaning, bench)
+        return _unless_zero(rows, compact, spec, fills, bench)
     if lowest <= (_LOWEST if lowest_counts else -math.inf) and (guards or bench.device.ep == "cuda"):
-        rows = _refill_dead_rows(rows, compact, lowest_counts, 0.0 if guards else math.nan, builder)
+        counted = "Greater" if lowest_counts else "GreaterOrEqual"
+        rows = _refill_dead_rows(rows, compact, counted, _LOWEST, 0.0 if guards else math.nan, bench.builder)
     levelled = _levelled_below(spec, lowest, bench)
-    return rows if levelled is None else _level_dead_rows(rows, compact, levelled, builder)
+    return rows if levelled is None else _level_dead_rows(rows, compact, levelled, bench.builder)
+
+
+def _absorbing(spec: AttentionSpec, bench: Workbench) -> float:
+    """From here down a number that is added to a score of the source leaves nothing of it."""
+    rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16
+    return _ABSORBS_HALF if rounded and not _adds_in_float32(spec, bench.builder.facts) else ABSORBS
 
 
 def _levelled_below(spec: AttentionSpec, lowest: float, bench: Workbench) -> float | None:
@@ -92,20 +112,15 @@ def _levelled_below(spec: AttentionSpec, lowest: float, bench: Workbench) -> flo
     if spec.dtype != ir.DataType.FLOAT16:
         return None
     if _adds_in_float32(spec, bench.builder.facts):
-        return -largest(spec.dtype) / 2 if lowest <= ABSORBING else None  # the lowest number, plus what else is added
-    return FORBIDS if bench.device.rounds_float16 and lowest <= FORBIDS else None
+        return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
+    limit = bench.bounds.masked_from
+    return limit if bench.device.rounds_float16 and lowest <= limit else None
 
 
 def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
     """Whether the scores of a half type are float32, and so is what is added to them."""
     softmax = [node.inputs[0] for node in spec.nodes if node.op_type == "Softmax"]
     return any(value is not None and facts.dtype(value) == ir.DataType.FLOAT for value in softmax)
-
-
-def _see_a_key(meaning: Meaning, bench: Workbench) -> bool:
-    """Whether every row certainly sees a key: the predicates leave one, and nothing that is added can forbid it."""
-    added = [item.value for bias in meaning.biases for item in elements_of(bias)]
-    return meaning.rows_alive and all(bench.bounds.of(value)[0] > FORBIDS for value in added)
 
 
 def _refilled(rows: Rows, refill: Refill) -> Rows:
@@ -122,18 +137,18 @@ def _has_key(compact: Laid, operator: str, bound: float, builder: Builder) -> ir
     return builder.cast(builder.reduce("ReduceMax", builder.cast(seen, ir.DataType.FLOAT), [3]), ir.DataType.BOOL)
 
 
-def _refill_dead_rows(rows: Rows, compact: Laid, lowest_counts: bool, number: float, builder: Builder) -> Rows:
-    """Rows of -inf only (or of the lowest number): made finite before the operator, given their number after it.
+def _refill_dead_rows(rows: Rows, compact: Laid, counts: str, bound: float, number: float, builder: Builder) -> Rows:
+    """Rows without a number that compares to `bound` as `counts` says: finite before the operator, given their number after it.
 
     The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
     """
-    alive = _has_key(compact, "Greater" if lowest_counts else "GreaterOrEqual", _LOWEST, builder)
+    alive = _has_key(compact, counts, bound, builder)
     dead = builder.elementwise("Not", [alive], ir.DataType.BOOL)
     test = Laid(dead, (*compact.axes[:3], ()))
     return _refilled(dataclasses.replace(rows, bias=_finite(rows.bias or compact, dead, builder)), Refill(test, True, number))
 
 
-def _unless_zero(rows: Rows, compact: Laid, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Rows:
+def _unless_zero(rows: Rows, compact: Laid, spec: AttentionSpec, fills: Fills, bench: Workbench) -> Rows:
     """Rows to which the operator gives 0: NaN, or the plain mean, where the source gives that."""
     builder, lowest = bench.builder, bench.bounds.lowest(spec.mask)
     assert spec.dtype is not None
@@ -141,14 +156,23 @@ def _unless_zero(rows: Rows, compact: Laid, spec: AttentionSpec, meaning: Meanin
     if any(rule.lowest_counts for rule in guards):
         return rows
     if lowest == -math.inf and not guards:
-        rows = _refill_dead_rows(rows, compact, False, math.nan, builder)
-    infinite = meaning.fills <= {-math.inf} and not meaning.biases
+        rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", _LOWEST, math.nan, builder)
+    if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
+        lowest = min(lowest, -largest(spec.dtype))
     wide = _adds_in_float32(spec, builder.facts)
     rounded = spec.dtype == ir.DataType.FLOAT16 and bench.device.rounds_float16 and not wide
-    highest = FORBIDS if rounded else -largest(spec.dtype)
-    if lowest <= highest and not infinite:
+    highest = bench.bounds.masked_from if rounded else -largest(spec.dtype)
+    if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         rows = _level_dead_rows(rows, compact, highest, builder)
     return rows
+
+
+def _is_finite(step: MaskStep) -> bool:
+    return isinstance(step, Replaced) and math.isfinite(step.fill)
+
+
+def _is_infinite(step: MaskStep) -> bool:
+    return isinstance(step, Replaced) and math.isinf(step.fill)
 
 
 def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
@@ -163,7 +187,15 @@ def _level_dead_rows(rows: Rows, compact: Laid, highest: float, builder: Builder
     finite = _has_key(compact, "GreaterOrEqual", _LOWEST, builder)
     dead = builder.elementwise("And", [finite, builder.elementwise("Not", [alive], ir.DataType.BOOL)], ir.DataType.BOOL)
     bias = _finite(rows.bias or compact, dead, builder)
-    return dataclasses.replace(rows, bias=bias, zero_query=Laid(dead, (*compact.axes[:3], ())))
+    return _zeroing(dataclasses.replace(rows, bias=bias), Laid(dead, (*compact.axes[:3], ())), builder)
+
+
+def _zeroing(rows: Rows, dead: Laid, builder: Builder) -> Rows:
+    """Further rows whose queries are set to zero; all tests are laid out alike."""
+    if rows.zero_query is not None:
+        axes = tuple(one or other for one, other in zip(rows.zero_query.axes, dead.axes, strict=True))
+        dead = Laid(builder.elementwise("Or", [rows.zero_query.value, dead.value], ir.DataType.BOOL), axes)
+    return dataclasses.replace(rows, zero_query=dead)
 
 
 def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Refill:
@@ -184,28 +216,6 @@ def _kept_rows(rule: RowRule, condition: Laid, spec: AttentionSpec, meaning: Mea
     kept = builder.cast(builder.reduce("ReduceMax", number, [place]), ir.DataType.BOOL)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
     return Refill(Laid(kept, axes), False)
-
-
-def _check_fills(mask: Mask | None, bounds: Bounds, outer: float = 0.0) -> None:
-    """A fill that does not swallow the score is exact only where nothing else forbids keys."""
-    if isinstance(mask, Select):
-        others = min(bounds.lowest(mask.mask), outer)
-        if mask.fill > ABSORBING and others <= FORBIDS:
-            raise Refused("weak-fill", f"scores are replaced by {mask.fill:g} and masked again; rows without a key would differ")
-        _check_fills(mask.mask, bounds, min(outer, mask.fill))
-        return
-    for name in ("mask", "left", "right"):
-        inner: Mask | None = getattr(mask, name, None)
-        other = {"left": "right", "right": "left"}.get(name)
-        if inner is not None:
-            _check_fills(inner, bounds, min(outer, bounds.lowest(getattr(mask, other))) if other else outer)
-
-
-def _check_rounding(meaning: Meaning) -> None:
-    """A row filled with a large number keeps its scores rounded to it, and so depends on the order of additions."""
-    rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _KEEPS]
-    if rounding and meaning.biases:
-        raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
 
 
 def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:

@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.match.contraction import Contraction, read_contraction
 from onnx_attnfuse.match.softmax import Softmax
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Floor, Mask, Select, Times, Total
+from onnx_attnfuse.spec import AttentionSpec, Replaced
 from onnx_attnfuse.training.operators import reads_gradient
 from onnx_attnfuse.training.products import Labelled, labelled, operand_of
 from onnx_attnfuse.training.site import Backward, BiasGradient, Dropout
@@ -71,7 +71,7 @@ class _Reading:
         self.forward = {*spec.nodes, *replaced}
         self.weights = _weights(spec, facts)
         self.query, self.key, self.value = (Views(operand[0].laid, facts) for operand in spec.operands())
-        self.selects = tuple(_selects(spec.mask))
+        self.selects = tuple((step.condition.value, step.keep_where) for step in spec.mask if isinstance(step, Replaced))
         self.products: list[tuple[Contraction, int, Axes]] = []
         self.gradients: list[tuple[ir.Node, Axes]] = []
         self.found: dict[str, Laid] = {}
@@ -293,15 +293,3 @@ def _chain(weights: Laid, softmax: ir.Value, facts: Facts) -> Iterator[Laid]:
             return
         laid = over(laid, facts)
     raise Refused("changed-weights", "something is done to the weights that has no fused gradient")
-
-
-def _selects(mask: Mask | None) -> Iterator[tuple[ir.Value, bool]]:
-    """The conditions under which scores are kept, each with the truth value that keeps them."""
-    if isinstance(mask, Select):
-        yield mask.condition.value, mask.keep_where
-        yield from _selects(mask.mask)
-    elif isinstance(mask, Total):
-        yield from _selects(mask.left)
-        yield from _selects(mask.right)
-    elif isinstance(mask, (Times, Floor)):
-        yield from _selects(mask.mask)

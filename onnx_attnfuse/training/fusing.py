@@ -217,7 +217,7 @@ def _demand(site: TrainingSite) -> Demand:
         dtype=spec.dtype,
         head_size=length(axes.h),
         v_head_size=length(axes.v),
-        bias=spec.mask is not None and not meaning.is_trivial and not causal,
+        bias=bool(spec.mask) and not meaning.is_trivial and not causal,
         causal=causal,
         square=length(axes.i) == length(axes.j),
         dropout=0.0 if site.dropout is None else site.dropout.ratio,

@@ -122,7 +122,6 @@ class _Building:
         """The mask as a bias, if it is handed over as one."""
         if not self.handed.bias:
             return None
-        assert self.spec.mask is not None
         dtype = ir.DataType.FLOAT if _only_forbids(self.site.meaning) else self.dtype
         compact = BiasEmitter(self.builder, self.spec.axes, dtype).compact(self.spec.mask)
         present = compact.axes[3] or self.spec.axes.j

@@ -24,15 +24,16 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import FORBIDS
 from onnx_attnfuse.axes.factors import Axes
 from onnx_attnfuse.axes.views import Laid
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.masks.expression import Expression, Number
+from onnx_attnfuse.masks.fully_masked import sees_a_key
 from onnx_attnfuse.masks.meaning import Meaning
-from onnx_attnfuse.masks.walk import elements_of, parts_of
+from onnx_attnfuse.match.folding import replaces
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Times, Total
+from onnx_attnfuse.spec import AttentionSpec, Mask, Replaced
 
 _SWALLOWS, _SWALLOWS_HALF, _ROUNDS = -1e9, -2e4, -2e4
 """A mask this low leaves nothing of a float32, or float16, score; and from here on it rounds float32 scores visibly."""
@@ -59,38 +60,23 @@ class Levelled:
         return (*self.bias.axes[:3], ())
 
 
-def see_a_key(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> bool:
-    """Whether every row certainly sees a key."""
-    if spec.mask is None or bounds.lowest(spec.mask) > FORBIDS:
-        return True
-    if not meaning.rows_alive or any(map(_has_fill, meaning.biases)):
-        return False
-    added = [item.value for bias in meaning.biases for item in elements_of(bias)]
-    return all(bounds.of(value)[0] > FORBIDS for value in added)
-
-
-def _has_fill(part: Expression) -> bool:
-    """Whether an expression has a number in it that masks."""
-    if isinstance(part, Number):
-        return part.value <= FORBIDS
-    return any(map(_has_fill, parts_of(part)))
-
-
 def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
     """What rows without a key need.
 
     Raises:
         Refused: There may be such rows, and what the source makes of them cannot be expressed.
     """
-    if see_a_key(spec, meaning, bounds):
+    if not spec.mask or sees_a_key(meaning, bounds):
         return "none"
+    if spec.unshifted:
+        raise Refused("unshifted-exponentials", "rows without a key are NaN, as no maximum is subtracted before exponentials")
     rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _ROUNDS]
     if rounding and spec.dtype != ir.DataType.FLOAT16:
         raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
-    if not _replaces(spec.mask):
+    if not replaces(spec.mask):
         return "added"
     fills, inner = _replacing(spec.mask)
-    if bounds.lowest(inner) > FORBIDS and len({fill for fill in fills if math.isfinite(fill)}) < 2:
+    if bounds.lowest(inner) > bounds.masked_from and len({fill for fill in fills if math.isfinite(fill)}) < 2:
         return "replaced"
     message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
     raise Refused("mixed-mask", message)
@@ -123,19 +109,8 @@ def levelled(builder: Builder, bias: Laid, kind: Treatment) -> Levelled:
     return Levelled(Laid(value, bias.axes), dead, lost)
 
 
-def _replaces(mask: Mask | None) -> bool:
-    """Whether a part of the mask puts a number in the place of a score."""
-    if isinstance(mask, (Select, Floor)):
-        return True
-    if isinstance(mask, Total):
-        return _replaces(mask.left) or _replaces(mask.right)
-    return isinstance(mask, Times) and _replaces(mask.mask)
-
-
-def _replacing(mask: Mask | None) -> tuple[tuple[float, ...], Mask | None]:
-    """What scores are replaced by, last first, and the mask that was added before the first of these."""
-    fills: list[float] = []
-    while isinstance(mask, Select):
-        fills.append(mask.fill)
-        mask = mask.mask
-    return tuple(fills), mask
+def _replacing(mask: Mask) -> tuple[tuple[float, ...], Mask]:
+    """What scores are replaced by in the end, and the steps before the first of these."""
+    last = next((place for place, step in enumerate(reversed(mask)) if not isinstance(step, Replaced)), len(mask))
+    steps = mask[len(mask) - last :]
+    return tuple(step.fill for step in steps if isinstance(step, Replaced)), mask[: len(mask) - last]

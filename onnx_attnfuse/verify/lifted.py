@@ -25,7 +25,7 @@ from onnx_attnfuse.masks.expression import Apply, Expression
 from onnx_attnfuse.masks.meaning import Meaning, position
 from onnx_attnfuse.masks.walk import elements_of, parts_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import FORBIDS, AttentionSpec, Floor, Mask, Select, Term, Times, Total, mask_values
+from onnx_attnfuse.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled, mask_values
 from onnx_attnfuse.verify.binding import PROFILES, Equalities, Profile, Values
 from onnx_attnfuse.verify.cut import cut, is_fresh
 from onnx_attnfuse.verify.inputs import Case, Encoding, Pattern, feeds
@@ -45,7 +45,7 @@ _LARGEST = 1 << 22
 
 def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[str, int], functions: Functions) -> str | None:
     """Where the mask is not what it was read as, in words; None if no such place was found."""
-    if spec.mask is None or spec.causal:
+    if not spec.mask or spec.causal:
         return None
     read = dict.fromkeys([*mask_values(spec.mask), *(element.value for element in elements_of(meaning.allowed))])
     try:
@@ -157,7 +157,9 @@ class _Check:
                 values = self.source.values(lengths, case)
                 if not all(self._fits(value, array, lengths) for value, array in values.items()):
                     return None
-                found = _difference(self.spec, self.meaning, lengths, values, truths=pattern != "index")
+                found = _difference(
+                    self.spec, self.meaning, lengths, values, self.facts.assumed.masked_from, truths=pattern != "index"
+                )
             except (RuntimeRefusal, NotEvaluated, IndexError):
                 continue
             if found is not None:
@@ -184,16 +186,15 @@ def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]], profiles: Iter
 
 
 def _difference(
-    spec: AttentionSpec, meaning: Meaning, lengths: Values, values: Mapping[ir.Value, Array], *, truths: bool
+    spec: AttentionSpec, meaning: Meaning, lengths: Values, values: Mapping[ir.Value, Array], masked_from: float, *, truths: bool
 ) -> str | None:
     """Where the two differ; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
     evaluator, counts = _evaluator(spec, lengths, values)
-    assert spec.mask is not None
     actual = np.broadcast_to(_Actual(evaluator).of(spec.mask), counts)
     allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)
-    wrong = ~allowed & (actual > FORBIDS)
+    wrong = ~allowed & (actual > masked_from)
     if not meaning.biases:
-        wrong |= allowed & ~(actual > FORBIDS)
+        wrong |= allowed & ~(actual > masked_from)
     if truths and not meaning.biases and not _by_amount(meaning.allowed):
         wrong |= allowed & (actual != 0)
     if not wrong.any():
@@ -228,21 +229,21 @@ class _Actual:
 
     def of(self, mask: Mask) -> Array:
         """The mask at all indices; scores are taken as zero."""
+        total = np.asarray(0.0)
         with np.errstate(all="ignore"):
-            if isinstance(mask, Term):
-                return self._laid(mask.laid).astype(np.float64)
-            if isinstance(mask, Total):
-                left, right = self.of(mask.left), self.of(mask.right)
-                return left - right if mask.negative else left + right
-            if isinstance(mask, Times):
-                factor = self._laid(mask.factor) if isinstance(mask.factor, Laid) else np.asarray(mask.factor)
-                return self.of(mask.mask) / factor if mask.divide else self.of(mask.mask) * factor
-            if isinstance(mask, Select):
-                inner = np.asarray(0.0) if mask.mask is None else self.of(mask.mask)
-                kept = self._laid(mask.condition).astype(bool) == mask.keep_where
-                return np.where(kept, inner, mask.fill)
-            assert isinstance(mask, Floor)
-            return np.maximum(self.of(mask.mask), mask.low)
+            for step in mask:
+                match step:
+                    case Added(laid, negative):
+                        added = self._laid(laid).astype(np.float64)
+                        total = total - added if negative else total + added
+                    case Scaled(factor, divide):
+                        number = self._laid(factor) if isinstance(factor, Laid) else np.asarray(factor)
+                        total = total / number if divide else total * number
+                    case Replaced(condition, keep_where, fill):
+                        total = np.where(self._laid(condition).astype(bool) == keep_where, total, fill)
+                    case Floored(low):
+                        total = np.maximum(total, low)
+        return total
 
     def _laid(self, laid: Laid) -> Array:
         value = self._evaluator.values[laid.value]

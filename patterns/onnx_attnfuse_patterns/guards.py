@@ -2,13 +2,19 @@
 
     Softmax ── IsNaN ── Where(·, 0, weights) ── ·V        torch's scaled_dot_product_attention: such rows give 0
     Softmax ── Where(mask, 0, weights) ── ·V              DeBERTa's XSoftmax: masked weights are 0, so such rows give 0
+    Softmax ── Where(max(scores) < -104, NaN, weights)    what exponentials give whose maximum is not subtracted first
 
 Safety: the guard is part of the meaning; it is never dropped unless no such row can occur.
 """
 
+import math
+
 import onnx_ir as ir
 
 from onnx_attnfuse import Facts, steps, weight_step
+
+_NO_EXPONENTIAL = -104.0
+"""Below this the exponential of a float32 is 0."""
 
 
 @weight_step("IsNaN")
@@ -29,11 +35,24 @@ def where(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | 
     test = condition.producer()
     if test is not None and test.op_type == "IsNaN" and test.inputs[0] is weights and other is weights:
         return steps.NaNZeroed(node.outputs[0], also=(test,)) if _is_zero(chosen, facts) else None
+    if chosen is not None and other is weights and test is not None and math.isnan(facts.number(chosen) or 0.0):
+        also = _no_exponential(test, weights, facts)
+        return steps.Voided(node.outputs[0], also) if also else None
     if chosen is weights and _is_zero(other, facts):
         return steps.Zeroed(node.outputs[0], condition, keep_where=True)
     if other is weights and _is_zero(chosen, facts):
         return steps.Zeroed(node.outputs[0], condition, keep_where=False)
     return None
+
+
+def _no_exponential(test: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node, ...]:
+    """The nodes of `max(scores) < -104` for the scores that `weights` are the softmax of; none if it is something else."""
+    softmax, bound = weights.producer(), test.inputs[1] if test.op_type == "Less" else None
+    top = test.inputs[0].producer() if bound is not None and test.inputs[0] is not None else None
+    if bound is None or top is None or softmax is None or facts.number(bound) != _NO_EXPONENTIAL:
+        return ()
+    same = top.op_type == "ReduceMax" and softmax.op_type == "Softmax" and top.inputs[0] is softmax.inputs[0]
+    return (test, top) if same else ()
 
 
 def _is_zero(value: ir.Value | None, facts: Facts) -> bool:

@@ -4,13 +4,13 @@
                              └ ReduceSum ┘
 
 Hand-written models and converters of other frameworks write it. A row's maximum that is subtracted first is a step of its own.
-Safety: without that maximum exp overflows from scores of 88 on, where the operator does not.
+Safety: without that maximum a fully masked row is NaN, which `shifted=False` says; and exp overflows from scores of 88 on, where
+the operator does not: that it does not happen is the assumption `finite-exponentials`.
 """
 
 from onnx_attnfuse.language import (
     Equation,
     Tensor,
-    any_of,
     equation,
     exp,
     log_softmax,
@@ -22,6 +22,11 @@ from onnx_attnfuse.language import (
 
 @pattern
 def softmax_spelled_out(scores: Tensor) -> Equation:
-    """Exponentials over their sum, or of logarithms."""
-    weights = any_of("form", quotient=exp(scores) / sum(exp(scores)), logarithms=exp(log_softmax(scores)))
-    return equation(weights, softmax(scores))
+    """Exponentials over their sum."""
+    return equation(exp(scores) / sum(exp(scores)), softmax(scores, shifted=False))
+
+
+@pattern
+def softmax_of_logarithms(scores: Tensor) -> Equation:
+    """Exponentials of a logarithmic softmax."""
+    return equation(exp(log_softmax(scores)), softmax(scores))

@@ -1,0 +1,64 @@
+"""What is taken for granted of a model, by name, so that a caller can take it back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+from onnx_attnfuse.errors import OptionError
+
+AssumptionName = Literal["large-fills", "bounded-scores", "named-sizes", "indices-in-range", "finite-exponentials"]
+
+ASSUMPTIONS: Mapping[AssumptionName, str] = {
+    "large-fills": "a number of -1000 or less that is added to a score, or put in its place, masks it",
+    "bounded-scores": "scores, and what is added to them that is no mask, stay between -900 and 900",
+    "named-sizes": "sizes of the same name are the same number",
+    "indices-in-range": "an index computed at run time into a mask stays inside the row that it is meant for",
+    "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
+}
+"""Each assumption, and what it says."""
+
+FORBIDS = -1e3
+"""Under `large-fills` a number masks from here down."""
+_ONLY_LOWEST = -1e30
+"""Without it, only -inf and numbers that no score of any model comes near."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumed:
+    """The assumptions that hold in one run."""
+
+    names: frozenset[AssumptionName] = frozenset(ASSUMPTIONS)
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Assumed:
+        """The assumptions of these names; `all` and `none` stand for what they say.
+
+        Raises:
+            OptionError: There is no such assumption.
+        """
+        chosen: set[AssumptionName] = set()
+        for name in names:
+            if name == "all":
+                chosen |= set(ASSUMPTIONS)
+            elif name in ASSUMPTIONS:
+                chosen.add(name)
+            elif name != "none":
+                raise OptionError(f"there is no assumption {name!r}; choose all, none, {', '.join(get_args(AssumptionName))}")
+        return cls(frozenset(chosen))
+
+    @property
+    def masked_from(self) -> float:
+        """From here down a number that is added to a score, or put in its place, masks it."""
+        return FORBIDS if {"large-fills", "bounded-scores"} <= self.names else _ONLY_LOWEST
+
+    @property
+    def finite_exponentials(self) -> bool:
+        """Whether exponentials of scores are taken not to overflow."""
+        return "finite-exponentials" in self.names
+
+    @property
+    def bounded_scores(self) -> bool:
+        """Whether numbers computed from activations are taken to be ordinary."""
+        return "bounded-scores" in self.names
