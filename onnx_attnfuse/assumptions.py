@@ -21,7 +21,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
 
 FORBIDS = -1e3
 """Under `large-fills` a number masks from here down."""
-_ONLY_LOWEST = -1e30
+ONLY_LOWEST = -1e30
 """Without it, only -inf and numbers that no score of any model comes near."""
 
 
@@ -33,30 +33,36 @@ class Assumed:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Assumed:
-        """The assumptions of these names; `all` and `none` stand for what they say.
+        """The assumptions of these names, all if there are none; `none` is a name for no assumption.
 
         Raises:
             OptionError: There is no such assumption.
         """
-        chosen: set[AssumptionName] = set()
-        for name in names:
-            if name == "all":
-                chosen |= set(ASSUMPTIONS)
-            elif name in ASSUMPTIONS:
-                chosen.add(name)
-            elif name != "none":
-                raise OptionError(f"there is no assumption {name!r}; choose all, none, {', '.join(get_args(AssumptionName))}")
-        return cls(frozenset(chosen))
+        asked = list(names)
+        for name in asked:
+            if name not in {"none", *ASSUMPTIONS}:
+                raise OptionError(f"there is no assumption {name!r}; choose none, {', '.join(get_args(AssumptionName))}")
+        return cls(frozenset(name for name in ASSUMPTIONS if name in asked or not asked))
 
     @property
     def masked_from(self) -> float:
         """From here down a number that is added to a score, or put in its place, masks it."""
-        return FORBIDS if {"large-fills", "bounded-scores"} <= self.names else _ONLY_LOWEST
+        return FORBIDS if {"large-fills", "bounded-scores"} <= self.names else ONLY_LOWEST
 
     @property
     def finite_exponentials(self) -> bool:
         """Whether exponentials of scores are taken not to overflow."""
         return "finite-exponentials" in self.names
+
+    @property
+    def indices_in_range(self) -> bool:
+        """Whether indices that are computed at run time are taken to count from 0 and to be inside their axis."""
+        return "indices-in-range" in self.names
+
+    @property
+    def named_sizes(self) -> bool:
+        """Whether sizes of the same name are taken to be the same number."""
+        return "named-sizes" in self.names
 
     @property
     def bounded_scores(self) -> bool:

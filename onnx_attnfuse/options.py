@@ -40,8 +40,9 @@ class Options:
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
     target: TargetName = "auto"
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
-    assume: tuple[str, ...] = ("all",)
-    """What may be taken for granted: large-fills, bounded-scores, named-sizes, indices-in-range; `all` or `none` of them."""
+    assume: tuple[str, ...] = ()
+    """Take only this for granted: large-fills, bounded-scores, named-sizes, indices-in-range, finite-exponentials, or none;
+    repeatable; by default all of them. docs/assumptions.md says what each is."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False

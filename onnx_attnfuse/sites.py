@@ -13,6 +13,7 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.kernels import forecast_standing
 from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.masks.assumed import assumed_by
 from onnx_attnfuse.masks.meaning import understand
 from onnx_attnfuse.match.finder import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.operators import problem_of_node
@@ -85,7 +86,8 @@ class Sites:
             Refused: The mask cannot be looked at.
         """
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
-        found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
+        assumptions = assumed_by(spec, meaning, self.scope.facts)
+        found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None, assumptions=assumptions)
         self.album.mask(node, spec, meaning, self.scope)
         foreseen = spec if planning.dtype is None else dataclasses.replace(spec, dtype=planning.dtype)
         plans, refusals = preferred_plans(foreseen, meaning, planning, self.policy, self.bench)

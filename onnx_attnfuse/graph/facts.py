@@ -12,6 +12,7 @@ back to the annotation, and then to a fresh symbol that remembers which axis of 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, cast
 
@@ -56,14 +57,21 @@ class Facts:
         """For each symbol's name a value and the axis of it that has this length."""
         self.equalities: dict[tuple[Dim, Dim], None] = {}
         """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
+        self._shared: Counter[str] = Counter()
         for value in graph.inputs:
             self._set_from_annotation(value)
+            names = {name for dim in self._dims.get(value, ()) for name in sizes.symbols(dim)}
+            self._shared.update(names)
         for value, (dims, dtype) in zip(graph.inputs, inputs, strict=False):
             if dims is not None:
                 self._take(value, dims)
             if dtype is not None:
                 self._dtypes[value] = dtype
         self._read(graph)
+
+    def is_shared(self, name: str) -> bool:
+        """Whether a symbol is a length of several inputs, so that the model itself does not make them equal."""
+        return self._shared[name] > 1
 
     def dims(self, value: ir.Value) -> Dims | None:
         """The axis lengths of `value`, or None if its rank is unknown."""
@@ -202,8 +210,10 @@ class Facts:
     def _annotation(self, value: ir.Value) -> list[Dim | None] | None:
         if value.shape is None:
             return None
+        named = self.assumed.named_sizes
         return [
-            dim if isinstance(dim, int) else sizes.parse(dim.value) if isinstance(dim.value, str) else None for dim in value.shape
+            dim if isinstance(dim, int) else sizes.parse(dim.value) if isinstance(dim.value, str) and named else None
+            for dim in value.shape
         ]
 
     def _set_from_annotation(self, value: ir.Value) -> None:

@@ -95,6 +95,8 @@ def cast(inner: Expression, source: ir.DataType | None, target: ir.DataType) -> 
     """`inner`, of element type `source`, as another one; None where it stays a Cast, which may round or wrap around."""
     if target == ir.DataType.BOOL:
         return truth(inner)
+    if source == ir.DataType.BOOL:
+        inner = truth(inner)
     if isinstance(inner, Choice):
         chosen, other = (cast(part, source, target) for part in (inner.chosen, inner.other))
         return None if chosen is None or other is None else choice(inner.condition, chosen, other)

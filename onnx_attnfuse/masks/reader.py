@@ -240,7 +240,7 @@ def _gather(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | N
         return None
     axis: int = attribute(node, "axis", 0) % len(dims)
     picked = reader.input(node, 1, at[axis : axis + len(indices)], depth)
-    place = _place(picked, dims[axis])
+    place = _place(picked, dims[axis], reader.facts)
     return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + len(indices) :]), depth)
 
 
@@ -249,7 +249,7 @@ def _gather_elements(reader: Reader, node: ir.Node, at: At, depth: int) -> Expre
     if dims is None:
         return None
     axis: int = attribute(node, "axis", 0) % len(dims)
-    place = _place(reader.input(node, 1, at, depth), dims[axis])
+    place = _place(reader.input(node, 1, at, depth), dims[axis], reader.facts)
     return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + 1 :]), depth)
 
 
@@ -260,18 +260,20 @@ def _gather_nd(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression 
     outer = len(indices) - 1
     places: list[Expression] = []
     for axis in range(indices[-1]):
-        place = _place(reader.input(node, 1, (*at[:outer], constant(axis)), depth), dims[axis])
+        place = _place(reader.input(node, 1, (*at[:outer], constant(axis)), depth), dims[axis], reader.facts)
         if place is None:
             return None
         places.append(place)
     return reader.input(node, 0, (*places, *at[outer:]), depth)
 
 
-def _place(picked: Expression, size: Dim) -> Linear | None:
+def _place(picked: Expression, size: Dim, facts: Facts) -> Linear | None:
     """An index that is read or computed, as a form; a negative constant counts from the end."""
     if isinstance(picked, Element):
-        return Linear(((picked, 1),))
+        picked = Linear(((picked, 1),))
     if not isinstance(picked, Linear):
+        return None
+    if any(isinstance(atom, Element) for atom, _ in picked.terms) and not facts.assumed.indices_in_range:
         return None
     if not picked.terms and isinstance(picked.offset, int) and picked.offset < 0:
         return constant(size + picked.offset)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.plan import Gain
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
@@ -100,6 +101,8 @@ class SiteReport:
     kernel: Kernel | None = None
     layout: Layouts = dataclasses.field(default_factory=Layouts)
     verified: Verified | None = None
+    assumptions: tuple[AssumptionName, ...] = ()
+    """What is taken for granted of the model here; each can be taken back by `--assume`."""
     reasons: tuple[Reason, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

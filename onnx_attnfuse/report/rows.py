@@ -63,6 +63,11 @@ class Row:
         return [f"mask: {self.site.mask_form}"] if self.site.mask_form not in {None, "none"} else []
 
     @property
+    def assumptions(self) -> list[str]:
+        """What is taken for granted of them, on a line."""
+        return [f"assumes {', '.join(self.site.assumptions)}"] if self.site.assumptions and self.site.status == "fused" else []
+
+    @property
     def kernels(self) -> list[str]:
         """The kernels that are forecast, and what a change would gain."""
         kernel = self.site.kernel

@@ -56,7 +56,7 @@ def _paragraphs(row: Row) -> Iterator[Text]:
     facts = (done, meaning(row.site), found, f"error {row.error}" if row.error else "")
     yield Text("    " + ", ".join(filter(None, facts)))
     kernels = [f"kernel: {row.kernels[0]}", *row.kernels[1:]] if row.kernels else []
-    yield from (Text(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.reasons))
+    yield from (Text(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.assumptions, *row.reasons))
 
 
 def _counted(pattern: PatternReport) -> Text:
@@ -73,7 +73,7 @@ def _table(rows: Sequence[Row]) -> Table:
         "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
         "kernel": [Text("\n".join(row.kernels)) for row in rows],
         "error": [Text(row.error) for row in rows],
-        "why": [Text("\n".join(row.reasons)) for row in rows],
+        "why": [Text("\n".join([*row.assumptions, *row.reasons])) for row in rows],
     }
     filled = {title: column for title, column in cells.items() if any(column)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

@@ -36,7 +36,7 @@ def minimum(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     left, right = node.inputs
     for scores, bound in ((left, right), (right, left)):
         high = facts.number(bound) if bound is not None else None
-        if high is not None and high >= _CEILING and scores is not None:
+        if high is not None and high >= _CEILING and facts.assumed.bounded_scores and scores is not None:
             return (steps.Passed(scores),)
     return ()
 
@@ -49,7 +49,8 @@ def clip(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
         return ()
     low = facts.number(bounds[0]) if bounds and bounds[0] is not None else None
     high = facts.number(bounds[1]) if len(bounds) > 1 and bounds[1] is not None else None
-    if len(bounds) > 1 and bounds[1] is not None and (high is None or high < _CEILING):
+    absent = high is not None and high >= _CEILING and facts.assumed.bounded_scores
+    if len(bounds) > 1 and bounds[1] is not None and not absent:
         return ()
     if low is None:
         return (steps.Passed(scores),) if not bounds or bounds[0] is None else ()
