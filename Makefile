@@ -1,9 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TRAINING := .venv-training/bin/python
+N ?= 10000
+SEED ?= 1000000
+JOBS ?= $(shell nproc)
+VERIFY ?= both
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-browser test-olive test-training record-training docs coverage bench clean
+.PHONY: demo test test-browser test-olive test-training record-training docs coverage fuzz bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -33,6 +37,9 @@ record-training: .venv-training/done  ## Gradient graphs for the ordinary tests,
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
 	$(BIN)/python -m models.coverage build/zoo
+
+fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JOBS, VERIFY=sites|none|both.
+	$(BIN)/python -m tests.fuzz --graphs $(N) --seed $(SEED) --jobs $(JOBS) --verify $(VERIFY) --out build/fuzz
 
 bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks/results; half an hour.
 	$(BIN)/python benchmarks/fusing.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,17 @@ def eager(case: Case) -> Step:
 
 def evaluated(model: onnx.ModelProto, case: Case) -> Step:
     """A step of a gradient graph."""
+    feeds = {name: item.numpy() for name, item in case.inputs().items()}
+    feeds |= {f"_original_module.{name}": item.detach().numpy() for name, item in case.module().named_parameters()}
+    wanted = {item.name for item in model.graph.input}
+    results, found = run(model, {name: feeds[name] for name in wanted})
+    named = zip((item.name for item in model.graph.output), found, strict=True)
+    grads = {name.removeprefix("_original_module.").removesuffix("_grad"): array for name, array in named}
+    return Step(results[0], grads)
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What the forward part of a gradient graph yields, and its outputs."""
     results: list[np.ndarray] = []
 
     class YieldOp(OpRun):
@@ -75,14 +87,8 @@ def evaluated(model: onnx.ModelProto, case: Case) -> Step:
             return tuple(cotangent(value.shape).astype(value.dtype) for value in values)
 
     operators: list[Any] = [YieldOp, FusedMatMul, SoftmaxGrad_13, TanhGrad, DropoutGrad, ConcatTraining, Dropout, ATen, TritonOp]
-    feeds = {name: item.numpy() for name, item in case.inputs().items()}
-    feeds |= {f"_original_module.{name}": item.detach().numpy() for name, item in case.module().named_parameters()}
-    wanted = {item.name for item in model.graph.input}
     with np.errstate(all="ignore"):
-        found = ReferenceEvaluator(model, new_ops=operators).run(None, {name: feeds[name] for name in wanted})
-    named = zip((item.name for item in model.graph.output), found, strict=True)
-    grads = {name.removeprefix("_original_module.").removesuffix("_grad"): array for name, array in named}
-    return Step(results[0], grads)
+        return results, list(ReferenceEvaluator(model, new_ops=operators).run(None, dict(feeds)))
 
 
 class _Contrib(OpRun):

@@ -1,0 +1,124 @@
+"""What graphs are run with: lengths that the library's own verification does not take, and hostile inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tests.fuzz.frame import CAPACITY, GROWING
+from tests.fuzz.recipe import Recipe
+from tests.fuzz.writer import Given, Sizes
+from tests.recorded import Array
+
+PATTERNS = ("full", "right", "left", "holes", "empty", "large")
+"""What masks keep: everything; a prefix or a suffix of each entry; most; nothing in one entry; most, where scores are large."""
+_LARGE = 6.0
+_TYPES = {
+    "float32": np.float32, "float": np.float32, "float16": np.float16, "int64": np.int64, "int32": np.int32, "uint8": np.uint8,
+    "bool": np.bool_,
+}  # fmt: skip
+
+
+def sizes_of(recipe: Recipe) -> list[Sizes]:
+    """The lengths a recipe is run with; the first are those of static axes."""
+    rng = np.random.default_rng((recipe.numbers, 1))
+    found = [_sizes(recipe, rng, number) for number in range(1 if recipe.dims == "static" else 3)]
+    if recipe.dims == "batch":
+        found = [Sizes(item.b, found[0].s, found[0].t, found[0].p) for item in found]
+    return found
+
+
+def _sizes(recipe: Recipe, rng: np.random.Generator, number: int) -> Sizes:
+    b = int(rng.choice((1, 2, 3, 4), p=(0.25, 0.35, 0.3, 0.1)))
+    s = int(rng.choice((1, 2, 3, 4, 6, 9), p=(0.2, 0.1, 0.2, 0.2, 0.2, 0.1)))
+    t = int(rng.choice((1, 2, 3, 4, 6, 8), p=(0.1, 0.1, 0.2, 0.2, 0.2, 0.2)))
+    p = int(rng.choice((0, 1, 2, 5))) if number else int(rng.choice((0, 2, 4), p=(0.2, 0.4, 0.4)))
+    if recipe.cache.startswith("static"):
+        s, p = min(s, 4), min(p, CAPACITY - min(s, 4))
+        return Sizes(b, s, CAPACITY, p)
+    if recipe.cache in GROWING:
+        return Sizes(b, s, p + s, p)
+    if recipe.dims == "shared" or not recipe.cross:
+        t = s
+    if recipe.batches != "same":
+        b = max(b, 2)
+    return Sizes(b, s, t, 0)
+
+
+def feeds(recipe: Recipe, inputs: Mapping[str, Given]) -> Iterator[tuple[str, Sizes, dict[str, Array]]]:
+    """Inputs to run with, each with its pattern and lengths: all patterns with the first lengths, some with the others."""
+    every = sizes_of(recipe)
+    patterns = _patterns(recipe)
+    for number, sizes in enumerate(every):
+        chosen = patterns if number == 0 else patterns[(number - 1) % len(patterns) :: 2]
+        for pattern in chosen:
+            if recipe.padding == "assume-none" and sizes.b > 1 and sizes.s > 1 and sizes.p:
+                continue
+            rng = np.random.default_rng((recipe.numbers, 2, number, PATTERNS.index(pattern)))
+            yield pattern, sizes, {name: filled(given, sizes, pattern, rng, recipe) for name, given in inputs.items()}
+
+
+def _patterns(recipe: Recipe) -> tuple[str, ...]:
+    """Those that the options do not exclude."""
+    if recipe.padding == "assume-none":
+        return ("full",)
+    if recipe.padding == "assume-right":
+        return ("full", "right")
+    overflowing = recipe.softmax in {"exp", "logsumexp"}  # what is said of them holds where no exponential overflows
+    return PATTERNS if recipe.dtype == "float32" and not overflowing else PATTERNS[:-1]
+
+
+def filled(given: Given, sizes: Sizes, pattern: str, rng: np.random.Generator, recipe: Recipe) -> Array:
+    """An array for an input."""
+    shape = tuple(sizes.of(dim) for dim in given.dims)
+    dtype = _TYPES[given.dtype]
+    if given.role == "normal":
+        return np.asarray(rng.standard_normal(shape) * (_LARGE if pattern == "large" and len(shape) > 2 else 1.0)).astype(dtype)
+    if given.role == "number":
+        return np.asarray(rng.uniform(0.4, 2.5)).astype(dtype)
+    if given.role == "mask":
+        return _kept(shape, pattern, rng).astype(dtype)
+    if given.role == "bias_mask":
+        if pattern == "large":
+            return rng.standard_normal(shape).astype(dtype)
+        lowest = -np.inf if recipe.numbers % 2 else float(np.finfo(dtype).min)
+        return np.where(_kept(shape, pattern, rng), 0, lowest).astype(dtype)
+    if given.role == "ids":
+        return np.sort(rng.integers(0, 3, shape), axis=-1).astype(dtype)
+    if given.role == "lengths":
+        return _lengths(shape, sizes, pattern, rng, recipe).astype(dtype)
+    if given.role == "positions":
+        counted = sizes.p + np.arange(shape[-1])
+        skipped = rng.integers(0, 3, (shape[0], 1)) if pattern == "left" else 0
+        return np.broadcast_to(counted + skipped, shape).astype(dtype)
+    return np.full(shape, sizes.p if given.role == "start" else int(rng.integers(-1, 3)), dtype)
+
+
+def _lengths(shape: tuple[int, ...], sizes: Sizes, pattern: str, rng: np.random.Generator, recipe: Recipe) -> Array:
+    keys = sizes.t if recipe.cross or recipe.cache != "none" else sizes.s
+    if pattern == "full":
+        return np.full(shape, keys)
+    found = rng.integers(1, keys + 1, shape)
+    if pattern == "empty":
+        found[-1] = 0
+    return found
+
+
+def _kept(shape: tuple[int, ...], pattern: str, rng: np.random.Generator) -> Array:
+    """True where a mask keeps a key; the first axis is the batch, the last the keys."""
+    kept = np.ones(shape, bool)
+    keys = shape[-1]
+    if pattern in {"holes", "large"}:
+        kept = rng.random(shape) < 0.6
+        kept[..., rng.integers(keys)] = True
+    for entry in range(shape[0] if pattern in {"right", "left"} else 0):
+        count = int(rng.integers(1, keys + 1))
+        kept[entry, ..., slice(count, None) if pattern == "right" else slice(0, keys - count)] = False
+    if pattern == "empty":
+        kept = rng.random(shape) < 0.8
+        if len(shape) > 2 and shape[-2] > 1 and rng.random() < 0.5:
+            kept[-1, ..., rng.integers(shape[-2]), :] = False
+        else:
+            kept[-1] = False
+    return kept

@@ -1,0 +1,263 @@
+"""Whether a model still computes what it computed, and what to call it where it does not.
+
+The truth is the original in ONNX Runtime on the CPU with nothing optimised; for a model that was planned for a GPU in float16,
+whose results are rounded at every node there, it is ONNX's reference implementation. Where the result differs, the original is
+asked for its other `opinions`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from onnx_attnfuse.errors import ModelError, OptionError, VerificationError
+from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, one_line
+from tests.fuzz import journeys
+from tests.fuzz.feeds import feeds, sizes_of
+from tests.fuzz.gradients import Impossible, Runs, differentiated
+from tests.fuzz.model import Written, write
+from tests.fuzz.opinions import Opinions, Runner, apart, tolerance, widened
+from tests.fuzz.recipe import Recipe
+from tests.fuzz.writer import Sizes
+from tests.recorded import Array
+
+FAILURES = ("wrong", "invalid", "fails", "traceback", "again", "crash", "hang")
+"""What must not be: other numbers; a model that is none; one that ends in an error where the original ran; an exception of ours;
+a second run that finds what the first left; a process that ended; one that does not end."""
+CLASSES = ("fused", "refused", "differs", "declined", "unrunnable", "runtime", *FAILURES)
+"""Other outcomes: refused by the judge alone; a model or an option that is refused as a whole; an original that ONNX Runtime does
+not run; one that it runs wrongly when it optimises, as it does the result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one graph."""
+
+    kind: str
+    detail: str = ""
+    fused: int = 0
+    codes: tuple[str, ...] = ()
+    feeds: Mapping[str, Array] | None = None
+    """The inputs on which it fails."""
+
+    @property
+    def bad(self) -> bool:
+        """Whether it must not be."""
+        return self.kind in FAILURES
+
+
+class Subject:
+    """One recipe: its model, and what the model computes, for as many journeys as are made."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.sizes = sizes_of(recipe)[0]
+        self.written: Written = write(recipe, self.sizes)
+        self._cases: list[tuple[str, Sizes, dict[str, Array], list[Array]]] | None = None
+
+    @functools.cached_property
+    def model(self) -> onnx.ModelProto:
+        """The model before its journey."""
+        if self.recipe.journey == "gradients":
+            return differentiated(self.written.model, self.written.inputs)
+        return self.written.model
+
+    def cases(self) -> list[tuple[str, Sizes, dict[str, Array], list[Array]]]:
+        """All inputs on which the original runs, with its results."""
+        if self._cases is None:
+            ran = ((*case, self._ran(case[-1])) for case in feeds(self.recipe, self.written.inputs))
+            self._cases = [(*case, results) for *case, results in ran if results is not None]
+        return self._cases
+
+    def _ran(self, inputs: Mapping[str, Array]) -> list[Array] | None:
+        try:
+            return self.original.run(None, inputs)
+        except RuntimeRefusal:
+            return None
+
+    @functools.cached_property
+    def original(self) -> Runner:
+        """The model as it was."""
+        if self.recipe.journey == "gradients":
+            return Runs(self.model)
+        rounded = self.recipe.ep == "cuda" and self.recipe.dtype == "float16"
+        return Reference(self.model) if rounded else _Session(self.model)
+
+    @functools.cached_property
+    def opinions(self) -> Opinions:
+        """What else the model may say."""
+        model = widened(self.model, self.recipe.dtype == "float16")
+        try:
+            wide = Runs(model) if self.recipe.journey == "gradients" else _Session(model)
+        except RuntimeRefusal:
+            wide = None
+        return Opinions(self.original, wide, self.recipe)
+
+    def outcome(self, level: str) -> Outcome:
+        """Makes the journey with verification or without, and judges what comes back."""
+        logging.disable(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return self._outcome(level) if self.cases() else Outcome("unrunnable")
+            except (Impossible, RuntimeRefusal) as refusal:
+                return Outcome("unrunnable", str(refusal))
+
+    def _outcome(self, level: str) -> Outcome:
+        try:
+            arrived = journeys.travel(self.recipe, self.model, level, self.sizes)
+        except (ModelError, OptionError) as error:
+            return Outcome("declined", one_line(error))
+        except VerificationError as error:
+            return Outcome("differs", one_line(error))
+        except Exception as error:  # noqa: BLE001 - this is what is looked for
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            return Outcome("traceback", f"{type(error).__name__} in {place.name}: {one_line(error)}")
+        kind, detail, inputs = self._compared(arrived.model)
+        codes = tuple(sorted(arrived.codes))
+        if kind:
+            return Outcome(kind, detail, arrived.fused, codes, inputs)
+        if "defect" in codes:
+            return Outcome("traceback", "; ".join(arrived.messages), arrived.fused, codes)
+        if arrived.again:
+            return Outcome("again", f"{arrived.again} more by a second run", arrived.fused, codes)
+        if "differs" in codes:
+            return Outcome("differs", "; ".join(arrived.messages), arrived.fused, codes)
+        return Outcome("fused" if arrived.fused else "refused", "", arrived.fused, codes)
+
+    def _compared(self, model: onnx.ModelProto) -> tuple[str, str, Mapping[str, Array] | None]:
+        """The kind of failure and what it is, or ''."""
+        try:
+            if self.recipe.journey != "gradients":
+                onnx.checker.check_model(model, full_check=True)
+        except Exception as error:  # noqa: BLE001 - the checker raises many kinds
+            return "invalid", f"checker: {one_line(error)}", None
+        try:
+            run = _Result(model, self.recipe)
+        except RuntimeRefusal as refusal:
+            return "invalid", str(refusal), None
+        packed = _has(model.graph, "RestorePadding")
+        for pattern, sizes, inputs, old in self.cases():
+            where = f"{pattern}, b={sizes.b} s={sizes.s} t={sizes.t} p={sizes.p}"
+            try:
+                new = run(inputs)
+            except RuntimeRefusal as refusal:
+                return "fails", f"{where}: {refusal}", inputs
+            kept = self._tokens(inputs, sizes) if packed else None
+            for place, right in enumerate(new):
+                if detail := self._differing(inputs, old, place, right, kept):
+                    return self._blamed(run, inputs), f"{where}: {detail}", inputs
+        return "", "", None
+
+    def _differing(self, inputs: Mapping[str, Array], old: Sequence[Array], place: int, new: Array, kept: Array | None) -> str:
+        """What differs from the result at this place, if it is nothing that the original gives, too; or ''."""
+        among = old if self.recipe.journey == "gradients" else ()
+        left, right = _shown(old[place], new, kept)
+        detail = apart(left, right, tolerance(self.recipe), among)
+        if not detail:
+            return ""
+        others = [_shown(left, run[place], kept)[1] for run in self.opinions.of(inputs)]
+        return "" if self.opinions.cover(left, right, others, among) else detail
+
+    def _blamed(self, run: _Result, inputs: Mapping[str, Array]) -> str:
+        """Whether ONNX Runtime's own optimisations are to blame."""
+        if not run.enabled:
+            return "wrong"
+        try:
+            off = _Result(run.model, dataclasses.replace(self.recipe, journey="optimize"))(inputs)
+            old = _Session(self.model).run(None, inputs)
+        except RuntimeRefusal:
+            return "wrong"
+        same = all(not apart(left, right, tolerance(self.recipe)) for left, right in zip(old, off, strict=True))
+        return "runtime" if same else "wrong"
+
+    def _tokens(self, inputs: Mapping[str, Array], sizes: Sizes) -> Array:
+        """(b, s): which tokens are no padding; of the others a packed encoder gives nothing."""
+        kept = np.ones((sizes.b, sizes.s), bool)
+        for name, given in self.written.inputs.items():
+            if given.role == "mask" and len(given.dims) == 2 and given.dims[-1] == "s" and name.startswith("mask"):
+                kept &= inputs[name].astype(bool)
+            if given.role == "lengths":
+                kept &= np.arange(sizes.s) < inputs[name][:, None]
+        return kept
+
+
+def _has(graph: onnx.GraphProto, operator: str) -> bool:
+    """Whether an operator is in the graph or in a branch."""
+    inner = [item.g for node in graph.node for item in node.attribute if item.HasField("g")]
+    return any(node.op_type == operator for node in graph.node) or any(_has(item, operator) for item in inner)
+
+
+def _shown(left: Array, right: Array, kept: Array | None) -> tuple[Array, Array]:
+    """Both results, zero where nothing is said; in float32 if only one of them is."""
+    if left.dtype != right.dtype:
+        left, right = left.astype(np.float32), right.astype(np.float32)
+    if kept is None or left.shape[:2] != kept.shape or left.shape != right.shape:
+        return left, right
+    where = kept.reshape(*kept.shape, *[1] * (left.ndim - 2))
+    return np.where(where, left, 0), np.where(where, right, 0)
+
+
+class _Session:
+    """A model in ONNX Runtime, as it is written or optimised."""
+
+    def __init__(self, model: onnx.ModelProto, *, enabled: bool = False) -> None:
+        options = onnxruntime.SessionOptions()
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL if enabled else levels.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        try:
+            self._session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise RuntimeRefusal(one_line(error)) from error
+        self._names = [entry.name for entry in self._session.get_inputs()]
+
+    def run(self, outputs: None, feeds: Mapping[str, Array]) -> list[Array]:
+        """All outputs; inputs in the types that the model has."""
+        try:
+            return self._session.run(outputs, {name: feeds[name] for name in self._names})
+        except Exception as error:
+            raise RuntimeRefusal(one_line(error)) from error
+
+
+class _Result:
+    """The result of a journey; by the reference where it is planned for a GPU and ONNX Runtime's CPU refuses it."""
+
+    def __init__(self, model: onnx.ModelProto, recipe: Recipe) -> None:
+        self.model = model
+        self.enabled = recipe.journey == "optimize_enabled"
+        self._foreign = recipe.ep == "cuda"
+        self._reference: Reference | None = None
+        self._session: _Session | Runs | None = Runs(model) if recipe.journey == "gradients" else None
+        if self._session is not None:
+            return
+        try:
+            self._session = _Session(model, enabled=self.enabled)
+        except RuntimeRefusal:
+            if not self._foreign:
+                raise
+            self._reference = Reference(model)
+
+    def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """All outputs; inputs are given in the types that the model has now."""
+        half = {entry.name for entry in self.model.graph.input if entry.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
+        with np.errstate(over="ignore"):
+            inputs = {name: array.astype(np.float16) if name in half else array for name, array in inputs.items()}
+        if self._session is not None:
+            try:
+                return self._session.run(None, inputs)
+            except RuntimeRefusal:
+                if not self._foreign:
+                    raise
+        self._reference = self._reference or Reference(self.model)
+        return self._reference.run(None, inputs)

@@ -1,0 +1,144 @@
+"""How far results may be apart, and what the original itself says of it.
+
+A tolerance is a part of the magnitude of the whole result. Some outcomes are of no such accuracy: two scores that tie in
+float16, a row whose fill has swallowed all but the last bits of its scores. So where results are apart, the original is run
+again: on inputs moved by one unit in the last place, five times, and in a wider type. An element counts as right if it lies
+within what these runs span, widened on both sides by twice its extent and the tolerance; NaN and infinities have to be those
+of one of them. This is the backward error: the result is one that the original gives for inputs which no one could tell from
+those given.
+
+Of a float32 original the run in float64 counts only where it is near (`_NEAR`), as a measure of rounding: where it is far, as in
+rows that -1e9 is added to, float32 makes a rule of the rounding, and that rule has to be kept. Of a float16 original, whose
+rounding is another on every device (decision 0003), the run in float32 counts always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+from onnx_attnfuse.verify.compare import Bounds, compare
+from tests.fuzz.recipe import Recipe
+from tests.recorded import Array
+
+_RUNS = 5
+_WIDER = 2.0
+_LEAST = 1e-3
+"""Results are no smaller: operands are of the order of 1, and what is far below is what weights next to 0 leave of them."""
+_NEAR = 1e-2
+"""Part of the magnitude up to which a difference from float64 is rounding."""
+
+
+def tolerance(recipe: Recipe) -> float:
+    """As a part of the magnitude of a result."""
+    if recipe.journey.startswith("convert"):
+        return 2e-2
+    return 5e-3 if recipe.dtype == "float16" else 1e-4
+
+
+def apart(old: Array, new: Array, within: float, among: Sequence[Array] = ()) -> str:
+    """What differs, or ''; the magnitude is that of all results `among` which it is, if that is larger."""
+    with np.errstate(all="ignore"):
+        largest = max(_LEAST, *(magnitude(item) for item in (old, *among)))
+        return compare(old, new, Bounds(within * largest, 0.0)).detail
+
+
+def magnitude(array: Array) -> float:
+    """The largest number of a result, infinities apart."""
+    return float(np.abs(np.where(np.isfinite(array), array, 0)).max(initial=0.0)) if array.dtype.kind == "f" else 0.0
+
+
+class Runner(Protocol):
+    """A model that can be run."""
+
+    def run(self, outputs: None, feeds: Mapping[str, Array]) -> list[Array]:
+        """All outputs."""
+        ...
+
+
+class Opinions:
+    """What else the original says."""
+
+    def __init__(self, original: Runner, wide: Runner | None, recipe: Recipe) -> None:
+        self._original = original
+        self._wide = wide
+        self._recipe = recipe
+        self._half = recipe.dtype == "float16"
+        self._step = 2.0**-11 if self._half or recipe.journey.startswith("convert") else 2.0**-23
+
+    def of(self, inputs: Mapping[str, Array]) -> list[list[Array]]:
+        """The results of all runs."""
+        rng = np.random.default_rng(0)
+        found: list[list[Array]] = []
+        for run in range(_RUNS + 1):
+            moved = {name: _moved(array, self._step if run else 0.0, rng) for name, array in inputs.items()}
+            found.append(self._original.run(None, moved))
+            if self._wide is not None:
+                found.append(self._wide.run(None, {name: _widened(array, self._half) for name, array in moved.items()}))
+        return found
+
+    def cover(self, old: Array, new: Array, others: Sequence[Array], among: Sequence[Array]) -> bool:
+        """Whether each element of the result is what the runs of the original say; the magnitude as for `apart`."""
+        if old.shape != new.shape or any(other.shape != old.shape for other in others):
+            return False
+        runs = np.stack([old, *others]).astype(np.float64)
+        result = new.astype(np.float64)
+        largest = max(_LEAST, *(magnitude(item) for item in (old, *among)))
+        if not self._half:
+            with np.errstate(all="ignore"):
+                runs = np.where(np.abs(runs - runs[0]) > _NEAR * largest, runs[0], runs)
+        finite = np.isfinite(runs)
+        with np.errstate(all="ignore"):
+            low = np.where(finite, runs, np.inf).min(axis=0)
+            high = np.where(finite, runs, -np.inf).max(axis=0)
+            slack = tolerance(self._recipe) * largest + _WIDER * (high - low)
+            inside = (result >= low - slack) & (result <= high + slack)
+        same = ((runs == result) | (np.isnan(runs) & np.isnan(result))).any(axis=0)
+        return bool((inside | same).all())
+
+
+def _moved(array: Array, step: float, rng: np.random.Generator) -> Array:
+    """Numbers that no one could tell from those of the array; zeros, masks and fills stay."""
+    if array.dtype.kind != "f":
+        return array
+    with np.errstate(all="ignore"):
+        ordinary = np.isfinite(array) & (np.abs(array) < 1e4)
+        moved = np.where(ordinary, array * (1 + step * rng.choice((-1, 0, 1), array.shape)), array)
+        return moved.astype(array.dtype)
+
+
+def _widened(array: Array, half: bool) -> Array:
+    narrow, wide = _WIDENED[half]
+    return array.astype(_numpy(wide)) if array.dtype == _numpy(narrow) else array
+
+
+def _numpy(kind: int) -> np.dtype[Any]:
+    return onnx.helper.tensor_dtype_to_np_dtype(kind)
+
+
+_WIDENED = {
+    True: (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT),
+    False: (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE),
+}
+
+
+def widened(model: onnx.ModelProto, half: bool) -> onnx.ModelProto:
+    """A model in the next wider type: every constant, cast and input."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    narrow, wide = _WIDENED[half]
+    for entry in (*copy.graph.input, *copy.graph.output, *copy.graph.value_info):
+        if entry.type.tensor_type.elem_type == narrow:
+            entry.type.tensor_type.elem_type = wide
+    for tensor in copy.graph.initializer:
+        if tensor.data_type == narrow:
+            array = onnx.numpy_helper.to_array(tensor).astype(_numpy(wide))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for node in copy.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == narrow:
+                attribute.i = wide
+    return copy

@@ -1,0 +1,298 @@
+"""What a generated graph is made of: named choices, of which each has a simplest one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Table = Mapping[str, tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """One mask, or one bias, on the scores."""
+
+    kind: str = "padding"
+    """Which keys a row sees, or which bias is added (`BIASES`)."""
+    spelled: str = "compare"
+    """How that is computed, for kinds that have several spellings."""
+    dtype: str = "bool"
+    """Element type of the input it is made from."""
+    join: str = "none"
+    """How a second kind is joined to the first."""
+    other: str = "causal"
+    """That second kind."""
+    applied: str = "where"
+    """How the scores are changed by it."""
+    fill: str = "lowest"
+    """What it puts in the place of a score, or adds to it."""
+    rows: str = "offset"
+    """How positions of queries are counted where keys come before them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One graph, the sizes it runs with, and what is done to it."""
+
+    numbers: int = 0
+    """Seed of all numbers: sizes, weights, tables, inputs."""
+    dtype: str = "float32"
+    opset: int = 18
+    layers: int = 1
+    kv_heads: int = 2
+    group: int = 1
+    """Heads of queries for each of keys."""
+    size: int = 4
+    v_size: int = 4
+    source: str = "heads"
+    """What queries, keys and values come from."""
+    cross: bool = False
+    reshapes: str = "zeros"
+    """How the shapes of reshapes are written."""
+    product: str = "four"
+    """Rank and operator of the products."""
+    keys: str = "swapped"
+    """How keys are transposed."""
+    joined: str = "flat"
+    """What becomes of the result."""
+    scale: str = "mul"
+    repeat: str = "expand"
+    """How heads of keys are repeated."""
+    cache: str = "none"
+    rotary: str = "none"
+    tables: str = "positions"
+    """Where cosines and sines come from."""
+    masks: tuple[Mask, ...] = ()
+    chain: str = "each"
+    """Masks are applied one by one, or summed first."""
+    shared: bool = True
+    """Layers share one mask."""
+    cap: str = "none"
+    temperature: str = "none"
+    softmax: str = "softmax"
+    guard: str = "none"
+    sink: str = "none"
+    weights_used: bool = False
+    dims: str = "symbolic"
+    """How lengths are declared."""
+    ones: str = ""
+    """Axes (b, h, s) of masks and biases with a symbol of their own, which is 1 at run time."""
+    batches: str = "same"
+    """Queries and keys may have a symbol each for the batch; one of them may be 1."""
+    ep: str = "cpu"
+    target: str = "auto"
+    padding: str = "auto"
+    always: bool = True
+    keep_outputs: bool = False
+    hint: int = 0
+    """A length that symbolic dimensions are said to have; 0: none."""
+    any_size: bool = False
+    """Let forms that are faster for large inputs only run here, too."""
+    journey: str = "optimize"
+
+    @property
+    def heads(self) -> int:
+        """Heads of the queries."""
+        return self.kv_heads * self.group
+
+    def line(self) -> str:
+        """One line of JSON: all that is not the simplest."""
+        return json.dumps(_changed(self))
+
+
+def read(line: str) -> Recipe:
+    """The recipe of a line."""
+    given = json.loads(line)
+    masks = tuple(Mask(**mask) for mask in given.pop("masks", ()))
+    return Recipe(masks=masks, **given)
+
+
+def _changed(item: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(item):
+        value = getattr(item, field.name)
+        if value != field.default:
+            found[field.name] = [_changed(mask) for mask in value] if field.name == "masks" else value
+    return found
+
+
+KINDS = (
+    "padding", "causal", "window", "band", "prefix", "blocks", "documents", "lengths", "given", "table", "sinks_window",
+    "parity", "small_ints", "bits", "self", "first",
+)  # fmt: skip
+BIASES = ("given_bias", "alibi", "relative", "bias_table", "alibi_keys", "distance")
+MASK_CHOICES: Table = {
+    "kind": KINDS + BIASES,
+    "spelled": ("compare", "strict", "sub", "trilu", "triu_fill", "table", "trilu_runtime", "cumsum", "gather", "late"),
+    "dtype": ("bool", "int64", "int32", "float", "uint8"),
+    "join": ("none", "and", "or", "and_not", "xor", "mul", "bit_and", "where"),
+    "other": KINDS,
+    "applied": (
+        "where", "add_where", "where_not", "add_scaled", "sub_scaled", "mixed", "inverted", "log", "floor", "mul", "min",
+    ),
+    "fill": ("lowest", "-inf", "-1e9", "-1e4", "-65504", "-1e5", "-1000", "-100", "-30000", "nan", "-1"),
+    "rows": ("offset", "slice", "zero"),
+}  # fmt: skip
+CHOICES: Table = {
+    "dtype": ("float32", "float16"),
+    "opset": (18, 17, 14, 13, 12, 11, 20, 21, 23),
+    "layers": (1, 2, 3),
+    "kv_heads": (2, 1, 3),
+    "group": (1, 2, 3),
+    "size": (4, 8, 2, 3, 16),
+    "v_size": (4, 8, 3, 5, 2, 16),
+    "source": (
+        "heads", "flat", "flat_heads", "sequence", "projected", "packed_split", "packed_slice", "packed_five", "packed_heads",
+    ),
+    "cross": (False, True),
+    "reshapes": ("zeros", "minus", "shapes", "literal"),
+    "product": ("four", "three", "einsum", "three_runtime", "keys_first"),
+    "keys": ("swapped", "direct", "three", "joined_heads"),
+    "joined": ("flat", "heads", "projected", "sequence"),
+    "scale": (
+        "mul", "none", "div", "before_q", "before_k", "both", "both_runtime", "sqrt_runtime", "negative", "given", "after_masks",
+        "q_div", "odd",
+    ),
+    "repeat": ("expand", "tile", "gather", "concat", "five", "expand_shapes"),
+    "cache": ("none", "concat", "concat_flat", "stacked", "transposed", "static", "static_elements"),
+    "rotary": ("none", "halves", "interleaved", "partial", "strided"),
+    "tables": ("positions", "range", "gathered"),
+    "chain": ("each", "summed", "summed_floor"),
+    "shared": (True, False),
+    "cap": ("none", "before", "after"),
+    "temperature": ("none", "before", "after"),
+    "softmax": ("softmax", "axis3", "upcast", "exp_max", "exp", "logsumexp", "log_softmax"),
+    "guard": ("none", "isnan", "isnan_result", "times_mask", "where_mask", "plus_epsilon"),
+    "sink": ("none", "column", "column_max", "zero"),
+    "weights_used": (False, True),
+    "dims": ("symbolic", "static", "batch", "anonymous", "shared", "total", "expression"),
+    "ones": ("", "b", "h", "s", "bh", "bhs"),
+    "batches": ("same", "query_one", "keys_one", "named_apart"),
+    "ep": ("cpu", "cuda"),
+    "target": ("auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "packed"),
+    "padding": ("auto", "exact", "guarded", "assume-right", "assume-none"),
+    "always": (True, False),
+    "keep_outputs": (False, True),
+    "hint": (0, 1, 64, 4096),
+    "any_size": (False, True),
+    "journey": ("optimize", "optimize_enabled", "twice", "unfuse", "convert", "convert_optimize", "gradients"),
+}  # fmt: skip
+_PLAIN: Mapping[str, float] = {
+    "layers": 0.85, "opset": 0.4, "source": 0.3, "scale": 0.35, "cache": 0.7, "rotary": 0.8, "cap": 0.92, "temperature": 0.93,
+    "softmax": 0.75, "guard": 0.75, "sink": 0.93, "weights_used": 0.95, "dims": 0.45, "ones": 0.75, "batches": 0.95, "ep": 0.75,
+    "target": 0.5, "padding": 0.7, "always": 0.85, "keep_outputs": 0.93, "hint": 0.85, "any_size": 0.6, "journey": 0.75,
+    "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
+    "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6, "dtype of mask": 0.4,
+}  # fmt: skip
+"""How often the simplest is drawn; else all others are equally likely. What is not named: half of the time."""
+
+
+def draw(seed: int) -> Recipe:
+    """The recipe of a seed."""
+    rng = np.random.default_rng(seed)
+    fields = {name: _drawn(rng, choices, _PLAIN.get(name, 0.5)) for name, choices in CHOICES.items()}
+    masks = tuple(_mask(rng) for _ in range(int(rng.choice(4, p=(0.15, 0.5, 0.25, 0.1)))))
+    return consistent(Recipe(numbers=int(rng.integers(1 << 16)), masks=masks, **fields))
+
+
+def _mask(rng: np.random.Generator) -> Mask:
+    fields = {
+        name: _drawn(rng, choices, _PLAIN["dtype of mask"] if name == "dtype" else _PLAIN[name])
+        for name, choices in MASK_CHOICES.items()
+    }
+    return Mask(**fields)
+
+
+def _drawn(rng: np.random.Generator, choices: tuple[Any, ...], plain: float) -> Any:
+    return choices[0] if rng.random() < plain else choices[int(rng.integers(1, len(choices)))]
+
+
+_CHAINED = frozenset(["heads", "flat", "flat_heads", "sequence", "projected", "packed_split", "packed_slice", "packed_five"])
+_CACHED_SOURCES = frozenset(["heads", "flat", "projected", "packed_split", "packed_slice", "packed_five", "packed_heads"])
+
+
+def consistent(recipe: Recipe) -> Recipe:
+    """The recipe with choices taken back that do not go together."""
+    for settled in (_of_journey, _of_source, _of_sizes, _of_softmax):
+        recipe = dataclasses.replace(recipe, **settled(recipe))
+    masks = tuple(_consistent(mask) for mask in recipe.masks)
+    recipe = dataclasses.replace(recipe, masks=masks)
+    return dataclasses.replace(recipe, opset=max(recipe.opset, _least_opset(recipe)))
+
+
+def _of_journey(recipe: Recipe) -> dict[str, Any]:
+    if recipe.journey == "gradients":
+        return _differentiable(recipe)
+    return {"dtype": "float32"} if recipe.journey.startswith("convert") else {}
+
+
+def _of_source(recipe: Recipe) -> dict[str, Any]:
+    """Where operands come from decides what can be done with them."""
+    if recipe.target == "packed":
+        source = "packed_split" if recipe.source.startswith("packed") else "projected"
+        return {
+            "ep": "cuda", "layers": max(recipe.layers, 2), "batches": "same", "cache": "none", "cross": False, "joined": "flat",
+            "source": source,
+        }  # fmt: skip
+    changes: dict[str, Any] = {}
+    if recipe.source.startswith("packed") or recipe.cache != "none" or recipe.rotary != "none":
+        changes["cross"] = False
+    if recipe.source in {"packed_five", "packed_heads"}:
+        changes["group"] = 1
+    if recipe.source not in _CACHED_SOURCES:
+        changes["cache"] = "none"
+    if recipe.source not in _CHAINED:
+        changes["layers"] = 1
+    apart = recipe.source in {"heads", "flat"} and recipe.cache == "none" and recipe.product == "four" and recipe.layers == 1
+    return changes if apart else changes | {"batches": "same"}
+
+
+def _of_sizes(recipe: Recipe) -> dict[str, Any]:
+    """Channels that have to agree."""
+    size = {2: 4, 3: 4}.get(recipe.size, recipe.size) if recipe.rotary != "none" else recipe.size
+    same = recipe.source in {"packed_five", "packed_heads"} or recipe.layers > 1 or recipe.cache == "stacked"
+    return {"size": size, "v_size": size if same else recipe.v_size}
+
+
+def _of_softmax(recipe: Recipe) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    if recipe.sink != "none" and recipe.softmax in {"exp", "logsumexp", "log_softmax"}:
+        changes["softmax"] = "softmax"
+    elif recipe.softmax in {"exp", "logsumexp"}:
+        changes["layers"] = 1  # so that no exponential overflows, see `feeds`
+    if recipe.product == "keys_first" and (recipe.softmax != "softmax" or recipe.sink != "none"):
+        changes["product"] = "four"
+    if recipe.layers > 1 and recipe.joined == "sequence":
+        changes["joined"] = "flat"
+    return changes
+
+
+def _differentiable(recipe: Recipe) -> dict[str, Any]:
+    """Choices taken back so that there is a gradient."""
+    found: dict[str, Any] = {"dtype": "float32", "opset": 17, "layers": 1, "dims": "static", "batches": "same", "cache": "none"}
+    found |= {"target": "auto", "rotary": "none", "sink": "none", "weights_used": False, "repeat": "expand", "ones": ""}
+    found["softmax"] = recipe.softmax if recipe.softmax in {"softmax", "axis3"} else "softmax"
+    found["product"] = recipe.product if recipe.product in {"four", "three", "three_runtime"} else "four"
+    found["source"] = recipe.source if recipe.source not in {"packed_five", "packed_slice"} else "packed_split"
+    return found
+
+
+def _consistent(mask: Mask) -> Mask:
+    if mask.kind in BIASES:
+        return dataclasses.replace(mask, join="none", other="causal", spelled="compare", applied="where", fill="lowest")
+    return mask if mask.join != "none" else dataclasses.replace(mask, other="causal")
+
+
+def _least_opset(recipe: Recipe) -> int:
+    least = 12 if recipe.product == "einsum" else 11
+    for mask in recipe.masks:
+        kinds = {mask.kind} if mask.join == "none" else {mask.kind, mask.other}
+        if "causal" in kinds and mask.spelled in {"trilu", "triu_fill", "trilu_runtime"}:
+            least = max(least, 14)
+        if "bits" in kinds or mask.join == "bit_and":
+            least = max(least, 18)
+    return least

@@ -1,0 +1,117 @@
+"""Some hundred generated graphs, and that the fuzzer notices what is wrong, shrinks it, and survives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.fuzz.feeds import sizes_of
+from tests.fuzz.judging import Subject
+from tests.fuzz.model import write
+from tests.fuzz.pool import Job, Pool
+from tests.fuzz.recipe import Mask, Recipe, consistent, draw, read
+from tests.fuzz.shrinking import cost, shrink, simpler
+from tests.fuzz.unwell import Unwell
+
+GRAPHS, BLOCK = 400, 25
+
+
+@pytest.mark.parametrize("first", range(0, GRAPHS, BLOCK))
+def test_generated_graphs_compute_what_they_did(first: int) -> None:
+    failures: list[str] = []
+    kinds: set[str] = set()
+    for seed in range(first, first + BLOCK):
+        recipe = draw(seed)
+        outcome = Subject(recipe).outcome("sites")
+        kinds.add(outcome.kind)
+        if outcome.bad:
+            failures.append(f"seed {seed} {outcome.kind}: {outcome.detail}\n    --recipe '{recipe.line()}'")
+    assert not failures, "\n".join(failures)
+    assert "fused" in kinds
+
+
+def test_a_seed_gives_the_same_model_every_time() -> None:
+    for seed in range(40):
+        recipe = draw(seed)
+        assert draw(seed) == recipe
+        models = [write(recipe, sizes_of(recipe)[0]).model.SerializeToString(deterministic=True) for _ in range(2)]
+        assert models[0] == models[1]
+
+
+def test_a_printed_recipe_is_read_back() -> None:
+    for seed in range(200):
+        recipe = draw(seed)
+        assert read(recipe.line()) == recipe
+        assert consistent(recipe) == recipe
+    assert read("{}") == Recipe()
+
+
+def test_the_simplest_recipe_is_fused() -> None:
+    for level in ("none", "sites"):
+        assert Subject(Recipe()).outcome(level).kind == "fused"
+
+
+def without_scale(model: Any, **choices: Any) -> Any:
+    """A fusion that forgets a scale."""
+    result = _OPTIMIZE(model, **choices)
+    for node in result.model.graph.node:
+        kept = [item for item in node.attribute if item.name != "scale"]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+    return result
+
+
+_OPTIMIZE = onnx_attnfuse.optimize
+
+
+def test_a_lost_scale_is_noticed_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_attnfuse, "optimize", without_scale)
+    recipe = Recipe(
+        scale="odd", layers=2, source="projected", masks=(Mask(kind="causal"), Mask(applied="add_where")), opset=17, numbers=77
+    )
+
+    def wrong(candidate: Recipe) -> bool:
+        return Subject(candidate).outcome("none").kind == "wrong"
+
+    assert wrong(recipe)
+    smallest = shrink(recipe, wrong)
+    assert smallest.scale in {"none", "odd"}
+    assert not smallest.masks
+    assert cost(smallest)[0] == 1
+    assert not wrong(Recipe()), "one over the root of the channels is what is computed without a scale"
+
+
+def test_a_lost_output_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_type(model: Any, **choices: Any) -> Any:
+        result = _OPTIMIZE(model, **choices)
+        result.model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+        return result
+
+    monkeypatch.setattr(onnx_attnfuse, "optimize", without_type)
+    assert Subject(Recipe()).outcome("none").kind == "invalid"
+
+
+def test_an_exception_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: Any, **choices: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(onnx_attnfuse, "optimize", broken)
+    assert Subject(Recipe()).outcome("none").kind == "traceback"
+
+
+def test_simpler_recipes_are_simpler() -> None:
+    for seed in range(20):
+        recipe = draw(seed)
+        assert all(cost(candidate) < cost(recipe) and consistent(candidate) == candidate for candidate in simpler(recipe))
+    assert not list(simpler(Recipe()))
+
+
+def test_processes_that_die_or_hang_are_named_and_replaced() -> None:
+    jobs = [Job(seed, Recipe(layers=layers), ("none", "sites")) for seed, layers in enumerate((1, 2, 3, 1, 2, 1))]
+    with Pool(1, patience=4.0, subject=Unwell) as pool:
+        found = {job.seed: {level: outcome.kind for level, outcome in outcomes.items()} for job, outcomes in pool.judged(jobs)}
+    right, died, hung = ({"none": "fused", "sites": kind} for kind in ("fused", "crash", "hang"))
+    assert found == {0: right, 1: died, 2: hung, 3: right, 4: died, 5: right}
