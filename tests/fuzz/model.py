@@ -55,7 +55,9 @@ class _Layer:
         g, recipe = self.g, self.recipe
         operands = self.sources.operands(x, number)
         key, value = self.sources.cached(operands.key, operands.value, number)
+        self.frame.stored["keys"] = key
         key, value = self.sources.repeated(key, recipe.size), self.sources.repeated(value, recipe.v_size)
+        self.frame.stored["repeated"] = key
         query, key, late = self._scaled(operands.query, key)
         scores = self._product(query, key)
         scores = self._steps(scores, late, number)
