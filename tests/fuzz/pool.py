@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import time
 import traceback
@@ -16,7 +17,8 @@ from tests.fuzz.recipe import Recipe
 PATIENCE = 60.0
 """Seconds after which a graph hangs."""
 
-_READY = "ready"
+_UP, _READY = "up", "ready"
+"""What a process says when it has started, and when the original of its job has run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Job:
 
 def _work(pipe: Any, subject: Callable[[Recipe], Any]) -> None:
     """Judges what comes through the pipe, until nothing does."""
+    pipe.send(_UP)
     while (job := pipe.recv()) is not None:
         _judge(pipe, subject, job)
 
@@ -57,20 +60,21 @@ class _Worker:
         self.job: Job | None = None
         self.found: dict[str, Outcome] = {}
         self.since = 0.0
-        self.ready = False
-        """Whether the original has run, so that whatever happens now is not its doing."""
+        self.up = self.ready = False
+        """Whether the process has started, and whether the original has run, so that whatever happens now is not its doing."""
 
     def start(self, job: Job) -> None:
         """Hands out a job."""
-        self.job, self.found, self.since, self.ready = job, {}, time.monotonic(), False
+        self.job, self.found, self.ready = job, {}, False
+        self.since = time.monotonic() if self.up else math.inf
         self.pipe.send(job)
 
     def listen(self) -> bool:
         """Takes what was found; whether the job is done."""
         assert self.job is not None
         heard = self.pipe.recv()
-        if heard == _READY:
-            self.ready = True
+        if isinstance(heard, str) and heard in {_UP, _READY}:
+            self.since, self.up, self.ready = time.monotonic(), True, heard == _READY
             return False
         for level in self.job.levels[len(self.found) :]:
             self.found[level] = heard if isinstance(heard, Outcome) else Outcome("broken", heard)
