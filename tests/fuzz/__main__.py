@@ -21,6 +21,11 @@ _LEVELS = {"none": ("none",), "sites": ("sites",), "both": ("none", "sites")}
 _SHRUNK = 40
 """Failures that are shrunk; of the others only the recipe is printed."""
 
+_EVERY = 1000
+"""Graphs between two lines about speed."""
+_WIDTH = 200
+"""Characters of a message that are printed."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
@@ -40,31 +45,57 @@ def main(arguments: list[str] | None = None) -> int:
         jobs = [Job(0, read(options.recipe), levels)]
     else:
         jobs = (Job(seed, draw(seed), levels) for seed in range(options.seed, options.seed + options.graphs))
-    os.chdir(_made(options.out))
-    counts = {level: collections.Counter[str]() for level in levels}
-    codes = collections.Counter[str]()
-    failures: list[Failure] = []
-    start, done = time.monotonic(), 0
-    with Pool(options.jobs) as pool:
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.chdir(options.out)
+    tally = Tally(levels, frozenset(options.show))
+    with Pool(options.jobs) as pool, pathlib.Path("failures.txt").open("w") as file:
         for job, found in pool.judged(jobs):
-            done += 1
-            for level, outcome in found.items():
-                counts[level][outcome.kind] += 1
-                codes.update(f"{level} {code}" for code in outcome.codes)
-                if outcome.bad or outcome.kind in options.show:
-                    failures.append(Failure(job.seed, level, outcome, job.recipe))
-            told = {outcome.kind: (level, outcome.detail) for level, outcome in found.items() if outcome.bad}
-            for kind, (level, detail) in told.items():
-                print(f"{kind} seed {job.seed} --verify {level}: {detail[:200]}", flush=True)
-            if done % 1000 == 0:
-                print(f"{done} graphs, {done / (time.monotonic() - start):.1f} a second", flush=True)
-        seconds = time.monotonic() - start
+            for failure in tally.count(job, found):
+                outcome, level = failure.outcome, failure.level
+                file.write(f"{outcome.kind} seed {job.seed} --verify {level} --recipe '{job.recipe.line()}'\n")
+                print(f"{outcome.kind} seed {job.seed} --verify {level}: {outcome.detail[:_WIDTH]}", flush=True)
+        print(tally)
         if not options.no_shrink:
-            _shrink_all(pool, failures)
-    print(_table(counts, done, seconds))
+            _shrink_all(pool, tally.failures)
     if options.codes:
-        print("\n".join(f"{count:7} {code}" for code, count in sorted(codes.items())))
-    return int(any(failure.outcome.bad for failure in failures))
+        print("\n".join(f"{count:7} {code}" for code, count in sorted(tally.codes.items())))
+    return int(any(failure.outcome.bad for failure in tally.failures))
+
+
+class Tally:
+    """Counts what becomes of graphs."""
+
+    def __init__(self, levels: tuple[str, ...], shown: frozenset[str]) -> None:
+        self.failures: list[Failure] = []
+        self.codes = collections.Counter[str]()
+        """Reasons of refusals, by level."""
+        self._counts = {level: collections.Counter[str]() for level in levels}
+        self._shown = shown
+        self._start, self._done = time.monotonic(), 0
+
+    def count(self, job: Job, found: dict[str, Outcome]) -> list[Failure]:
+        """Counts one graph; what failed, once for levels that fail alike."""
+        self._done += 1
+        failed: dict[str, Failure] = {}
+        for level, outcome in found.items():
+            self._counts[level][outcome.kind] += 1
+            self.codes.update(f"{level} {code}" for code in outcome.codes)
+            if outcome.bad or outcome.kind in self._shown:
+                failed[outcome.kind] = Failure(job.seed, level, outcome, job.recipe)
+        if self._done % _EVERY == 0:
+            print(f"{self._done} graphs, {self._done / (time.monotonic() - self._start):.1f} a second", flush=True)
+        self.failures += failed.values()
+        return list(failed.values())
+
+    def __str__(self) -> str:
+        speed = self._done / (time.monotonic() - self._start)
+        lines = [f"{self._done} graphs, {speed:.1f} a second"]
+        lines.append(f"{'':12}" + "".join(f"{f'--verify {level}':>16}" for level in self._counts))
+        for kind in CLASSES:
+            numbers = [count[kind] for count in self._counts.values()]
+            if any(numbers) or kind in FAILURES:
+                lines.append(f"{kind:12}" + "".join(f"{number:16}" for number in numbers))
+        return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,20 +112,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _made(folder: pathlib.Path) -> pathlib.Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _shrink_all(pool: Pool, failures: list[Failure]) -> None:
     """Shrinks failures and writes them down; equal ones once."""
     known = collections.Counter[str]()
-    strongest = {(failure.seed, failure.outcome.kind): failure for failure in failures}
-    for failure in list(strongest.values())[:_SHRUNK]:
+    for failure in failures[:_SHRUNK]:
 
         def same(candidate: Recipe, failure: Failure = failure) -> bool:
             ((_, found),) = pool.judged([Job(0, candidate, (failure.level,))])
-            return found[failure.level].kind == failure.outcome.kind
+            return found[failure.level].signature == failure.outcome.signature
 
         smallest = shrink(failure.recipe, same)
         line = f"{failure.outcome.kind} {dataclasses.replace(smallest, numbers=0).line()}"
@@ -113,19 +138,6 @@ def _save(name: str, recipe: Recipe, outcome: Outcome) -> None:
     pathlib.Path(f"{name}.onnx").write_bytes(Subject(recipe).model.SerializeToString())
     if outcome.feeds is not None:
         np.savez(f"{name}.npz", **outcome.feeds)  # type: ignore[arg-type]
-
-
-def _table(counts: dict[str, collections.Counter[str]], done: int, seconds: float) -> str:
-    """Graphs by outcome, one column for each level of verification."""
-    lines = [
-        f"{done} graphs, {done / seconds:.1f} a second",
-        f"{'':12}" + "".join(f"{f'--verify {level}':>16}" for level in counts),
-    ]
-    for kind in CLASSES:
-        numbers = [count[kind] for count in counts.values()]
-        if any(numbers) or kind in FAILURES:
-            lines.append(f"{kind:12}" + "".join(f"{number:16}" for number in numbers))
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class Frame:
         self._spots: dict[str, tuple[str, int]] = {}
         self.shared: dict[object, str] = {}
         """Masks that layers share."""
+        self.stored: dict[str, str] = {}
+        """Keys of the layer at hand, (b, heads, t, size), before and after they are repeated."""
 
     def spot(self, dim: str, value: str, axis: int) -> None:
         """Says where a length can be read, unless that is known."""

@@ -34,7 +34,10 @@ class Impossible(Exception):
 
 def differentiated(model: onnx.ModelProto, inputs: Mapping[str, Given]) -> onnx.ModelProto:
     """The model with gradients of its float inputs as its outputs."""
-    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise Impossible(one_line(error)) from error
     return _Backward(inferred, [name for name, given in inputs.items() if given.role == "normal"]).model()
 
 

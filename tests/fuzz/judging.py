@@ -7,9 +7,11 @@ asked for its other `opinions`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import re
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,9 +31,9 @@ from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Sizes
 from tests.recorded import Array
 
-FAILURES = ("wrong", "invalid", "fails", "traceback", "again", "crash", "hang")
+FAILURES = ("wrong", "invalid", "fails", "traceback", "again", "crash", "hang", "broken")
 """What must not be: other numbers; a model that is none; one that ends in an error where the original ran; an exception of ours;
-a second run that finds what the first left; a process that ended; one that does not end."""
+a second run that finds what the first left; a process that ended; one that does not end; an exception of the fuzzer itself."""
 CLASSES = ("fused", "refused", "differs", "declined", "unrunnable", "runtime", *FAILURES)
 """Other outcomes: refused by the judge alone; a model or an option that is refused as a whole; an original that ONNX Runtime does
 not run; one that it runs wrongly when it optimises, as it does the result."""
@@ -52,6 +54,15 @@ class Outcome:
     def bad(self) -> bool:
         """Whether it must not be."""
         return self.kind in FAILURES
+
+    @property
+    def signature(self) -> tuple[str, ...]:
+        """What stays when a failure is shrunk: its kind, and what became what, or the words of the message."""
+        if self.kind != "wrong":
+            return self.kind, *re.sub(r"'[^']*'|[^A-Za-z ]", " ", self.detail.rpartition("p=")[2]).split()[:8]
+        became = re.search(r"\] (\S+) became (\S+);", self.detail)
+        values = [item if item in {"nan", "0"} else "number" for item in (became.groups() if became else ())]
+        return self.kind, str(self.detail.startswith("full")), *values
 
 
 class Subject:
@@ -100,6 +111,11 @@ class Subject:
         except RuntimeRefusal:
             wide = None
         return Opinions(self.original, wide, self.recipe)
+
+    def prepare(self) -> None:
+        """Runs the original; what it refuses is told by `outcome`."""
+        with contextlib.suppress(Impossible, RuntimeRefusal):
+            self.cases()
 
     def outcome(self, level: str) -> Outcome:
         """Makes the journey with verification or without, and judges what comes back."""
@@ -206,6 +222,12 @@ def _shown(left: Array, right: Array, kept: Array | None) -> tuple[Array, Array]
     return np.where(where, left, 0), np.where(where, right, 0)
 
 
+def _narrowed(array: Array) -> Array:
+    """In float16; what is finite stays finite."""
+    most = float(np.finfo(np.float16).max)
+    return np.where(np.isinf(array), array, np.clip(array, -most, most)).astype(np.float16)
+
+
 class _Session:
     """A model in ONNX Runtime, as it is written or optimised."""
 
@@ -251,8 +273,7 @@ class _Result:
     def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
         """All outputs; inputs are given in the types that the model has now."""
         half = {entry.name for entry in self.model.graph.input if entry.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
-        with np.errstate(over="ignore"):
-            inputs = {name: array.astype(np.float16) if name in half else array for name, array in inputs.items()}
+        inputs = {name: _narrowed(array) if name in half else array for name, array in inputs.items()}
         if self._session is not None:
             try:
                 return self._session.run(None, inputs)

@@ -52,7 +52,13 @@ class Masks:
 
     def kept(self, mask: Mask, number: int, layer: int) -> str:
         """A mask as booleans, true where a row sees a key."""
-        return self._once(("kept", number), layer, lambda: self._joined(mask, number))
+        return self._cut_off(mask, self._once(("kept", number), layer, lambda: self._joined(mask, number)))
+
+    def _cut_off(self, mask: Mask, value: str) -> str:
+        """With as many columns as there are keys."""
+        if mask.cut == "none":
+            return value
+        return self.g.op("Slice", value, [0], self.g.wide(self.g.length(self.frame.stored[mask.cut], 2)), [-1])
 
     def _once(self, key: tuple[object, ...], layer: int, made: Callable[[], str]) -> str:
         key = key if self.recipe.shared else (*key, layer)
@@ -81,7 +87,7 @@ class Masks:
 
     def _added(self, mask: Mask, number: int, layer: int) -> str:
         if mask.kind in BIASES:
-            return self._once(("bias", number), layer, lambda: self._bias(mask, number))
+            return self._cut_off(mask, self._once(("bias", number), layer, lambda: self._bias(mask, number)))
         return self._once(("added", number), layer, lambda: self._as_bias(mask, number, layer))
 
     def _as_bias(self, mask: Mask, number: int, layer: int) -> str:
@@ -212,6 +218,10 @@ class Masks:
         del i
         return self.g.op("Less", j, 1)
 
+    def _prefix_given(self, i: str, j: str) -> str:
+        seen = self.g.op("Less", j, self.g.feed("prefix", (), "shift", "int64"))
+        return self.g.op("Or", seen, self.g.compare("LessOrEqual", j, i))
+
     def _one_of(self, dim: str) -> str:
         return f"{dim}?" if dim in self.recipe.ones else dim
 
@@ -220,6 +230,12 @@ class Masks:
         g = self.g
         dims: Dims = (self._one_of("b"), self.frame.keys)
         raw = g.feed(f"mask{number}", dims, "mask", mask.dtype)
+        if mask.spelled == "gather_nd" and g.opset >= 13:
+            shape = g.vector(self.frame.length("b"), self.frame.length(self.frame.long), 1)
+            columns = g.op("Expand", g.unsqueeze(g.count(self.frame.length(self.frame.long)), 1), shape)
+            entries = g.op("Expand", g.unsqueeze(g.count(self.frame.length("b")), 1, 2), shape)
+            if "b" not in self.recipe.ones:
+                raw = g.op("GatherND", raw, g.op("Concat", entries, columns, axis=-1))
         if mask.spelled == "gather":
             t = self.frame.length(self.frame.long)
             flat = g.reshape(raw, -1)

@@ -55,7 +55,9 @@ class _Layer:
         g, recipe = self.g, self.recipe
         operands = self.sources.operands(x, number)
         key, value = self.sources.cached(operands.key, operands.value, number)
+        self.frame.stored["keys"] = key
         key, value = self.sources.repeated(key, recipe.size), self.sources.repeated(value, recipe.v_size)
+        self.frame.stored["repeated"] = key
         query, key, late = self._scaled(operands.query, key)
         scores = self._product(query, key)
         scores = self._steps(scores, late, number)
@@ -80,12 +82,12 @@ class _Layer:
         return ("s", "b", width) if how == "sequence" else ("b", "s", _WIDTH if how == "projected" else width)
 
     def next_states(self, x: str | None, result: str) -> str:
-        """The input of the next layer."""
+        """The input of the next layer; no larger than 1, as behind a norm, so that scores are what they are in models."""
         g, recipe = self.g, self.recipe
         wide = g.op("MatMul", result, g.weight(self.sources.width, self.sources.width, factor=0.4))
-        if recipe.source != "projected" and not recipe.source.startswith("packed"):
-            return wide
-        return g.op("Add", wide, x or "x")
+        if recipe.source == "projected" or recipe.source.startswith("packed"):
+            wide = g.op("Add", wide, x or "x")
+        return g.op("Tanh", wide)
 
     # Scores
 

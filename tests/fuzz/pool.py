@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection
 from typing import Any
@@ -14,6 +16,9 @@ from tests.fuzz.recipe import Recipe
 
 PATIENCE = 60.0
 """Seconds after which a graph hangs."""
+
+_UP, _READY = "up", "ready"
+"""What a process says when it has started, and when the original of its job has run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +32,21 @@ class Job:
 
 def _work(pipe: Any, subject: Callable[[Recipe], Any]) -> None:
     """Judges what comes through the pipe, until nothing does."""
+    pipe.send(_UP)
     while (job := pipe.recv()) is not None:
+        _judge(pipe, subject, job)
+
+
+def _judge(pipe: Any, subject: Callable[[Recipe], Any], job: Job) -> None:
+    """Sends an outcome for each level; of an exception of the fuzzer itself, the text."""
+    try:
         judged = subject(job.recipe)
+        judged.prepare()
+        pipe.send(_READY)
         for level in job.levels:
             pipe.send(judged.outcome(level))
+    except Exception:  # noqa: BLE001 - the parent counts it, and the others go on
+        pipe.send(traceback.format_exc())
 
 
 class _Worker:
@@ -44,16 +60,26 @@ class _Worker:
         self.job: Job | None = None
         self.found: dict[str, Outcome] = {}
         self.since = 0.0
+        self.up = self.ready = False
+        """Whether the process has started, and whether the original has run, so that whatever happens now is not its doing."""
 
     def start(self, job: Job) -> None:
         """Hands out a job."""
-        self.job, self.found, self.since = job, {}, time.monotonic()
+        self.job, self.found, self.ready = job, {}, False
+        self.since = time.monotonic() if self.up else math.inf
         self.pipe.send(job)
 
     def listen(self) -> bool:
         """Takes what was found; whether the job is done."""
         assert self.job is not None
-        self.found[self.job.levels[len(self.found)]] = self.pipe.recv()
+        heard = self.pipe.recv()
+        if isinstance(heard, str) and heard in {_UP, _READY}:
+            self.since, self.up, self.ready = time.monotonic(), True, heard == _READY
+            return False
+        for level in self.job.levels[len(self.found) :]:
+            self.found[level] = heard if isinstance(heard, Outcome) else Outcome("broken", heard)
+            if isinstance(heard, Outcome):
+                break
         self.since = time.monotonic()
         return len(self.found) == len(self.job.levels)
 
@@ -63,7 +89,7 @@ class _Worker:
         self.process.kill()
         self.process.join()
         for level in self.job.levels[len(self.found) :]:
-            self.found[level] = Outcome(kind, detail)
+            self.found[level] = Outcome(kind, detail) if self.ready else Outcome("unrunnable", f"the original: {detail}")
 
     def stop(self) -> None:
         """Ends a process that has no job."""

@@ -32,6 +32,8 @@ class Mask:
     """What it puts in the place of a score, or adds to it."""
     rows: str = "offset"
     """How positions of queries are counted where keys come before them."""
+    cut: str = "none"
+    """Cut to as many columns as there are keys, before or after these are repeated over heads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,12 +124,14 @@ def _changed(item: Any) -> dict[str, Any]:
 
 KINDS = (
     "padding", "causal", "window", "band", "prefix", "blocks", "documents", "lengths", "given", "table", "sinks_window",
-    "parity", "small_ints", "bits", "self", "first",
+    "parity", "small_ints", "bits", "self", "first", "prefix_given",
 )  # fmt: skip
 BIASES = ("given_bias", "alibi", "relative", "bias_table", "alibi_keys", "distance")
 MASK_CHOICES: Table = {
     "kind": KINDS + BIASES,
-    "spelled": ("compare", "strict", "sub", "trilu", "triu_fill", "table", "trilu_runtime", "cumsum", "gather", "late"),
+    "spelled": (
+        "compare", "strict", "sub", "trilu", "triu_fill", "table", "trilu_runtime", "cumsum", "gather", "late", "gather_nd",
+    ),
     "dtype": ("bool", "int64", "int32", "float", "uint8"),
     "join": ("none", "and", "or", "and_not", "xor", "mul", "bit_and", "where"),
     "other": KINDS,
@@ -136,12 +140,13 @@ MASK_CHOICES: Table = {
     ),
     "fill": ("lowest", "-inf", "-1e9", "-1e4", "-65504", "-1e5", "-1000", "-100", "-30000", "nan", "-1"),
     "rows": ("offset", "slice", "zero"),
+    "cut": ("none", "repeated", "keys"),
 }  # fmt: skip
 CHOICES: Table = {
     "dtype": ("float32", "float16"),
     "opset": (18, 17, 14, 13, 12, 11, 20, 21, 23),
     "layers": (1, 2, 3),
-    "kv_heads": (2, 1, 3),
+    "kv_heads": (2, 1, 3, 0),
     "group": (1, 2, 3),
     "size": (4, 8, 2, 3, 16),
     "v_size": (4, 8, 3, 5, 2, 16),
@@ -186,15 +191,22 @@ _PLAIN: Mapping[str, float] = {
     "softmax": 0.75, "guard": 0.75, "sink": 0.93, "weights_used": 0.95, "dims": 0.45, "ones": 0.75, "batches": 0.95, "ep": 0.75,
     "target": 0.5, "padding": 0.7, "always": 0.85, "keep_outputs": 0.93, "hint": 0.85, "any_size": 0.6, "journey": 0.75,
     "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
-    "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6, "dtype of mask": 0.4,
+    "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6, "cut": 0.85,
+    "dtype of mask": 0.4,
 }  # fmt: skip
 """How often the simplest is drawn; else all others are equally likely. What is not named: half of the time."""
+
+
+_HEADLESS = 0.1
+"""How often no heads at all are left as they are drawn."""
 
 
 def draw(seed: int) -> Recipe:
     """The recipe of a seed."""
     rng = np.random.default_rng(seed)
     fields = {name: _drawn(rng, choices, _PLAIN.get(name, 0.5)) for name, choices in CHOICES.items()}
+    if not fields["kv_heads"] and rng.random() > _HEADLESS:
+        fields["kv_heads"] = 2
     masks = tuple(_mask(rng) for _ in range(int(rng.choice(4, p=(0.15, 0.5, 0.25, 0.1)))))
     return consistent(Recipe(numbers=int(rng.integers(1 << 16)), masks=masks, **fields))
 
@@ -217,7 +229,7 @@ _CACHED_SOURCES = frozenset(["heads", "flat", "projected", "packed_split", "pack
 
 def consistent(recipe: Recipe) -> Recipe:
     """The recipe with choices taken back that do not go together."""
-    for settled in (_of_journey, _of_source, _of_sizes, _of_softmax):
+    for settled in (_of_heads, _of_journey, _of_source, _of_sizes, _of_softmax):
         recipe = dataclasses.replace(recipe, **settled(recipe))
     masks = tuple(_consistent(mask) for mask in recipe.masks)
     recipe = dataclasses.replace(recipe, masks=masks)
@@ -228,6 +240,14 @@ def _of_journey(recipe: Recipe) -> dict[str, Any]:
     if recipe.journey == "gradients":
         return _differentiable(recipe)
     return {"dtype": "float32"} if recipe.journey.startswith("convert") else {}
+
+
+def _of_heads(recipe: Recipe) -> dict[str, Any]:
+    """Without heads hardly any spelling runs: reshapes divide by their number."""
+    if recipe.kv_heads:
+        return {}
+    plain = {"source": "heads", "product": "four", "keys": "swapped", "joined": "heads", "cache": "none", "layers": 1, "group": 1}
+    return plain | {"target": "auto" if recipe.target == "packed" else recipe.target, "sink": "none"}
 
 
 def _of_source(recipe: Recipe) -> dict[str, Any]:
