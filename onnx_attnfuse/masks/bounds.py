@@ -49,8 +49,8 @@ class Bounds:
         for step in mask:
             match step:
                 case Added(laid, negative):
-                    added = self.of(laid.value)
-                    bounds = _add(bounds, _negative(added) if negative else added)
+                    term = self.of(laid.value)
+                    bounds = added(bounds, _negative(term) if negative else term)
                 case Scaled():
                     bounds = _multiply(bounds, self._factor(step))
                 case Replaced(_, _, fill):
@@ -144,7 +144,8 @@ def _union(*parts: Interval) -> Interval:
     return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
-def _add(left: Interval, right: Interval) -> Interval:
+def added(left: Interval, right: Interval) -> Interval:
+    """The sum of two intervals; what is past float32 is infinite."""
     return _rounded(left[0] + right[0], -math.inf), _rounded(left[1] + right[1], math.inf)
 
 
@@ -170,7 +171,7 @@ def _negative(part: Interval) -> Interval:
 
 
 def _subtract(left: Interval, right: Interval) -> Interval:
-    return _add(left, _negative(right))
+    return added(left, _negative(right))
 
 
 def _with_zero(part: Interval) -> Interval:
@@ -188,7 +189,7 @@ def _minimum(*parts: Interval) -> Interval:
 _UNBOUNDED = frozenset(["Log", "Reciprocal"])
 _COMBINED: dict[str, Callable[..., Interval]] = {
     **dict.fromkeys(_MOVING, _union),
-    "Add": _add,
+    "Add": added,
     "Concat": _union,
     "Div": _divide,
     "Max": _maximum,

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from onnx_attnfuse.masks.bounds import Bounds, Interval
+from onnx_attnfuse.masks.bounds import Bounds, Interval, added
 from onnx_attnfuse.masks.expression import And, Apply, Expression
 from onnx_attnfuse.masks.meaning import Meaning, keep_condition, split_added
 from onnx_attnfuse.masks.reader import Reader
@@ -36,7 +36,7 @@ own fill, with the queries of rows that are replaced throughout set to zero."""
 
 ABSORBS = -1e12
 """Added in float32, a number this low leaves nothing of an ordinary score."""
-_LOWEST = -3.4e38
+_LOWEST, _ABOVE_LOWEST = -3.4e38, -3e38
 _ROUNDS, _ROUNDS_ALL = -2e4, -1e9
 """Between these, adding the number rounds a float32 score visibly and still leaves something of it."""
 _APART = 2e3
@@ -66,6 +66,8 @@ class MaskedKeys:
     keys: tuple[MaskedKey, ...]
     biased: bool = False
     """An ordinary bias is added after scores were replaced."""
+    added_later: bool = False
+    """Anything is added after scores were replaced."""
     additions: int = 0
     """How often a number is added or multiplied, each time rounding the sum."""
 
@@ -85,8 +87,14 @@ def sees_a_key(meaning: Meaning, bounds: Bounds) -> bool:
     return meaning.rows_alive and all(bounds.expression(bias)[0] > bounds.masked_from for bias in meaning.biases)
 
 
-def masked_keys(mask: Mask, reader: Reader, bounds: Bounds) -> MaskedKeys:
+def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABSORBS) -> MaskedKeys:
     """Sorts the masked keys of a mask by the steps that mask them.
+
+    Args:
+        mask: The steps.
+        reader: Reads their values.
+        bounds: Intervals of their values.
+        absorbs: From here down an added number leaves nothing of a score; higher where sums are rounded to a half type.
 
     Raises:
         Refused: Too many steps mask keys (`many-masks`), or a floor lies among the numbers of masked keys (`floor-near-fill`).
@@ -94,8 +102,10 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds) -> MaskedKeys:
     events, biased = _events(mask, reader, bounds)
     if len(events) > _MAX_EVENTS:
         raise Refused("many-masks", f"{len(events)} steps mask scores; rows without a key cannot be told apart")
-    found = dict.fromkeys(_key(mask, active, bounds) for active in _combinations(events))
-    return MaskedKeys(tuple(found), biased, sum(isinstance(step, (Added, Scaled)) for step in mask))
+    found = dict.fromkeys(_key(mask, active, bounds, absorbs) for active in _combinations(events))
+    first = next((place for place, step in enumerate(mask) if isinstance(step, Replaced)), len(mask))
+    later = any(isinstance(step, Added) for step in mask[first:])
+    return MaskedKeys(tuple(found), biased, later, sum(isinstance(step, (Added, Scaled)) for step in mask))
 
 
 def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
@@ -118,10 +128,16 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
         if not key.absorbs(absorbs) and not other.low >= key.high + _APART:
             message = f"scores are replaced by {key.high:g} and others masked by adding; rows without a key would mix both"
             raise Refused("weak-fill", message)
-    numbers = {number for key in replaced for number in (key.low, key.high) if number != -math.inf}
-    alike = len(numbers) <= 1 and not masked.biased
-    below_all = all(other.low >= key.high + _APART or key.high <= _LOWEST for key in replaced for other in scored)
-    return "lowest" if alike and below_all else "exact"
+    alike = len({number for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
+    infinite = masked.added_later and any(key.low == -math.inf for key in replaced)
+    if masked.biased or infinite or not alike:
+        return "exact"
+    return "lowest" if all(_stays_below(key, other) for key, other in itertools.product(replaced, scored)) else "exact"
+
+
+def _stays_below(replaced: MaskedKey, scored: MaskedKey) -> bool:
+    """Whether two masked keys share a row's weight as they did once the one that was replaced has the lowest number."""
+    return replaced.high <= _LOWEST or scored.low >= max(replaced.high + _APART, _ABOVE_LOWEST)
 
 
 def implied(premise: Expression, conclusion: Expression) -> bool:
@@ -171,27 +187,27 @@ def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:
                 yield active
 
 
-def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds) -> MaskedKey:
+def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -> MaskedKey:
     scored, low, high = True, 0.0, 0.0
     for place, (step, gain) in enumerate(zip(mask, step_gains(mask), strict=True)):
         for event in active:
             if event.step == place and event.replaces:
                 scored, (low, high) = False, event.number
             elif event.step == place:
-                low, high = low + event.number[0], high + event.number[1]
+                low, high = added((low, high), event.number)
         if isinstance(step, Floored):
-            scored, low, high = _floored(scored, (low, high), step.low * gain.number, bounds)
+            scored, low, high = _floored(scored, (low, high), step.low * gain.number, bounds.masked_from, absorbs)
     return MaskedKey(scored, low, high)
 
 
-def _floored(scored: bool, number: Interval, floor: float, bounds: Bounds) -> tuple[bool, float, float]:
+def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs: float) -> tuple[bool, float, float]:
     """What a floor makes of masked keys."""
     low, high = number
-    if floor <= ABSORBS:
+    if floor <= absorbs:
         return scored, max(low, floor), max(high, floor)
-    if low >= floor - bounds.masked_from or (not scored and low >= floor):
+    if low >= floor - limit or (not scored and low >= floor):
         return scored, low, high
-    if high <= floor + bounds.masked_from or (high <= floor and not scored):
+    if high <= floor + limit or (high <= floor and not scored):
         return False, floor, floor
     message = f"scores are held above {floor:g}, among the numbers of masked keys; rows without a key would differ"
     raise Refused("floor-near-fill", message)

@@ -131,6 +131,8 @@ class _Folder:
         self._masks(Added(self._operand(step.operand, taken), step.negative), taken)
 
     def _floored(self, step: steps.Floored, taken: Taken[ScoreStep]) -> None:
+        if step.low == -math.inf:
+            return
         if self._mask:
             self._masks(Floored(step.low), taken)
         elif not step.low <= self._facts.assumed.masked_from:

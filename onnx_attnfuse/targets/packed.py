@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.arrange import arrange, cost, einops
 from onnx_attnfuse.axes.factors import Axes, Axis, length
 from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate
+from onnx_attnfuse.masks.walk import index_factors
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.targets.bias import BiasEmitter
@@ -56,11 +57,16 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
         return Reason("cross-attention", "queries and keys are not proven to be of the same sequence")
     if meaning.is_trivial:
         return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
-    if not is_padding(meaning.predicates, spec):
-        return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
     if not axes.b or not axes.i:
         return Reason("one-token", "there is one entry or one position, and so nothing to pack")
+    if not is_padding(meaning.predicates, spec) or any(_is_alike(item, axes.b) for item in meaning.predicates):
+        return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
     return None
+
+
+def _is_alike(predicate: Predicate, batch: Axis) -> bool:
+    """Whether a predicate forbids the same keys in every entry of the batch, which padding does not."""
+    return isinstance(predicate, Padding) and not index_factors(predicate.predicate) & set(batch)
 
 
 @dataclasses.dataclass(frozen=True)

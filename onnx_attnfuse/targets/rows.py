@@ -71,7 +71,8 @@ def read_rows(
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"
     if emitter is not None and not alive and not spec.unshifted:
-        fills = choose_fills(masked_keys(spec.mask, bench.reader, bench.bounds), _absorbing(spec, bench))
+        absorbs = _absorbing(spec, bench)
+        fills = choose_fills(masked_keys(spec.mask, bench.reader, bench.bounds, absorbs), absorbs)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact)
     for rule in rules:
@@ -82,7 +83,7 @@ def read_rows(
         return rows
     if spec.unshifted:
         return _refill_dead_rows(rows, compact, "Greater", bench.bounds.masked_from, math.nan, bench.builder)
-    if fills == "exact":
+    if fills == "exact" or _leaves_scores(spec, bench):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), bench.builder)
     return _with_dead_rows(rows, compact, spec, fills, bench, zeroes=zeroes)
 
@@ -99,6 +100,14 @@ def _with_dead_rows(rows: Rows, compact: Laid, spec: AttentionSpec, fills: Fills
         rows = _refill_dead_rows(rows, compact, counted, _LOWEST, 0.0 if guards else math.nan, bench.builder)
     levelled = _levelled_below(spec, lowest, bench)
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, bench.builder)
+
+
+def _leaves_scores(spec: AttentionSpec, bench: Workbench) -> bool:
+    """Whether the lowest number of the operator's type leaves something of scores that the source replaces."""
+    finite = any(isinstance(step, Replaced) and math.isfinite(step.fill) for step in spec.mask)
+    if not finite or spec.dtype is None or -largest(spec.dtype) <= ABSORBS:
+        return False
+    return _levelled_below(spec, bench.bounds.lowest(spec.mask), bench) is None
 
 
 def _absorbing(spec: AttentionSpec, bench: Workbench) -> float:
