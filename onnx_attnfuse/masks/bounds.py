@@ -161,9 +161,9 @@ def _divide(left: Interval, right: Interval) -> Interval:
     return _multiply(left, (1 / right[1], 1 / right[0]))
 
 
-def _rounded(number: float, overflow: float) -> float:
-    """A number past float32 is infinite there."""
-    return overflow if abs(number) > 3.5e38 or math.isnan(number) else number
+def _rounded(number: float, unknown: float) -> float:
+    """A number past float32 is infinite there; one that is none is `unknown`."""
+    return unknown if math.isnan(number) else math.copysign(math.inf, number) if abs(number) > 3.5e38 else number
 
 
 def _negative(part: Interval) -> Interval:
