@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.sizes import Dim
 
 FORBIDS = -1e3
 """A score that is replaced by this or less, or has it added, is masked; what is larger is an ordinary value."""
@@ -238,6 +239,9 @@ class AttentionSpec:
     """How keys and values come about where they are appended to earlier ones."""
     sink: Laid | None = None
     """One more score in each row, which takes weight and has no value; it is neither scaled nor masked."""
+    wider: tuple[tuple[Dim, Dim], ...] = ()
+    """Lengths of the scores, each with that of a mask or factor along the same axis, taken to be no longer: it is 1 or the same.
+    Where it is longer, as the scores' is 1 at run time, the source repeats the scores and the operator ends in an error."""
 
     @property
     def axes(self) -> Axes4:
@@ -268,17 +272,22 @@ class AttentionSpec:
 
 def mask_values(mask: Mask | None) -> Iterator[ir.Value]:
     """Every value of the graph that a mask is made of."""
+    return (laid.value for laid in mask_operands(mask))
+
+
+def mask_operands(mask: Mask | None) -> Iterator[Laid]:
+    """The same with their axes."""
     if isinstance(mask, Term):
-        yield mask.laid.value
+        yield mask.laid
     elif isinstance(mask, Total):
-        yield from mask_values(mask.left)
-        yield from mask_values(mask.right)
+        yield from mask_operands(mask.left)
+        yield from mask_operands(mask.right)
     elif isinstance(mask, Times):
-        yield from mask_values(mask.mask)
+        yield from mask_operands(mask.mask)
         if isinstance(mask.factor, Laid):
-            yield mask.factor.value
+            yield mask.factor
     elif isinstance(mask, Select):
-        yield mask.condition.value
-        yield from mask_values(mask.mask)
+        yield mask.condition
+        yield from mask_operands(mask.mask)
     elif isinstance(mask, Floor):
-        yield from mask_values(mask.mask)
+        yield from mask_operands(mask.mask)
