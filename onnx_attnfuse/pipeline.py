@@ -17,6 +17,7 @@ from onnx_attnfuse.equations.trace import Trace
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.opset import Opset
+from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.heal import widen_caches
@@ -71,6 +72,7 @@ class Run:
         self.turned = 0
         self.unblocked: Counter[str] = Counter()
         self.trace = trace
+        self.replaced: dict[ir.Value, ir.Value] = {}
 
     def go(self) -> Report:
         """Fuses what can be fused, in place."""
@@ -139,8 +141,8 @@ class Run:
         """Fuses the attentions of one graph, then mends what stands around them."""
         builder = self._builder(scope)
         bench = Workbench(builder, Bounds(scope.facts), Reader(scope.facts), self.planning.device, self.opset)
-        guards, readers = Guards(builder), self.catalogue.readers
-        sites = Sites(scope, self.model, bench, self.court, guards, self.options, readers, self.policy, self.album)
+        fixed = self.options, self.catalogue.readers, self.policy, self.album
+        sites = Sites(scope, self.model, bench, self.court, Guards(builder), *fixed, Order(scope.graph), self.replaced)
         found = [as_asked(site, self.planning.target) for site in self._fused(sites, candidates, total)]
         found = changes.settle(found, sites.replaced)
         for site in found:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
@@ -71,29 +72,68 @@ def _origins(dim: Dim, builder: Builder) -> set[ir.Value]:
     return found
 
 
-def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder) -> None:
+def check_apart(spec: AttentionSpec, order: Order) -> None:
+    """What the operator is given, a mask above all, must not be computed from what it makes needless.
+
+    Args:
+        spec: The attention.
+        order: The places of the nodes.
+
+    Raises:
+        Refused: It is, as where scores are added to themselves.
+    """
+    own = set(spec.nodes)
+    anchor = spec.output[0].value.producer()
+    between = [value for node in spec.nodes if node is not anchor for value in node.outputs]
+    users = [user for value in between for user in viewers(value) if user not in own]
+    if not users or anchor is None:
+        return
+    below = order.leads(users, order.place(anchor)) - own
+    given = next((value for value in spec.values() if value.producer() in below), None)
+    if given is not None:
+        message = f"'{given.name}', which the operator would be given, is computed from scores or weights of the attention"
+        raise Refused("inner-value-used", message, spec.name)
+
+
+def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order) -> None:
     """Puts the new values in the place of the old ones and removes what became needless.
 
-    Earlier nodes may read what a cache gives now, so that the graph is to be sorted afterwards.
+    What the operator itself is computed from goes on reading the keys and values that the source appended to earlier ones; other
+    earlier nodes may read what the operator gives now, so that the graph is to be sorted afterwards.
     """
     producer = emitted.replaced.producer()
     if producer is not None:
         emitted.node.metadata_props.update(producer.metadata_props)
         emitted.node.doc_string = producer.doc_string
     presents = [old for old, _ in emitted.presents]
-    for old, new in emitted.results:
-        connect(old, new, builder, viewers(old) if old in presents else [node for node, _ in old.uses()])
+    connect(emitted.replaced, emitted.value, builder, [node for node, _ in emitted.replaced.uses()])
     inner = [*inner_values(spec), *presents]
     sweep([emitted.replaced, *inner])
     needless = [value for value in emitted.needless if _known_elsewhere(value, {*inner, *emitted.needless}, builder)]
     for value in (*inner, *needless):
         _answer_shapes(value, builder)
     sweep((*inner, *needless))
-    turning = _turning(spec)
-    for value in turning:
-        if all(_known_elsewhere(asked, set(turning), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):
+    for views in (_turning(spec), _views(spec)):
+        _drop_views(views, builder)
+    own = set(builder.added)
+    for old, new in emitted.presents:
+        if old.graph is not None:
+            connect(old, new, builder, order.free([node for node in viewers(old) if node not in own], new))
+            _answer_shapes(old, builder)
+    sweep([value for pair in emitted.presents for value in pair])
+
+
+def _drop_views(values: Sequence[ir.Value], builder: Builder) -> None:
+    """Removes those of `values`, nearest first, of which nothing but the shape is asked, and that is known elsewhere."""
+    for value in values:
+        if all(_known_elsewhere(asked, set(values), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):
             _answer_shapes(value, builder)
             sweep([value])
+
+
+def _views(spec: AttentionSpec) -> list[ir.Value]:
+    """What stands between the operands and what they are views of, nearest first."""
+    return list(dict.fromkeys(source.laid.value for operand in spec.operands() for source in operand[:-1]))
 
 
 def _turning(spec: AttentionSpec) -> list[ir.Value]:
@@ -144,7 +184,8 @@ def answer_shapes(value: ir.Value, builder: Builder) -> None:
         dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
         if dims is None:
             continue
-        apart = Builder(builder.graph, builder.facts, builder.opset, builder.names)
+        assert node.graph is not None
+        apart = Builder(node.graph, builder.facts, builder.opset, builder.names)
         apart.at(node)
         answer = apart.shape(dims[slice(attribute(node, "start", 0), attribute(node, "end"))])
         asked = node.outputs[0]

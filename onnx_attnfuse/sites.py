@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.building import Building, Built
 from onnx_attnfuse.conditions import Problem
 from onnx_attnfuse.court import Court
+from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.kernels import forecast_standing
@@ -26,7 +27,7 @@ from onnx_attnfuse.report.album import Album
 from onnx_attnfuse.report.kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import kept, unfused
-from onnx_attnfuse.rewrite import check_shape_users, commit, tidy
+from onnx_attnfuse.rewrite import check_apart, check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.layout import replaces_rotation
@@ -46,8 +47,9 @@ class Sites:
     policy: Policy
     """Which kernels are wanted."""
     album: Album
-    replaced: dict[ir.Value, ir.Value] = dataclasses.field(default_factory=dict[ir.Value, ir.Value])
-    """Results that were replaced, and what by."""
+    order: Order
+    replaced: dict[ir.Value, ir.Value]
+    """Results that were replaced, and what by: those of outer graphs too, which nested ones read."""
     unsorted: bool = False
     """Whether earlier nodes may read what later ones give."""
 
@@ -85,6 +87,7 @@ class Sites:
         Raises:
             Refused: The mask cannot be looked at.
         """
+        check_apart(spec, self.order)
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         assumptions = assumed_by(spec, meaning, self.scope.facts)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None, assumptions=assumptions)
@@ -100,6 +103,7 @@ class Sites:
                 cached = any(item.way.cached for item in (plan.main, *plan.faster))
                 check_shape_users(spec, self.bench.builder, cached=cached)
                 built = Building(spec, meaning, plan, self.scope, self.model, self.bench, self.court, self.guards).build()
+                self.order.add(self.bench.builder.added, anchor_of(spec))
             except Refused as refused:
                 tidy(self.bench.builder)
                 reasons.append(refused.reason)
@@ -111,7 +115,7 @@ class Sites:
 
     def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, planning: Planning) -> SiteReport:
         """Connects what was built, and tells."""
-        commit(spec, built.emitted, self.bench.builder)
+        commit(spec, built.emitted, self.bench.builder, self.order)
         self.replaced.update(built.emitted.results)
         self.unsorted |= bool(built.emitted.presents)
         return dataclasses.replace(

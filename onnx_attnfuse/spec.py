@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, named
 from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.graph.sizes import Dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +251,9 @@ class AttentionSpec:
     """One more score in each row, which takes weight and has no value; it is neither scaled nor masked."""
     unshifted: bool = False
     """Exponentials are taken without the row's maximum subtracted first: a fully masked row is NaN."""
+    wider: tuple[tuple[Dim, Dim], ...] = ()
+    """Lengths of the scores, each with that of a mask or factor along the same axis, taken to be no longer: it is 1 or the same.
+    Where it is longer, as the scores' is 1 at run time, the source repeats the scores and the operator ends in an error."""
 
     @property
     def axes(self) -> Axes4:
@@ -280,9 +284,14 @@ class AttentionSpec:
 
 def mask_values(mask: Mask) -> Iterator[ir.Value]:
     """Every value of the graph that a mask is made of."""
+    return (laid.value for laid in mask_operands(mask))
+
+
+def mask_operands(mask: Mask) -> Iterator[Laid]:
+    """Every value that a mask is made of, with its axes."""
     for step in mask:
         match step:
             case Added(laid) | Scaled(Laid() as laid) | Replaced(laid):
-                yield laid.value
+                yield laid
             case Scaled() | Floored():
                 pass

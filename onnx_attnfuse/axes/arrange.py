@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, replaced
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.axes.views import Laid, is_short
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.reasons import Refused
 
@@ -47,6 +47,7 @@ def arrange(builder: Builder, source: Laid, target: Axes) -> ir.Value:
         Refused: The source runs over a factor that the target has no place for.
     """
     target = refined(target)
+    source = spread(builder, source)
     value, axes = _select(builder, source.value, refined(source.axes))
     wanted = [leaf for axis in target for leaf in axis]
     present = {leaf for axis in axes for leaf in axis}
@@ -58,6 +59,17 @@ def arrange(builder: Builder, source: Laid, target: Axes) -> ir.Value:
     if len(kept) < len(wanted):
         value = _repeat(builder, value, target, present)
     return builder.reshape(value, [length(axis) for axis in target])
+
+
+def spread(builder: Builder, laid: Laid) -> Laid:
+    """The same at its full length along axes that may be 1 at run time, where the source broadcasts."""
+    dims = builder.facts.dims(laid.value)
+    if dims is None or not is_short(laid, builder.facts):
+        return laid
+    full = [length(axis) for axis in laid.axes]
+    where = [builder.facts.is_shorter(dim, size) for dim, size in zip(dims, full, strict=True)]
+    lengths = [size if marked else dim for dim, size, marked in zip(dims, full, where, strict=True)]
+    return Laid(builder.expand(laid.value, lengths, where), laid.axes)
 
 
 def _select(builder: Builder, value: ir.Value, axes: Axes) -> tuple[ir.Value, Axes]:

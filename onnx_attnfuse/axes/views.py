@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, refined, regroup, replaced
+from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -219,6 +219,14 @@ _SELECTING: dict[str, _Rule] = {
     "Split": _split,
     "Tile": _tile,
 }
+
+
+def is_short(laid: Laid, facts: Facts) -> bool:
+    """Whether an axis of a value may be 1 at run time where what it runs over is longer."""
+    dims = facts.dims(laid.value)
+    if dims is None or len(dims) != len(laid.axes):
+        return False
+    return any(facts.is_shorter(dim, length(axis)) for dim, axis in zip(dims, laid.axes, strict=True))
 
 
 def aligned(value: ir.Value, axes: Axes, facts: Facts) -> Axes | None:

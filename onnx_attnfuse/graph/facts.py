@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import TypeVar, cast
 
 import onnx_ir as ir
@@ -58,6 +58,9 @@ class Facts:
         self.equalities: dict[tuple[Dim, Dim], None] = {}
         """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
         self._shared: Counter[str] = Counter()
+        self._enforced: set[tuple[Dim, Dim]] = set()
+        self._spreads: dict[Dim, set[Dim]] = {}
+        """For a length those others that meet it where operands broadcast, so that they may be 1 where it is not."""
         for value in graph.inputs:
             self._set_from_annotation(value)
             names = {name for dim in self._dims.get(value, ()) for name in sizes.symbols(dim)}
@@ -143,6 +146,29 @@ class Facts:
         if left == right or 1 in {left, right} or (isinstance(left, int) and isinstance(right, int)):
             return
         self.equalities.setdefault((left, right))
+
+    def enforce(self, left: Dim, right: Dim) -> None:
+        """Notes that two lengths are equal whenever the graph runs, as no operator repeats here."""
+        self.meet(left, right)
+        if left != right:
+            self._enforced |= {(left, right), (right, left)}
+
+    def same(self, left: Dim, right: Dim) -> bool:
+        """Whether two lengths are equal whenever the graph runs."""
+        return left == right or (left, right) in self._enforced
+
+    def spread(self, dim: Dim, size: Dim) -> None:
+        """Notes that an axis of length `dim` is repeated to `size` where it is 1 at run time."""
+        if isinstance(dim, Size) and size not in {1, dim}:
+            self._spreads.setdefault(size, set()).add(dim)
+
+    def shorter(self, size: Dim) -> Set[Dim]:
+        """The lengths that meet `size` where operands broadcast: each may be 1 where it is not."""
+        return {dim for dim in self._spreads.get(size, ()) if not self.same(dim, size)}
+
+    def is_shorter(self, dim: Dim, size: Dim) -> bool:
+        """Whether `dim` meets `size` where operands broadcast, so that it may be 1 where `size` is not."""
+        return dim in self._spreads.get(size, ()) and not self.same(dim, size)
 
     def once(self, name: str, make: Callable[[], _Told]) -> _Told:
         """What `make` makes, made once for the graph: a reader's memory of what it read."""

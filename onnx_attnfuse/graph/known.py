@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 Dims: TypeAlias = tuple[Dim, ...]
@@ -40,12 +41,29 @@ class Known(Protocol):
         """Notes that two lengths have to agree at run time."""
         ...
 
+    def enforce(self, left: Dim, right: Dim) -> None:
+        """Notes that two lengths are equal whenever the graph runs, as no operator repeats here."""
+        ...
 
-def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None) -> Dims | None:
+    def same(self, left: Dim, right: Dim) -> bool:
+        """Whether two lengths are equal whenever the graph runs."""
+        ...
+
+    def spread(self, dim: Dim, size: Dim) -> None:
+        """Notes that an axis of length `dim` is repeated to `size` where it is 1 at run time."""
+        ...
+
+
+def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None, *, exactly: bool = False) -> Dims | None:
     """The shape of an element-wise result.
 
-    Two different symbols are taken to be equal at run time, as exporters mean them, which `facts` then remember; a number wins
-    over a symbol, and a symbol of the operand that broadcasts least over others: the scores' own over the mask's.
+    A number wins over a symbol, and a symbol of the operand that broadcasts least over others: the scores' own over the mask's.
+    That the mask's is not the longer one is taken for granted, as exporters mean it, and `facts` remember who met whom.
+
+    Args:
+        shapes: The shapes of the operands.
+        facts: Where to note which lengths met.
+        exactly: Take nothing for granted: of two different symbols the larger.
     """
     known = [shape for shape in shapes if shape is not None]
     if len(known) != len(shapes) or not known:
@@ -57,6 +75,13 @@ def broadcast(shapes: Sequence[Dims | None], facts: Known | None = None) -> Dims
             current = result[axis]
             if facts is not None:
                 facts.meet(current, dim)
-            if (isinstance(current, int) and current == 1) or (isinstance(dim, int) and dim != 1):
+                facts.spread(current, dim)
+                facts.spread(dim, current)
+            if facts is not None and facts.same(current, dim):
+                continue
+            either = sizes.broadcast((current, dim))
+            if exactly or either in {current, dim}:
+                result[axis] = either
+            elif (isinstance(current, int) and current == 1) or (isinstance(dim, int) and dim != 1):
                 result[axis] = dim
     return tuple(result)

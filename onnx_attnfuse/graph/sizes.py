@@ -198,6 +198,23 @@ def maximum(left: Dim, right: Dim) -> Dim:
     return _function(f"max({left}, {right})", (left, right), max)
 
 
+def broadcast(dims: Iterable[Dim]) -> Dim:
+    """The length that several come to where each is that or 1: a number if there is one, the only symbol, else the largest.
+
+    It is exact as long as none of them is 0.
+    """
+    flat: dict[Dim, None] = {}
+    for dim in dims:
+        lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
+        flat.update(dict.fromkeys(lone.parts if lone is not None and lone.evaluate is max else (dim,)))
+    flat.pop(1, None)
+    number = next((dim for dim in flat if isinstance(dim, int)), None)
+    if number is not None or len(flat) < 2:
+        return next(iter(flat), 1) if number is None else number
+    parts = tuple(sorted(flat, key=str))
+    return _function(f"max({', '.join(map(str, parts))})", parts, max)
+
+
 def minimum(left: Dim, right: Dim) -> Dim:
     """The smaller of two sizes."""
     if isinstance(left, int) and isinstance(right, int):

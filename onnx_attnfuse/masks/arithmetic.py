@@ -261,8 +261,8 @@ def _numbers(op: str, left: float, right: float) -> Expression | None:
         return None
     table: dict[str, Callable[[float, float], float]] = {
         "Add": lambda a, b: a + b,
-        "Max": max,
-        "Min": min,
+        "Max": lambda a, b: math.nan if math.isnan(a) or math.isnan(b) else max(a, b),
+        "Min": lambda a, b: math.nan if math.isnan(a) or math.isnan(b) else min(a, b),
         "Mul": lambda a, b: a * b,
         "Sub": lambda a, b: a - b,
     }
@@ -275,6 +275,8 @@ def _complement(op: str, left: Expression, right: Expression) -> Expression | No
         return Apply("Complement", (right,))
     for first, second in ((left, right), (right, left)):
         if op == "Mul" and isinstance(first, Apply) and first.op == "Complement" and isinstance(second, Number):
+            if not math.isfinite(second.value):
+                return None
             return choice(truth(first.arguments[0]), Number(0.0), second)
     return None
 

@@ -68,6 +68,8 @@ class MaskedKeys:
     """An ordinary bias is added after scores were replaced."""
     added_later: bool = False
     """Anything is added after scores were replaced."""
+    floored: bool = False
+    """Masked scores are held above a number."""
     additions: int = 0
     """How often a number is added or multiplied, each time rounding the sum."""
 
@@ -105,7 +107,8 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     found = dict.fromkeys(_key(mask, active, bounds, absorbs) for active in _combinations(events))
     first = next((place for place, step in enumerate(mask) if isinstance(step, Replaced)), len(mask))
     later = any(isinstance(step, Added) for step in mask[first:])
-    return MaskedKeys(tuple(found), biased, later, sum(isinstance(step, (Added, Scaled)) for step in mask))
+    floored = any(isinstance(step, Floored) for step in mask)
+    return MaskedKeys(tuple(found), biased, later, floored, sum(isinstance(step, (Added, Scaled)) for step in mask))
 
 
 def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
@@ -130,9 +133,12 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
             raise Refused("weak-fill", message)
     alike = len({number for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
     infinite = masked.added_later and any(key.low == -math.inf for key in replaced)
-    if masked.biased or infinite or not alike:
-        return "exact"
-    return "lowest" if all(_stays_below(key, other) for key, other in itertools.product(replaced, scored)) else "exact"
+    if not masked.biased and not infinite and alike and all(itertools.starmap(_stays_below, itertools.product(replaced, scored))):
+        return "lowest"
+    if masked.floored:
+        message = "scores are held above a number and replaced by another; rows without a key would mix both"
+        raise Refused("weak-fill", message)
+    return "exact"
 
 
 def _stays_below(replaced: MaskedKey, scored: MaskedKey) -> bool:

@@ -42,8 +42,9 @@ from onnx_attnfuse.masks.expression import (
     truth,
 )
 from onnx_attnfuse.masks.reader import Reader
-from onnx_attnfuse.masks.walk import elements_of, index_factors
+from onnx_attnfuse.masks.walk import elements_of, index_factors, parts_of
 from onnx_attnfuse.masks.wording import Wording
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
 
 
@@ -140,7 +141,11 @@ class Meaning:
 
 
 def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
-    """Reads the mask of `spec`."""
+    """Reads the mask of `spec`.
+
+    Raises:
+        Refused: A mask has NaN in it (`nan-fill`).
+    """
     axes = spec.axes
     heads = axes.n
     wording = Wording(named("bnij", axes.scores))
@@ -198,11 +203,21 @@ def _parts(mask: Mask, reader: Reader) -> Parts:
 
 
 def split_added(step: Added, gain: Gain, reader: Reader) -> Parts:
-    """What an added value forbids and adds, once later steps have multiplied it."""
+    """What an added value forbids and adds, once later steps have multiplied it.
+
+    Raises:
+        Refused: There is NaN in it (`nan-fill`).
+    """
     part = _multiplied(element(step.laid, reader), -gain.number if step.negative else gain.number)
+    if _has_nan(part):
+        raise Refused("nan-fill", f"the mask '{step.laid.value.name}' has NaN in it, which makes whole rows NaN")
     if part == Number(0.0) or not gain.values:
         return _split(part, reader.facts.assumed.masked_from)
     return Parts(biases=(_scaled(part, gain.values, reader),))
+
+
+def _has_nan(part: Expression) -> bool:
+    return math.isnan(part.value) if isinstance(part, Number) else any(map(_has_nan, parts_of(part)))
 
 
 def keep_condition(condition: Laid, keep_where: bool, reader: Reader) -> Expression:

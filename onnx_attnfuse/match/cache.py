@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from onnx_attnfuse.axes.factors import Axis, Factor, leaves, replaced
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.axes.views import Laid, is_short
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
@@ -24,7 +24,7 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
         facts: Shapes and types.
     """
     keys, values = (_appended(operand[-1], key_axis, facts) for operand in (key, value))
-    if keys is None or values is None:
+    if keys is None or values is None or any(is_short(operand[-1].laid, facts) for operand in (key, value)):
         return None
     past_key, new_key, axis = keys
     past_value, new_value, value_axis = values

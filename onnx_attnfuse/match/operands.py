@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axis
-from onnx_attnfuse.axes.views import Laid, downward, upward
+from onnx_attnfuse.axes.views import Laid, downward, is_short, upward
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
@@ -39,6 +39,8 @@ def sources(operand: Laid, facts: Facts, channels: Axis = (), *, plain: bool = F
 
 def _further(source: Source, facts: Facts, channels: Axis, *, plain: bool) -> Source | None:
     """What a source is a view of, or is computed from in a way that an operator can make up for."""
+    if is_short(source.laid, facts):
+        return None
     view = upward(source.laid, facts, selecting=True) or _widened(source.laid, facts)
     if view is not None:
         return dataclasses.replace(source, laid=view)

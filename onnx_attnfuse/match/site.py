@@ -18,11 +18,12 @@ from onnx_attnfuse.match import operands
 from onnx_attnfuse.match.cache import read_cache
 from onnx_attnfuse.match.folding import fold
 from onnx_attnfuse.match.heads import find_heads
-from onnx_attnfuse.match.scores import read_scores
+from onnx_attnfuse.match.scores import ScorePath, read_scores
+from onnx_attnfuse.match.settling import settle, wider
 from onnx_attnfuse.match.softmax import Softmax
 from onnx_attnfuse.match.weights import WeightPath, read_weights
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, RowRule, ScaleValue
+from onnx_attnfuse.spec import AttentionSpec, RowRule, ScaleValue, mask_operands
 
 
 def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:
@@ -51,19 +52,23 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     _check_parameters(nodes)
     if not keep_outputs:
         _check_inner_uses(nodes, weights)
-    shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
-    if softmax.sink is not None and shifted is not None:
-        raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
-    unshifted = shifted is None and any(isinstance(taken.step, Voided) for taken in weights.steps)
+    shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
+    _check_sink(softmax, scores)
+    unshifted = not shifted and any(isinstance(taken.step, Voided) for taken in weights.steps)
     if unshifted:
         _check_unshifted(weights, softmax, facts)
-    folded = fold(scores, facts)
     product = scores.product
+    enforced = weights.contraction.node.op_type != "Einsum"
+    settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
+    _check_lengths((product.query, product.key, weights.value), facts)
+    folded = fold(scores, facts)
     query, key = (operands.sources(laid, facts, product.head_axis) for laid in (product.query, product.key))
     value = operands.sources(weights.value, facts)
     output = operands.readings(weights.output, facts)
     queries, keys = [source.laid for source in query], [source.laid for operand in (value, key) for source in operand]
     laid = [*reversed(queries), *reversed(output), *reversed(keys)]
+    row_rules, result_scales = _row_rules(weights, key_axis, facts), _result_scales(weights, key_axis, facts)
+    beside = _beside((*folded.scale_values, *result_scales), row_rules)
     return AttentionSpec(
         name=softmax.node.name or softmax.weights.name or "softmax",
         query=query,
@@ -81,15 +86,33 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         softcap=folded.softcap,
         mask=folded.mask,
         causal=False,
-        row_rules=_row_rules(weights, key_axis, facts),
-        result_scales=_result_scales(weights, key_axis, facts),
+        row_rules=row_rules,
+        result_scales=result_scales,
         dtype=facts.dtype(product.query.value),
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
         cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
         unshifted=unshifted,
+        wider=wider((*mask_operands(folded.mask), *beside), key_axis, facts),
     )
+
+
+def _check_sink(softmax: Softmax, scores: ScorePath) -> None:
+    shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
+    if softmax.sink is not None and shifted is not None:
+        raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
+
+
+def _beside(scales: tuple[ScaleValue, ...], rules: tuple[RowRule, ...]) -> list[Laid]:
+    """What scores and weights are multiplied by or chosen by."""
+    return [scale.laid for scale in scales] + [rule.condition for rule in rules if rule.condition is not None]
+
+
+def _check_lengths(operands: tuple[Laid, ...], facts: Facts) -> None:
+    for laid in operands:
+        if 0 in (facts.dims(laid.value) or ()):
+            raise Refused("empty-axis", f"'{laid.value.name}' has an axis of length 0, so that there is nothing to compute")
 
 
 def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Laid:

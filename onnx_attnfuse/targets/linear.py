@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.arrange import arrange, cost
 from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
-from onnx_attnfuse.axes.views import Laid, aligned, upward
+from onnx_attnfuse.axes.views import Laid, aligned, is_short, upward
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -158,6 +158,8 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
         raise Refused(
             "not-projected", f"the {name} are no projection, they come from {origin}", None if node is None else node.name
         )
+    if is_short(product, facts):
+        raise Refused("repeated-projection", f"the {name} may be repeated after they are projected", node.name)
     multiplied, weight, own_bias = _factors(node, product, name, facts)
     if bias is not None and own_bias is not None:
         raise Refused("two-biases", f"two biases are added to the {name}", node.name)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import Axes, length, refined
+from onnx_attnfuse.axes.views import is_short
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -37,7 +38,7 @@ def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequenc
         value, width = source.laid.value, length(target[-1])
         if refined(source.laid.axes) != refined(target) or builder.facts.dtype(value) != dtype or not isinstance(width, int):
             return None
-        if source.rotary is not None:
+        if source.rotary is not None or is_short(source.laid, builder.facts):
             return None
         added = _added(value, width, builder.facts)
         found |= added is not None

@@ -26,6 +26,8 @@ from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.emitted import Workbench
 
 _LOWEST = -3.4028234663852886e38
+_LEAST_EXPONENT = -50.0
+"""Numbers from here up, and ordinary scores besides, leave an exponential something."""
 _ABSORBS_HALF = -2e4
 """Added in float16, a number this low leaves nothing of an ordinary score."""
 
@@ -82,6 +84,9 @@ def read_rows(
     if compact is None or emitter is None or alive:
         return rows
     if spec.unshifted:
+        if any(bench.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
+            message = "a bias may be so low that exponentials of a whole row are 0, as no maximum is subtracted first"
+            raise Refused("unshifted-exponentials", message)
         return _refill_dead_rows(rows, compact, "Greater", bench.bounds.masked_from, math.nan, bench.builder)
     if fills == "exact" or _leaves_scores(spec, bench):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), bench.builder)

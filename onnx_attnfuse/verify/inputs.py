@@ -149,6 +149,8 @@ def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Gener
 def kept_positions(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """True where a mask of at least two axes keeps a position; padding differs by the first axis."""
     kept = np.ones(shape, np.bool_)
+    if not kept.size:
+        return kept
     last = shape[-1]
     if pattern == "holes":
         kept[...] = rng.random(shape) < 0.7

@@ -22,7 +22,7 @@ def _matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if len(left) == 1 or len(right) == 1:
         return [(*left[:-1], *right[:-2], *(right[-1:] if len(right) > 1 else ()))]
     facts.meet(left[-1], right[-2])
-    leading = broadcast([left[:-2], right[:-2]], facts)
+    leading = broadcast([left[:-2], right[:-2]], facts, exactly=True)
     return [None if leading is None else (*leading, left[-2], right[-1])]
 
 
@@ -48,9 +48,11 @@ def _einsum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     for index, term in enumerate(terms[0]):
         dims = input_dims(node, index, facts)
         for letter, dim in zip(term, dims or (), strict=False):
-            facts.meet(lengths.get(letter, dim), dim)
-            if letter not in lengths or lengths[letter] == 1:
-                lengths[letter] = dim
+            other = lengths.setdefault(letter, dim)
+            facts.meet(other, dim)
+            facts.spread(other, dim)
+            facts.spread(dim, other)
+            lengths[letter] = sizes.broadcast((other, dim))
     return [tuple(lengths.get(letter, facts.fresh(node.outputs[0], axis)) for axis, letter in enumerate(terms[1]))]
 
 

@@ -32,7 +32,7 @@ def _concat(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     for part in parts:
         for axis, (one, other) in enumerate(zip(known, part or (), strict=False)):
             if axis != joined:
-                facts.meet(one, other)
+                facts.enforce(one, other)
         total = total + part[joined] if total is not None and part is not None and len(part) == len(known) else None
     if total is None:
         total = facts.fresh(node.outputs[0], joined)

@@ -1,0 +1,100 @@
+"""What is computed from what in a graph that changes, told without walking all of it.
+
+Every node has a place that is no smaller than those of the nodes it reads. A path between two nodes lies between their places, so
+that looking for one costs as much as what lies there: one attention, not all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.reasons import Refused
+
+
+class Order:
+    """The places of the nodes of one graph; a node that holds graphs stands for all in them."""
+
+    def __init__(self, graph: ir.Graph | ir.Function) -> None:
+        """Reads a graph whose nodes are in topological order."""
+        self._graph = graph
+        self._places = {node: place for place, node in enumerate(graph)}
+        self._owners: dict[ir.Graph, ir.Node] = {}
+        self._own(graph)
+
+    def _own(self, nodes: Iterable[ir.Node]) -> None:
+        pending = list(nodes)
+        while pending:
+            node = pending.pop()
+            for nested in subgraphs(node):
+                self._owners[nested] = node
+                pending += nested
+
+    def add(self, nodes: Iterable[ir.Node], anchor: ir.Node) -> None:
+        """Takes new nodes in.
+
+        Raises:
+            Refused: One of them reads what is computed by `anchor` or after it, so that it cannot stand in its place.
+        """
+        self._own(nodes)
+        for node in nodes:
+            if node.graph is self._graph and self.place(node) >= self.place(anchor):
+                raise Refused("circular", "what would be built reads what is computed from the attention itself", node.name)
+
+    def place(self, node: ir.Node) -> int:
+        """Where a node stands; a new one right behind the last that it reads."""
+        pending = [node]
+        while pending:
+            last = pending[-1]
+            if last in self._places:
+                pending.pop()
+                continue
+            read = [owner for value in _read(last) if (owner := self._owner(value.producer())) is not None and owner is not last]
+            unknown = [owner for owner in read if owner not in self._places]
+            if unknown:
+                pending += unknown
+            else:
+                self._places[last] = max((self._places[owner] for owner in read), default=-1)
+        return self._places[node]
+
+    def leads(self, starts: Iterable[ir.Node], limit: int) -> set[ir.Node]:
+        """`starts` and the nodes computed from them, none of a place beyond `limit`."""
+        pending = [owner for node in starts if (owner := self._owner(node)) is not None and self.place(owner) <= limit]
+        found: set[ir.Node] = set(pending)
+        while pending:
+            for output in pending.pop().outputs:
+                for user, _ in output.uses():
+                    owner = self._owner(user)
+                    if owner is not None and owner not in found and self.place(owner) <= limit:
+                        found.add(owner)
+                        pending.append(owner)
+        return found
+
+    def free(self, users: Iterable[ir.Node], value: ir.Value) -> list[ir.Node]:
+        """Those of `users` that may read `value`, a new one, as it is not computed from them; they stand behind it now."""
+        source = value.producer()
+        assert source is not None
+        limit = self.place(source)
+        found: list[ir.Node] = []
+        for user in dict.fromkeys(users):
+            below = self.leads([user], limit)
+            if source not in below:
+                found.append(user)
+                self._places.update(dict.fromkeys(below, limit))
+        return found
+
+    def _owner(self, node: ir.Node | None) -> ir.Node | None:
+        """The node of this graph that a node is, or is nested in; None if it stands outside."""
+        while node is not None and node.graph is not self._graph:
+            node = self._owners.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+        return node
+
+
+def _read(node: ir.Node) -> Iterator[ir.Value]:
+    """What a node reads, in its graphs too."""
+    yield from (value for value in node.inputs if value is not None)
+    for nested in subgraphs(node):
+        yield from (value for inner in nested.all_nodes() for value in inner.inputs if value is not None)
+        yield from nested.outputs
