@@ -77,12 +77,27 @@ def read_rows(
         fills = choose_fills(masked_keys(spec.mask, bench.reader, bench.bounds, absorbs), absorbs)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact)
+    if compact is not None and emitter is not None and not alive:
+        rows = _with_dead_rows(rows, compact, emitter, spec, meaning, fills, bench, zeroes=zeroes)
     for rule in rules:
         assert rule.condition is not None
         if not (alive and implied(meaning.allowed, kept_where(rule, bench.reader))):
             rows = _refilled(rows, _kept_rows(rule, rule.condition, spec, meaning, bench))
-    if compact is None or emitter is None or alive:
-        return rows
+    return rows
+
+
+def _with_dead_rows(
+    rows: Rows,
+    compact: Laid,
+    emitter: BiasEmitter,
+    spec: AttentionSpec,
+    meaning: Meaning,
+    fills: Fills,
+    bench: Workbench,
+    *,
+    zeroes: bool,
+) -> Rows:
+    """What rows need in which every number of the bias masks."""
     if spec.unshifted:
         if any(bench.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
             message = "a bias may be so low that exponentials of a whole row are 0, as no maximum is subtracted first"
@@ -90,11 +105,6 @@ def read_rows(
         return _refill_dead_rows(rows, compact, "Greater", bench.bounds.masked_from, math.nan, bench.builder)
     if fills == "exact" or _leaves_scores(spec, bench):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), bench.builder)
-    return _with_dead_rows(rows, compact, spec, fills, bench, zeroes=zeroes)
-
-
-def _with_dead_rows(rows: Rows, compact: Laid, spec: AttentionSpec, fills: Fills, bench: Workbench, *, zeroes: bool) -> Rows:
-    """What rows need in which every number of the bias masks."""
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
     lowest = bench.bounds.lowest(spec.mask)
