@@ -80,7 +80,7 @@ def read_site(spec: AttentionSpec, meaning: Meaning) -> Site:
     chosen: list[Source] = []
     marks: list[Marks] = []
     for operand, rows, channels in zip(spec.operands(), (axes.i, axes.j, axes.j), (axes.h, axes.h, axes.v), strict=True):
-        plain = [source for source in operand if source.rotary is None]  # what is rotated is computed token by token, or not at all
+        plain = [source for source in operand if source.rotary is None]  # rotations are computed token by token, or not at all
         fitting = [source for source in plain if read_marks(source.laid.axes, axes.b, rows) is not None]
         if not fitting:
             raise Refused("layout", f"'{operand[0].laid.value.name}' is not laid out by tokens")
