@@ -15,6 +15,7 @@ import click
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.suggestions import Group
 
 if TYPE_CHECKING:
     from onnx_attnfuse.catalogue.entries import Entry
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _SELECTING = ("patterns", "skip_patterns", "only_patterns")
 
 
-@click.group("patterns", short_help="List, show, start and check patterns.")
+@click.group("patterns", cls=Group, short_help="List, show, start and check patterns.")
 def command() -> None:
     """Patterns: spellings of attention, installed or your own.
 
