@@ -33,17 +33,20 @@ class _Changed(Generic[_Reported]):
     report: _Reported
     _ir: ir.Model = dataclasses.field(repr=False)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model; weights in other files stay there.
+    def save(self, path: str | os.PathLike[str]) -> tuple[pathlib.Path, ...]:
+        """Writes the model; weights in data files stay there, and are copied where the model goes to another folder.
 
         Args:
             path: Where to; never the file the model came from.
 
+        Returns:
+            The data files that were there before and that the new file needs beside it; they outlive the source.
+
         Raises:
-            OptionError: The path is the input's.
+            OptionError: The path is the input's, or the disk has no room for the weights.
             ModelError: The file cannot be written.
         """
-        io.save(self._ir, path)
+        return io.save(self._ir, path)
 
 
 class Result(_Changed[Report]):

@@ -130,7 +130,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
     ("arguments", "message"),
     [
         (["optimize"], "Missing argument 'MODEL...'."),
-        (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'."),
+        (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'; "),
         (
             ["optimize", "model.onnx", "--padding", "left"],
             "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right', 'assume-none'.",
@@ -138,7 +138,11 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
         (["optimize", "model.onnx", "--target", "SDPA"], "Invalid value for '--target': 'SDPA' is not one of 'auto', "),
         (["optimize", "model.onnx", "--dim", "b=none"], "Invalid value for '--dim': 'b=none' is not NAME=N with N from 1 on"),
         (["explain", "model.onnx", "--dim", "4"], "Invalid value for '--dim': '4' is not NAME=N with N from 1 on"),
-        (["optimize", "model.onnx", "--fast"], "No such option '--fast'."),
+        (["optimize", "model.onnx", "--zzz"], "No such option '--zzz'; attnfuse optimize --help lists them"),
+        (["optimize", "model.onnx", "--require_al"], "No such option '--require-al'; did you mean '--require-all'?"),
+        (["optimize", "model.onnx", "--target", "multihead"], "'packed'; did you mean 'MultiHeadAttention'?"),
+        (["optimize", "model.onnx", "--verify", "site"], "'site' is not one of 'none', 'sites', 'model'; did you mean 'sites'?"),
+        (["bench", "model.onnx", "--ep", "cud"], "did you mean 'cuda'?"),
         (["optimize", "model.onnx", "-v", "-q"], "-v and -q contradict each other; choose one"),
         (["optimize", "model.onnx", "-o", "./model.onnx"], "-o is the model itself, model.onnx; choose another file"),
         (["optimize", "model.onnx", "-o", "."], ". is a folder; give the name of a file in it"),
@@ -148,7 +152,10 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
             ["optimize", "model.onnx", "--report", "model.attnfuse.onnx"],
             "--report is a model, model.attnfuse.onnx; choose another file",
         ),
-        (["optimise", "model.onnx"], "No such command 'optimise'."),
+        (["optimise", "model.onnx"], "No such command 'optimise'; did you mean 'optimize'?"),
+        (["quantize", "model.onnx"], "No such command 'quantize'; attnfuse --help lists them"),
+        (["model.onnx", "-q"], "No such command 'model.onnx'; did you mean 'attnfuse optimize model.onnx'?"),
+        (["patterns", "lst"], "No such command 'lst'; did you mean 'list'?"),
         (["explain", "other.onnx"], "other.onnx does not exist; check the path"),
     ],
 )

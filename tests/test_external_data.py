@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import onnx
 import pytest
 
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import io
+from onnx_attnfuse_cli.main import main
 from tests import small
 
 
@@ -40,6 +43,71 @@ def test_in_another_folder_there_is_a_copy(location: str, tmp_path: pathlib.Path
     copied = (there / location).stat()
     io.save(model, there / "out.onnx")
     assert (there / location).stat().st_ino == copied.st_ino
+
+
+def test_the_data_files_that_must_be_kept_are_told(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    source = small.linear_with_data(tmp_path, "data/weights.bin")
+    assert io.save(io.load(source), tmp_path / "out.onnx") == (tmp_path / "data" / "weights.bin",)
+    assert io.save(io.load(source), there / "out.onnx") == ()
+    source.unlink()
+    assert weights_of(tmp_path / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_a_copy_is_no_link_so_that_a_later_export_in_place_does_not_change_it(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    io.save(io.load(small.linear_with_data(tmp_path)), there / "out.onnx")
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.write(bytes(24))
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """A disk with so many bytes left."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 40, used=0, free=free))
+
+
+def test_without_room_for_a_copy_nothing_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    source = small.linear_with_data(tmp_path)
+    with_room(monkeypatch, 23)
+    assert main(["optimize", str(source), "-o", str(there / "out.onnx")]) == 2
+    message = f"takes 24 bytes of weights, and {there} has 23 bytes free; make room there, or write to {tmp_path}, where"
+    assert capsys.readouterr().err == f"Error: {there / 'out.onnx'} {message} the data files are shared\n"
+    assert list(there.iterdir()) == []
+    assert main(["optimize", str(source), "-o", str(tmp_path / "out.onnx")]) == 0
+    assert capsys.readouterr().err == f"wrote {tmp_path / 'out.onnx'}, which needs weights.bin beside it, as the source does\n"
+    with_room(monkeypatch, 24)
+    assert main(["optimize", str(source), "-o", str(there / "out.onnx")]) == 0
+    assert capsys.readouterr().err == f"wrote {there / 'out.onnx'}\n"
+
+
+def test_weights_inside_the_model_want_room_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small.parsed(
+        f"{small.HEADER} g (float[512] x) => (float[512] y) <float[512] w = {{{', '.join(['1'] * 512)}}}> {{ y = Add(x, w) }}"
+    )
+    loaded = io.load(small.written(model, tmp_path / "model.onnx"))
+    with_room(monkeypatch, 2047)
+    with pytest.raises(
+        OptionError, match=r"takes 2\.0 kB of weights, .* has 2\.0 kB free; make room there, or choose another disk"
+    ):
+        io.save(loaded, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_copy_that_is_there_wants_no_room(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small.linear_with_data(tmp_path))
+    io.save(model, there / "out.onnx")
+    with_room(monkeypatch, 0)
+    io.save(model, there / "again.onnx")
+    assert weights_of(there / "again.onnx") == [[1, 2, 3, 4], [5, 6]]
 
 
 def test_a_copy_made_by_other_means_is_accepted(tmp_path: pathlib.Path) -> None:
@@ -121,6 +189,7 @@ def test_a_proto_keeps_its_references(tmp_path: pathlib.Path, monkeypatch: pytes
 MEASURED = """
 import resource, sys
 from onnx_attnfuse.graph import io
+from onnx_attnfuse_cli.main import main
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()
 model = io.load(sys.argv[1])

@@ -16,6 +16,7 @@ from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import print_table, start_logging
+from onnx_attnfuse_cli.suggestions import Choice
 
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.contest import Figures
@@ -41,7 +42,7 @@ _EXAMPLES = [
     metavar="NAMES",
     help="Others, separated by commas: original, onnxscript, onnxruntime, or onnxruntime:gpt2 for a model type of its optimizer.",
 )
-@click.option("--ep", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Execution provider to run on.")
+@click.option("--ep", type=Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Execution provider to run on.")
 @click.option("--runs", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Runs of each contender.")
 @click.option(
     "--limit",

@@ -7,6 +7,7 @@ from click.shell_completion import get_completion_class
 
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.suggestions import Choice
 
 _VARIABLE = "_ATTNFUSE_COMPLETE"
 
@@ -21,7 +22,7 @@ _VARIABLE = "_ATTNFUSE_COMPLETE"
         Example("attnfuse completion fish > ~/.config/fish/completions/attnfuse.fish", "For fish, once."),
     ],
 )
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, *, shell: str) -> int:
     """Print the script by which SHELL completes commands, options, choices and file names of attnfuse."""

@@ -11,7 +11,7 @@ import click
 
 from onnx_attnfuse.converting.options import Conversion
 from onnx_attnfuse_cli.exits import Exit
-from onnx_attnfuse_cli.files import output_for, output_option
+from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 
@@ -45,19 +45,22 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
     import onnx_attnfuse
 
     result = onnx_attnfuse.convert(model, conversion)
-    result.save(out)
+    shared = result.save(out)
     if as_json:
         click.echo(json.dumps(result.report.to_dict(), indent=2))
     elif not quiet:
         for line in _lines(result.report):
             click.echo(line)
     if not quiet:
-        click.echo(f"wrote {out}", err=True)
+        click.echo(wrote(out, shared), err=True)
     return Exit.DONE
 
 
 def _lines(report: ConversionReport) -> Iterator[str]:
-    yield f"{report.nodes} operators in {report.dtype}, weights {_size(report.bytes_before)} → {_size(report.bytes_after)}"
+    from onnx_attnfuse.graph.external import size_in_words
+
+    before, after = size_in_words(report.bytes_before), size_in_words(report.bytes_after)
+    yield f"{report.nodes} operators in {report.dtype}, weights {before} → {after}"
     if report.islands:
         counted = sorted(report.islands.items(), key=lambda item: (-item[1], item[0]))
         yield f"float32: {', '.join(f'{count} {op}' for op, count in counted)}; {report.casts} Casts added"
@@ -66,10 +69,3 @@ def _lines(report: ConversionReport) -> Iterator[str]:
         worst = max((output.relative_error or 0.0 for output in found.outputs), default=0.0)
         yield f"compared on {found.cases} inputs, error {worst:.1e} of the magnitude"
     yield from report.notes
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.suggestions import told
 
 
 def refused(message: str, model: str = "") -> Exit:
@@ -31,7 +32,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     if isinstance(error, (InputError, MissingDependencyError, RunError)):
         return refused(str(error), model)
     if isinstance(error, click.ClickException):
-        return refused(error.format_message(), model)
+        return refused(told(error), model)
     from onnx_attnfuse_cli.defect import write_report
 
     path = write_report(error, args)

@@ -16,6 +16,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 SUFFIX = ".attnfuse.onnx"
 """What the name of a result ends in, unless it is chosen."""
 _ANY = "*.onnx"
+_FEW = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,13 @@ class Files:
     reports: tuple[pathlib.Path, ...] = ()
     title: str = ""
     """What the model is called among others."""
+    shared: tuple[pathlib.Path, ...] = ()
+    """The data files of the source that the result needs too, once it is written."""
+
+    @property
+    def written(self) -> str:
+        """What was written, for a reader."""
+        return wrote(self.out, self.shared) if self.out else "nothing written (--dry-run)"
 
     def check(self) -> None:
         """Refuse early what would be refused, or regretted, after the work is done."""
@@ -58,6 +66,12 @@ class Files:
             from onnx_attnfuse.report.html import check_installed
 
             check_installed()
+
+
+def wrote(out: pathlib.Path, shared: Sequence[pathlib.Path]) -> str:
+    """What was written, and which data files of the source must be kept for it."""
+    names = ", ".join(path.name for path in shared[:_FEW]) + (", ..." if len(shared) > _FEW else "")
+    return f"wrote {out}, which needs {names} beside it, as the source does" if shared else f"wrote {out}"
 
 
 def same(one: pathlib.Path, other: pathlib.Path) -> bool:

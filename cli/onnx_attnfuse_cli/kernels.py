@@ -15,6 +15,7 @@ from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import print_table, start_logging
+from onnx_attnfuse_cli.suggestions import Choice
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernel_log import Confirmation
@@ -44,7 +45,7 @@ _STATUSES = {
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @click.option("--arch", help="Devices, such as sm80,sm90 or cpu.  [default: the GPU here, or sm80,sm90]")
-@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Forecast as if the model was of this type.")
+@click.option("--dtype", type=Choice(["float32", "float16", "bfloat16"]), help="Forecast as if the model was of this type.")
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Number of queries and keys, whatever the model calls them.")
 @derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
 @policy_options

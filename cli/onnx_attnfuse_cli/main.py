@@ -16,6 +16,7 @@ import click
 from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, write_examples
+from onnx_attnfuse_cli.suggestions import Group, told
 
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
@@ -41,7 +42,7 @@ _EXAMPLES = [
 ]
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """A group whose commands are modules, each with a `command`."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -103,11 +104,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args = sys.argv[1:]
     try:
         return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return Exit.BAD_INPUT
     except click.ClickException as error:
-        return refused(error.format_message())
+        return refused(told(error))
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         return Exit.INTERRUPTED

@@ -91,10 +91,10 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
 
 
 def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Exit:
-    report = _optimized(files, wanted, chosen)
+    report, files = _optimized(files, wanted, chosen)
     if not wanted.quiet:
         show(report, verb="fused", verbose=wanted.verbose)
-        click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
+        click.echo(files.written, err=True)
     return _status(report, wanted)
 
 
@@ -106,11 +106,12 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
     worst = Exit.DONE
     for item in files:
         try:
-            report = told[item.title] = _optimized(item, wanted, chosen)
+            report, item = _optimized(item, wanted, chosen)  # noqa: PLW2901 - the same model, now written
         except Exception as error:  # noqa: BLE001 - the others are to be done all the same
             told[item.title] = None
             worst = max(worst, ended_by(error, args, str(item.model)))
             continue
+        told[item.title] = report
         if not wanted.quiet:
             show_verdict(item, report, verbose=wanted.verbose)
         worst = max(worst, _status(report, wanted, str(item.model)))
@@ -123,8 +124,8 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
     return worst
 
 
-def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Report:
-    """Optimizes one model and writes what is to be written."""
+def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tuple[Report, Files]:
+    """Optimizes one model and writes what is to be written; gives the files as they were written, too."""
     import onnx_attnfuse
 
     with progress_bar(shown=not wanted.quiet) as progress:
@@ -133,10 +134,10 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Repo
     for path in filter(None, (files.out, *files.reports)):
         path.parent.mkdir(parents=True, exist_ok=True)
     if files.out:
-        result.save(files.out)
+        files = dataclasses.replace(files, shared=result.save(files.out))
     for path in files.reports:
         onnx_attnfuse.write_report(result.report, path, files.title or files.model.name)
-    return result.report
+    return result.report, files
 
 
 def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import click
 
 from onnx_attnfuse.options import Options
+from onnx_attnfuse_cli.suggestions import Choice
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
     if kind is bool:
         return {**common, "is_flag": True, "show_default": False}
     if typing.get_origin(kind) is typing.Literal:
-        return {**common, "type": click.Choice(typing.get_args(kind))}
+        return {**common, "type": Choice(typing.get_args(kind))}
     if kind is pathlib.Path:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
     if kind is int and field.metadata.get("count"):

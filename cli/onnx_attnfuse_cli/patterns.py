@@ -6,7 +6,6 @@ import importlib.resources
 import importlib.util
 import json
 import pathlib
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import click
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.suggestions import Group
 
 if TYPE_CHECKING:
     from onnx_attnfuse.catalogue.entries import Entry
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SELECTING = ("patterns", "skip_patterns", "only_patterns")
 
 
-@click.group("patterns", short_help="List, show, start and check patterns.")
+@click.group("patterns", cls=Group, short_help="List, show, start and check patterns.")
 def command() -> None:
     """Patterns: spellings of attention, installed or your own.
 
@@ -78,21 +78,26 @@ def show_pattern(*, name: str, **chosen: Any) -> int:
 @click.argument("name")
 @click.option("-o", "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path(), help="Folder to write to.")
 def new_pattern(*, name: str, output: pathlib.Path) -> int:
-    """Write NAME.py and test_NAME.py: a pattern that works, to be changed into yours."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise click.UsageError(f"{name!r} is no name for a function; use small letters, digits and underscores")
+    """Write NAME.py and test_NAME.py: a pattern that works, to be changed into yours.
+
+    What Python cannot have in a name becomes an underscore, and a name that means something already, as class or softmax do, is
+    made longer.
+    """
+    from onnx_attnfuse_cli.naming import python_name
+
+    texts = importlib.resources.files("onnx_attnfuse_cli") / "skeleton"
+    pattern, test = ((texts / file).read_text(encoding="utf-8") for file in ("pattern.txt", "test.txt"))
+    called = python_name(name, pattern, test)
     if not output.is_dir():
         raise click.UsageError(f"the folder {output} does not exist; make it first")
-    texts = importlib.resources.files("onnx_attnfuse_cli") / "skeleton"
-    files = {output / f"{name}.py": texts / "pattern.txt", output / f"test_{name}.py": texts / "test.txt"}
+    files = {output / f"{called}.py": pattern, output / f"test_{called}.py": test}
     for path in files:
         if path.exists():
             raise click.UsageError(f"{path} is there already; choose another name, or remove it")
     for path, text in files.items():
-        path.write_text(text.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
+        path.write_text(text.replace("NAME", called), encoding="utf-8")
         click.echo(f"wrote {path}")
-    first, test = files
-    click.echo(f"next: attnfuse patterns check {first}, then python -m pytest {test}")
+    click.echo(f"next: attnfuse patterns check {output / called}.py, then python -m pytest {output / f'test_{called}.py'}")
     return Exit.DONE
 
 

@@ -56,11 +56,11 @@ def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
     """Print what became of one model of several: a line, or the whole report under its name."""
     from onnx_attnfuse.report.rows import last_line
 
-    where = f", wrote {files.out}" if files.out else ""
+    where = f", {files.written}" if files.out else ""
     if verbose:
         click.echo(f"{files.model}:")
         show(report, verb="fused", verbose=verbose)
-        click.echo(f"wrote {files.out}" if files.out else "nothing written (--dry-run)", err=True)
+        click.echo(files.written, err=True)
     else:
         click.echo(f"{files.model}: {last_line(report, 'fused')}{where}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.exits import Exit
-from onnx_attnfuse_cli.files import output_for, output_option
+from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.progress import progress_bar
@@ -49,14 +49,14 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
 
     with progress_bar(shown=not quiet) as progress:
         result = onnx_attnfuse.unfuse(model, options=onnx_attnfuse.Options(**chosen, progress=progress))
-    result.save(out)
+    shared = result.save(out)
     if as_json:
         click.echo(json.dumps(result.report.to_dict(), indent=2))
     elif not quiet:
         for line in _lines(result.report, verbose=verbose):
             click.echo(line)
     if not quiet:
-        click.echo(f"wrote {out}", err=True)
+        click.echo(wrote(out, shared), err=True)
     if result.report.differing:
         click.echo(f"Error: {result.report.differing} operators differed when verified and stayed as they were", err=True)
         return Exit.DIFFERS

@@ -6,11 +6,12 @@ it is never changed, and a file that stands in the way is never overwritten.
 
 from __future__ import annotations
 
+import dataclasses
 import filecmp
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import onnx_ir as ir
@@ -73,19 +74,36 @@ def _is_inside(location: str) -> bool:
     return not any(path.anchor or ".." in path.parts for path in paths)
 
 
-def bring_along(model: ir.Model, folder: pathlib.Path, stage: Stage) -> None:
-    """Make the data files of a model available in the folder it is saved to; a file that lies there already is left alone.
+@dataclasses.dataclass(frozen=True)
+class DataFiles:
+    """The data files of a model, seen from the folder it is saved to."""
+
+    shared: tuple[pathlib.Path, ...]
+    """Those that lie there already; the model refers to them."""
+    copies: Mapping[pathlib.Path, pathlib.Path]
+    """What is missing there, each with the file to copy. Never linked: exporters write over a data file in place, and a model
+    in another folder must not change with it."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all copies."""
+        return sum(source.stat().st_size for source in self.copies.values())
+
+
+def data_files(model: ir.Model, folder: pathlib.Path) -> DataFiles:
+    """What becomes of the data files of a model that is saved to a folder.
 
     Args:
-        model: The model; not changed.
+        model: The model.
         folder: Folder the model is being saved to.
-        stage: Where copies are written.
 
     Raises:
         ModelError: A data file is gone.
         OptionError: Another file stands where a copy must go.
     """
     sources = {location_of(tensor): pathlib.Path(tensor.path) for tensor in external_tensors(model)}
+    shared: list[pathlib.Path] = []
+    copies: dict[pathlib.Path, pathlib.Path] = {}
     for location, source in sources.items():
         target = folder / location
         if not _is_inside(location):
@@ -94,14 +112,55 @@ def bring_along(model: ir.Model, folder: pathlib.Path, stage: Stage) -> None:
             )
         if not source.is_file():
             if target.is_file():
+                shared.append(target)
                 continue
             raise ModelError(f"the weights in {source} are gone; put the file back and try again")
         if not target.exists():
-            shutil.copy2(source, stage.temporary(target))
-        elif not filecmp.cmp(source, target):
+            copies[target] = source
+        elif filecmp.cmp(source, target):
+            shared.append(target)
+        else:
             raise OptionError(
                 f"{target} exists and is not the {location} of this model; choose another folder or move that file away"
             )
+    return DataFiles(tuple(shared), copies)
+
+
+def check_room(path: pathlib.Path, files: DataFiles, inside: int) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Args:
+        path: The model to be written.
+        files: Its data files.
+        inside: Bytes of weights that are written besides.
+
+    Raises:
+        OptionError: There is less room than the weights take.
+        OSError: The folder cannot be looked at.
+    """
+    needed, free = files.nbytes + inside, shutil.disk_usage(path.parent).free
+    if needed <= free:
+        return
+    folders = sorted({str(source.parent) for source in files.copies.values()})
+    instead = f"write to {folders[0]}, where the data files are shared" if len(folders) == 1 else "choose another disk"
+    raise OptionError(
+        f"{path} takes {size_in_words(needed)} of weights, and {path.parent} has {size_in_words(free)} free; "
+        f"make room there, or {instead}"
+    )
+
+
+def copy(files: DataFiles, stage: Stage) -> None:
+    """Copy what is missing in the folder that a model is saved to."""
+    for target, source in files.copies.items():
+        shutil.copy2(source, stage.temporary(target))
+
+
+def size_in_words(count: int) -> str:
+    """A number of bytes for a reader."""
+    for unit, size in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
 
 
 def moved_out(weights: list[ir.Value], path: pathlib.Path, stage: Stage) -> list[ir.ExternalTensor]:

@@ -76,7 +76,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     return model
 
 
-def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
+def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, ...]:
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
@@ -87,23 +87,30 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> None:
         model: The model; unchanged afterwards.
         path: The file to write; replaced if it exists.
 
+    Returns:
+        The data files that were there before and that the file now refers to: it is of no use without them.
+
     Raises:
-        OptionError: `path` cannot be written, is the file the model was loaded from, or another file stands where data must go.
+        OptionError: `path` cannot be written, is the file the model was loaded from, the disk has no room for the weights, or
+            another file stands where data must go.
         ModelError: The model's data files are gone, or its graph alone exceeds what one protobuf can hold.
     """
     path = pathlib.Path(path).absolute()
     _check_target(model, path)
     try:
         with staged() as stage:
-            external.bring_along(model, path.parent, stage)
+            files = external.data_files(model, path.parent)
             weights = external.movable_weights(model)
-            too_large = sum(value.const_value.nbytes for value in weights if value.const_value is not None) > _INLINE_LIMIT
-            weights = weights if too_large else [value for value in weights if external.lies_beside(value)]
+            inside = sum(value.const_value.nbytes for value in weights if value.const_value is not None)
+            external.check_room(path, files, inside)
+            external.copy(files, stage)
+            weights = weights if inside > _INLINE_LIMIT else [value for value in weights if external.lies_beside(value)]
             moved = external.moved_out(weights, _data_path(model, path), stage) if weights else []
             with _holding(weights, moved):
                 stage.temporary(path).write_bytes(_serialized(model))
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+    return files.shared
 
 
 def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:

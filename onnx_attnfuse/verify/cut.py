@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import onnx_ir as ir
@@ -23,8 +23,9 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.reasons import Refused
 
-Role = Literal["operand", "weight", "activation", "given", "constant"]
-"""A stop; one that is a constant; a value cut off from heavy work; an input of a graph; a constant that is fed."""
+Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
+"""A stop; one that is a constant; a value cut off from heavy work; an input of a graph; one that is merely a factor of the
+results; a constant that is fed."""
 
 EMBEDDED = 1 << 14
 """Constants of at most this many elements stand in the piece itself; larger ones are fed, which saves copying them."""
@@ -36,6 +37,10 @@ _FURTHEST = 4096
 _SHAPE_ONLY = frozenset(["Shape", "Size"])
 _DEFAULT_DOMAIN = frozenset(["", "ai.onnx"])
 _VIEWS = frozenset(["Identity", "Reshape", "Slice", "Split", "Transpose"])
+_PRODUCTS = frozenset([("Div", 0), ("Einsum", 0), ("Einsum", 1), ("MatMul", 0), ("MatMul", 1), ("Mul", 0), ("Mul", 1)])
+_LINEAR = _PRODUCTS | {(op, 0) for op in (*_VIEWS, *"Cast Expand Neg ReduceMean ReduceSum Squeeze Unsqueeze".split())}
+_LINEAR = _LINEAR | {("Add", 0), ("Add", 1), ("Sub", 0), ("Sub", 1), ("Where", 1), ("Where", 2)}
+"""Operators by the places of inputs that their output is linear in."""
 _LIGHT = frozenset(
     """
     Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
@@ -120,6 +125,38 @@ def cut(results: Sequence[ir.Value], stops: Iterable[ir.Value], facts: Facts) ->
         Refused: No piece can be made: control flow, an attribute that a function is called with, a value of unknown type.
     """
     return _Walk(frozenset(stops), tuple(results), facts).go()
+
+
+def with_factors(piece: Piece, results: Sequence[ir.Value]) -> Piece:
+    """The piece with those inputs marked as factors that `results` are linear in, and that something is multiplied by.
+
+    Nothing is masked by a factor of the lowest float or of -inf, as by something that is added to scores: the products overflow
+    however they are computed, and then it is the order of a sum that decides between infinities and NaN.
+    """
+    users: dict[ir.Value | None, list[tuple[ir.Node, int]]] = {}
+    for node in piece.only(*results).nodes:
+        for place, value in enumerate(node.inputs):
+            users.setdefault(value, []).append((node, place))
+    marked = [
+        dataclasses.replace(item, role="factor")
+        if item.role == "given" and item.dtype.is_floating_point() and _is_factor(item.value, users)
+        else item
+        for item in piece.inputs
+    ]
+    return dataclasses.replace(piece, inputs=tuple(marked))
+
+
+def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[ir.Node, int]]]) -> bool:
+    pending, seen, multiplies = [value], {value}, False
+    while pending:
+        for node, place in users.get(pending.pop(), ()):
+            if (node.op_type, place) not in _LINEAR or node.domain not in _DEFAULT_DOMAIN:
+                return False
+            multiplies |= (node.op_type, place) in _PRODUCTS
+            fresh = [output for output in node.outputs if output not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return multiplies
 
 
 class _Walk:

@@ -94,7 +94,7 @@ def case_groups(slots: Sequence[Slot]) -> list[list[Case]]:
 def _is_masklike(slot: Slot) -> bool:
     if slot.blank:
         return False
-    return slot.role == "given" or (slot.role == "activation" and not slot.dtype.is_floating_point())
+    return slot.role in {"given", "factor"} or (slot.role == "activation" and not slot.dtype.is_floating_point())
 
 
 def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case, seed: int = 0) -> dict[str, Array]:
@@ -137,6 +137,8 @@ def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     if role == "operand":
         return normal * np.float32(case.factor)
     if role == "activation" or (case.encoding == "normal" and len(shape) > 1):
+        return normal
+    if role == "factor" and case.encoding != "plain":
         return normal
     if len(shape) < 2:
         return np.abs(normal) + np.float32(0.5)

@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.binding import Equalities
 from onnx_attnfuse.verify.compare import LOOSE, TIGHT
-from onnx_attnfuse.verify.cut import Piece, cut, is_fresh
+from onnx_attnfuse.verify.cut import Piece, cut, is_fresh, with_factors
 from onnx_attnfuse.verify.inputs import Pattern
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.standalone import Functions, Keys
@@ -101,6 +101,7 @@ class Judge:
         try:
             results = [value for side in zip(*pairs, strict=True) for value in side]
             piece = cut([*results, *([] if given is None else [given])], stops, facts)
+            piece = with_factors(piece, results[: len(pairs)])
             weights = sum(sizes.evaluate(sizes.product(item.dims), {}) for item in piece.inputs if item.role == "weight")
             if weights > _HEAVIEST:
                 return undecided(f"weights of {weights} elements are too large to judge by")

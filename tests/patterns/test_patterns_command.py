@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 import subprocess
@@ -62,7 +63,48 @@ def test_new_writes_a_pattern_and_a_test_that_pass(tmp_path: pathlib.Path, capsy
     assert "is there already; choose another name" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "message"), [("Mine!", "is no name for a function"), ("mine", "does not exist; make it first")])
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("class", "class_pattern"),
+        ("None", "none"),
+        ("match", "match_pattern"),
+        ("my-attention", "my_attention"),
+        ("my.attention.py", "my_attention"),
+        ("2d", "attention_2d"),
+        ("Mine!", "mine"),
+        ("größer als", "größer_als"),
+        ("_hidden", "hidden"),
+        ("softmax", "softmax_pattern"),
+        ("scores", "scores_pattern"),
+        ("attention", "attention_pattern"),
+        ("near_miss", "near_miss_pattern"),
+        ("torch", "torch_pattern"),
+        ("random", "random_pattern"),
+        ("print", "print_pattern"),
+    ],
+)
+def test_new_writes_python_whatever_the_name(
+    name: str, written: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["patterns", "new", "-o", str(tmp_path), "--", name]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{written}.py", f"test_{written}.py"}
+    capsys.readouterr()
+    assert main(["patterns", "check", str(tmp_path / f"{written}.py")]) == 0
+    assert capsys.readouterr().out.startswith(f"{written}: pattern, Rows and columns")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module(f"test_{written}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("!!", "is no name for a function"),
+        ("", "is no name for a function"),
+        ("a/b", "give the name alone, and the folder with -o"),
+        ("mine", "does not exist; make it first"),
+    ],
+)
 def test_new_refuses_what_it_cannot_write(
     name: str, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
