@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from onnx_attnfuse.language import steps
     from onnx_attnfuse.language.grains import score_step, weight_step
     from onnx_attnfuse.report.files import write_report
-    from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
+    from onnx_attnfuse.report.model import Layouts, Report, SiteReport
     from onnx_attnfuse.session import Session
     from onnx_attnfuse.settings import providers, session_environment, session_options
     from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
     from onnx_attnfuse.verify.trials import Trials
+    from onnx_attnfuse.verify.verdict import Verified
     from onnx_attnfuse.verify.verification import Divergence, OutputFinding, Verification
 
 __all__ = [
@@ -117,7 +118,7 @@ _HOMES = {
     "Unfused": "api",
     "UnfusedSite": "unfusing.report",
     "Verification": "verify.verification",
-    "Verified": "report.model",
+    "Verified": "verify.verdict",
     "convert": "api",
     "explain": "api",
     "forecast": "forecasting",

@@ -16,11 +16,11 @@ from onnx_attnfuse.guard import Choice, Guards
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.plan import FASTER_FROM, Plan, Planned, problem_of
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.report.model import Verified
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.cache import is_single
 from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
 from onnx_attnfuse.targets.padding import at_least, read_padding
+from onnx_attnfuse.verify.verdict import Verified
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ from onnx_attnfuse.language.grains import Operator
 from onnx_attnfuse.masks.meaning import Meaning, distrusted
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.report.model import Verified
 from onnx_attnfuse.spec import AttentionSpec, mask_values
 from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.verify.verdict import Verified
 
 if TYPE_CHECKING:
     import os

@@ -83,6 +83,16 @@ class Forecast:
         return (self.kernel, *(self.otherwise.chain if self.otherwise else ()))
 
 
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Expected speed-up of an attention if the caller changes an option or the dtype."""
+
+    change: str
+    kernel: str
+    times: float
+    """How many times as fast the attention would be, by what was measured on an H200."""
+
+
 def forecast(problem: Problem, device: Device) -> Forecast:
     """The first kernel of the device that takes the problem, and how long it takes."""
     found = untimed(problem, device)

@@ -13,7 +13,7 @@ from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.conditions import MaskForm, Problem
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.kernels import MOST_SCORES, Forecast, forecast, unfused_time
+from onnx_attnfuse.kernels import MOST_SCORES, Forecast, Gain, forecast, unfused_time
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
@@ -51,16 +51,6 @@ class Planned:
     def time(self) -> float:
         """How long it takes."""
         return self.forecast.time
-
-
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """What a change that is the caller's to make would bring."""
-
-    change: str
-    kernel: str
-    times: float
-    """How many times as fast the attention would be, by what was measured on an H200."""
 
 
 @dataclasses.dataclass(frozen=True)

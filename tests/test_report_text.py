@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import Layouts, Report, SiteReport, Verified
+from onnx_attnfuse.report.model import Layouts, Report, SiteReport
 from onnx_attnfuse.report.text import ReportText
 from onnx_attnfuse.session import Session
+from onnx_attnfuse.verify.verdict import Verified
 
 
 def fused(number: int, **changes: object) -> SiteReport:

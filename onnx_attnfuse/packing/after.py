@@ -14,7 +14,8 @@ from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
 from onnx_attnfuse.masks.meaning import Meaning, Padding
 from onnx_attnfuse.packing.marks import Marks, read_marks
 from onnx_attnfuse.packing.region import Region, below, users
-from onnx_attnfuse.packing.steps import Step, read_step
+from onnx_attnfuse.packing.steps import Step
+from onnx_attnfuse.packing.tokenwise_ops import read_step
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import AttentionSpec
 

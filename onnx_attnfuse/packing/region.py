@@ -18,7 +18,8 @@ from onnx_attnfuse.graph.constants import is_constant, subgraphs
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.packing.flow import least_cut
 from onnx_attnfuse.packing.marks import Marks, Tokens, read_marks
-from onnx_attnfuse.packing.steps import Step, read_step
+from onnx_attnfuse.packing.steps import Step
+from onnx_attnfuse.packing.tokenwise_ops import read_step
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec, Source
 from onnx_attnfuse.targets.packed import choose

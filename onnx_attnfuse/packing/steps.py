@@ -1,7 +1,6 @@
 """Operators that compute every token by itself, and what becomes of them on packed tokens.
 
-`read_step` is asked with a value of the node, its output or an input, whose marks are known; each rule is one function that gives
-a `Step` or says why not. An operator without a rule is taken to mix positions.
+A rule is one function that gives a `Step` for a node or says why not; `tokenwise_ops.read_step` asks the rule of an operator.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.packing.marks import Marks, Tokens, count_of, others
 from onnx_attnfuse.reasons import Reason
 
@@ -42,25 +41,6 @@ class Step:
 
 
 Rule = Callable[[ir.Node, ir.Value, Marks, Tokens], "Step | Reason"]
-
-
-def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
-    """What becomes of a node, or why it cannot be computed token by token."""
-    from onnx_attnfuse.packing.rules import RULES
-
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    rule = RULES.get((domain, node.op_type))
-    if rule is None or has_unknown_attribute(node) or any(True for _ in subgraphs(node)):
-        return refusal(node, "is not known to compute every token by itself")
-    step = rule(node, value, marks, tokens)
-    if isinstance(step, Reason):
-        return step
-    dims = [tokens.facts.dims(item) for item in node.outputs[: len(step.outputs)]]
-    if any(found is None or len(found) != len(own) for found, own in zip(dims, step.outputs, strict=True)):
-        return refusal(node, "has outputs of unknown shape")
-    if any(output.uses() or output.is_graph_output() for output in node.outputs[len(step.outputs) :]):
-        return refusal(node, "has further outputs that are used")
-    return step
 
 
 def refusal(node: ir.Node, why: str) -> Reason:

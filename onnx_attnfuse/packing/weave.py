@@ -23,10 +23,10 @@ from onnx_attnfuse.packing.marks import Marks, count_of, others
 from onnx_attnfuse.packing.region import Item, Region, Site, anchor
 from onnx_attnfuse.packing.steps import Step
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.report.model import Verified
 from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.packed import Attended, attend
 from onnx_attnfuse.targets.padding import KeyPadding
+from onnx_attnfuse.verify.verdict import Verified
 
 _FEW = 16
 """Constants of at most so many elements are numbers that matter; larger ones are weights."""

@@ -7,24 +7,17 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.assumptions import AssumptionName
-from onnx_attnfuse.plan import Gain
+from onnx_attnfuse.kernels import Gain
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.picture import SitePicture
 from onnx_attnfuse.session import Session
 from onnx_attnfuse.spec import Layouts
+from onnx_attnfuse.verify.verdict import Verified
 
 SCHEMA = 1
 
 Status = Literal["fused", "already-fused", "skipped", "not-attention"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Verified:
-    """What the judge measured at one site."""
-
-    max_abs_error: float
-    cases: int
 
 
 @dataclasses.dataclass(frozen=True)

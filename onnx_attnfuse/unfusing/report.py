@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import Verified
+from onnx_attnfuse.verify.verdict import Verified
 
 SCHEMA = 1
 

@@ -15,11 +15,11 @@ from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused, defect
-from onnx_attnfuse.report.model import Verified
 from onnx_attnfuse.rewrite import connect, tidy
 from onnx_attnfuse.unfusing.operators import Speller, is_fused, rehearsals, speller
 from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
 from onnx_attnfuse.unfusing.site import Answer, Site
+from onnx_attnfuse.verify.verdict import Verified
 
 _CONTRIB = "com.microsoft"
 _SINCE = 11

@@ -39,6 +39,14 @@ class Verdict:
     """Present if they differ."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """The largest error found at one site that was shown equal, and the number of inputs it was run on."""
+
+    max_abs_error: float
+    cases: int
+
+
 def undecided(reason: str) -> Verdict:
     """The verdict where nothing could be compared."""
     return Verdict(equal=False, max_abs_error=0.0, cases=0, detail=f"undecided: {reason}", undecided=reason)
