@@ -8,7 +8,6 @@ from onnx_attnfuse.assumptions import ASSUMPTIONS, ONLY_LOWEST, AssumptionName
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.masks.expression import Element
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.masks.walk import elements_of
 from onnx_attnfuse.spec import AttentionSpec, Floored
@@ -30,7 +29,7 @@ def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[As
     if any(facts.is_shared(name) for axis in (axes.b, axes.i, axes.j) for name in sizes.symbols(length(axis))):
         yield "named-sizes"
     elements = [element for part in (meaning.allowed, *meaning.biases) for element in elements_of(part)]
-    if any(isinstance(inner, Element) for element in elements for place in element.at for inner in elements_of(place)):
+    if any(elements_of(place) for element in elements for place in element.at):
         yield "indices-in-range"
     if spec.unshifted:
         yield "finite-exponentials"

@@ -44,7 +44,7 @@ from onnx_attnfuse.masks.expression import (
 from onnx_attnfuse.masks.reader import Reader
 from onnx_attnfuse.masks.walk import elements_of, index_factors, parts_of
 from onnx_attnfuse.masks.wording import Wording
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
 
 
@@ -134,6 +134,13 @@ class Meaning:
         return not self.predicates and not self.biases
 
     @property
+    def nan(self) -> Reason | None:
+        """Why a mask with NaN in it cannot be handed over, or None."""
+        if any(map(_has_nan, self.biases)):
+            return Reason("nan-fill", "the mask has NaN in it, which makes whole rows NaN")
+        return None
+
+    @property
     def only_causal(self) -> Causal | None:
         """The causal predicate, if there is nothing else."""
         alone = self.predicates[0] if len(self.predicates) == 1 and not self.biases else None
@@ -141,11 +148,7 @@ class Meaning:
 
 
 def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
-    """Reads the mask of `spec`.
-
-    Raises:
-        Refused: A mask has NaN in it (`nan-fill`).
-    """
+    """Reads the mask of `spec`."""
     axes = spec.axes
     heads = axes.n
     wording = Wording(named("bnij", axes.scores))
@@ -203,14 +206,8 @@ def _parts(mask: Mask, reader: Reader) -> Parts:
 
 
 def split_added(step: Added, gain: Gain, reader: Reader) -> Parts:
-    """What an added value forbids and adds, once later steps have multiplied it.
-
-    Raises:
-        Refused: There is NaN in it (`nan-fill`).
-    """
+    """What an added value forbids and adds, once later steps have multiplied it."""
     part = _multiplied(element(step.laid, reader), -gain.number if step.negative else gain.number)
-    if _has_nan(part):
-        raise Refused("nan-fill", f"the mask '{step.laid.value.name}' has NaN in it, which makes whole rows NaN")
     if part == Number(0.0) or not gain.values:
         return _split(part, reader.facts.assumed.masked_from)
     return Parts(biases=(_scaled(part, gain.values, reader),))

@@ -55,6 +55,8 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
         return Reason("cached", "keys and values are appended to earlier ones, which packed tokens cannot be")
     if length(axes.i) != length(axes.j):
         return Reason("cross-attention", "queries and keys are not proven to be of the same sequence")
+    if meaning.nan is not None:
+        return meaning.nan
     if meaning.is_trivial:
         return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
     if not axes.b or not axes.i:

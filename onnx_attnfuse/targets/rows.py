@@ -68,6 +68,8 @@ def read_rows(
     Raises:
         Refused: The source gives such rows something that cannot be expressed.
     """
+    if meaning.nan is not None:
+        raise Refused(meaning.nan.code, meaning.nan.message)
     emitter = emitter if spec.mask else None
     alive = spec.sink is not None or sees_a_key(meaning, bench.bounds)
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
@@ -188,7 +190,16 @@ def _unless_zero(rows: Rows, compact: Laid, spec: AttentionSpec, fills: Fills, b
     highest = bench.bounds.masked_from if rounded else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         rows = _level_dead_rows(rows, compact, highest, builder)
+        assert rows.zero_query is not None
+        rows = dataclasses.replace(rows, bias=_raised(rows.bias or compact, rows.zero_query.value, builder))
     return rows
+
+
+def _raised(bias: Laid, dead: ir.Value, builder: Builder) -> Laid:
+    """A bias whose largest number is 0 in certain rows, which softmax does not see."""
+    dtype = builder.facts.dtype(bias.value)
+    raised = builder.elementwise("Sub", [bias.value, builder.reduce("ReduceMax", bias.value, [3])], dtype)
+    return Laid(builder.elementwise("Where", [dead, raised, bias.value], dtype), bias.axes)
 
 
 def _is_finite(step: MaskStep) -> bool:
@@ -206,12 +217,11 @@ def _finite(compact: Laid, dead: ir.Value, builder: Builder) -> Laid:
 
 
 def _level_dead_rows(rows: Rows, compact: Laid, highest: float, builder: Builder) -> Rows:
-    """Rows of finite numbers up to `highest` only: all scores of such a row become 0."""
+    """Rows of finite numbers up to `highest` only: all scores of such a row become 0, and the bias alone counts."""
     alive = _has_key(compact, "Greater", highest, builder)
     finite = _has_key(compact, "GreaterOrEqual", _LOWEST, builder)
     dead = builder.elementwise("And", [finite, builder.elementwise("Not", [alive], ir.DataType.BOOL)], ir.DataType.BOOL)
-    bias = _finite(rows.bias or compact, dead, builder)
-    return _zeroing(dataclasses.replace(rows, bias=bias), Laid(dead, (*compact.axes[:3], ())), builder)
+    return _zeroing(rows, Laid(dead, (*compact.axes[:3], ())), builder)
 
 
 def _zeroing(rows: Rows, dead: Laid, builder: Builder) -> Rows:

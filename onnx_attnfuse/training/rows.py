@@ -66,6 +66,8 @@ def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatmen
     Raises:
         Refused: There may be such rows, and what the source makes of them cannot be expressed.
     """
+    if meaning.nan is not None:
+        raise Refused(meaning.nan.code, meaning.nan.message)
     if not spec.mask or sees_a_key(meaning, bounds):
         return "none"
     if spec.unshifted:
