@@ -129,7 +129,7 @@ class Subject:
 
     def _outcome(self, level: str) -> Outcome:
         try:
-            arrived = journeys.travel(self.recipe, self.model, level, self.sizes)
+            arrived = journeys.travel(self.recipe, self.model, level)
         except (ModelError, OptionError) as error:
             return Outcome("declined", one_line(error))
         except VerificationError as error:
@@ -274,11 +274,16 @@ class _Result:
         """All outputs; inputs are given in the types that the model has now."""
         half = {entry.name for entry in self.model.graph.input if entry.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
         inputs = {name: _narrowed(array) if name in half else array for name, array in inputs.items()}
+        refused = ""
         if self._session is not None:
             try:
                 return self._session.run(None, inputs)
-            except RuntimeRefusal:
+            except RuntimeRefusal as refusal:
                 if not self._foreign:
                     raise
+                refused = str(refusal)
         self._reference = self._reference or Reference(self.model)
-        return self._reference.run(None, inputs)
+        try:
+            return self._reference.run(None, inputs)
+        except RuntimeRefusal as refusal:
+            raise RuntimeRefusal(f"{refused}; by the reference: {refusal}" if refused else str(refusal)) from refusal

@@ -38,7 +38,7 @@ class Sizes:
     t: int = 3
     p: int = 0
 
-    def of(self, dim: str | int, bounds: int = 0) -> int:
+    def of(self, dim: str | int) -> int:
         """The length of an axis."""
         if isinstance(dim, int):
             return dim
