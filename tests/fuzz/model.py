@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ class Written:
 
     model: onnx.ModelProto
     inputs: Mapping[str, Given]
+    results: Sequence[Dims]
 
 
 def write(recipe: Recipe, sizes: Sizes) -> Written:
@@ -39,7 +40,7 @@ def write(recipe: Recipe, sizes: Sizes) -> Written:
         if not last:
             x = layer.next_states(x, result)
     g.gives_as(result, "out", *layer.shape())
-    return Written(g.model(), g.inputs)
+    return Written(g.model(), g.inputs, g.results)
 
 
 class _Layer:
