@@ -15,7 +15,6 @@ import onnx_attnfuse
 from onnx_attnfuse import building
 from tests.fuzz import gradients
 from tests.fuzz.recipe import Recipe
-from tests.fuzz.writer import Sizes
 
 LEVELS = ("none", "sites")
 
@@ -35,15 +34,15 @@ class Arrived:
     """What was said of sites that differ, and of defects."""
 
 
-def travel(recipe: Recipe, model: onnx.ModelProto, level: str, sizes: Sizes) -> Arrived:
+def travel(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
     """Takes the journey of a recipe; raises what the library raises."""
     if recipe.journey == "gradients":
         return _trained(recipe, model, level)
     if recipe.journey.startswith("convert"):
-        return _converted(recipe, model, level, sizes)
-    result = _fused(recipe, model, level, sizes)
+        return _converted(recipe, model, level)
+    result = _fused(recipe, model, level)
     if recipe.journey == "twice":
-        second = _fused(recipe, result.model, level, sizes)
+        second = _fused(recipe, result.model, level)
         return dataclasses.replace(second, fused=result.fused, again=second.fused, codes=result.codes | second.codes)
     if recipe.journey == "unfuse":
         back = onnx_attnfuse.unfuse(result.model, verify=level, ep=recipe.ep)
@@ -57,17 +56,16 @@ def travel(recipe: Recipe, model: onnx.ModelProto, level: str, sizes: Sizes) -> 
 _SERIOUS = frozenset(["differs", "defect"])
 
 
-def _fused(recipe: Recipe, model: onnx.ModelProto, level: str, sizes: Sizes) -> Arrived:
+def _fused(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
     with _any_size() if recipe.any_size else contextlib.nullcontext():
-        result = onnx_attnfuse.optimize(model, verify=level, **choices(recipe, sizes))
+        result = onnx_attnfuse.optimize(model, verify=level, **choices(recipe))
     reasons = [reason for site in result.report.sites for reason in site.reasons]
     messages = tuple(reason.message for reason in reasons if reason.code in _SERIOUS)
     return Arrived(result.model, result.report.fused, frozenset(reason.code for reason in reasons), messages=messages)
 
 
-def choices(recipe: Recipe, sizes: Sizes) -> dict[str, Any]:
+def choices(recipe: Recipe) -> dict[str, Any]:
     """The options of a recipe."""
-    del sizes
     names = ("batch", "seq", "keys", "past", "total")
     found: dict[str, Any] = {"ep": recipe.ep, "target": recipe.target, "padding": recipe.padding, "always": recipe.always}
     found |= {"keep_outputs": recipe.keep_outputs, "dim": dict.fromkeys(names, recipe.hint) if recipe.hint else {}}
@@ -81,13 +79,13 @@ def _any_size() -> Iterator[None]:
         yield
 
 
-def _converted(recipe: Recipe, model: onnx.ModelProto, level: str, sizes: Sizes) -> Arrived:
+def _converted(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
     verify: Any = "none" if level == "none" else "model"
     result = onnx_attnfuse.convert(model, verify=verify, keep_io_types=bool(recipe.numbers % 2))
     half = result.model if isinstance(result.model, onnx.ModelProto) else ir.to_proto(result.model)
     if recipe.journey == "convert":
         return Arrived(half, 0, frozenset())
-    return _fused(recipe, half, level, sizes)
+    return _fused(recipe, half, level)
 
 
 def _trained(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:

@@ -84,15 +84,19 @@ class Subject:
     def cases(self) -> list[tuple[str, Sizes, dict[str, Array], list[Array]]]:
         """All inputs on which the original runs, with its results."""
         if self._cases is None:
-            ran = ((*case, self._ran(case[-1])) for case in feeds(self.recipe, self.written.inputs))
+            ran = ((*case, self._ran(*case[1:])) for case in feeds(self.recipe, self.written.inputs))
             self._cases = [(*case, results) for *case, results in ran if results is not None]
         return self._cases
 
-    def _ran(self, inputs: Mapping[str, Array]) -> list[Array] | None:
+    def _ran(self, sizes: Sizes, inputs: Mapping[str, Array]) -> list[Array] | None:
+        """What the original computes; nothing if it loses an axis on the way, as reshapes with -1 do where a length is 0."""
         try:
-            return self.original.run(None, inputs)
+            results = self.original.run(None, inputs)
         except RuntimeRefusal:
             return None
+        declared = self.written.results[: 1 if self.recipe.journey == "gradients" else None]
+        shapes = [tuple(sizes.of(dim) for dim in dims) for dims in declared]
+        return results if shapes == [result.shape for result in results[: len(shapes)]] else None
 
     @functools.cached_property
     def original(self) -> Runner:
@@ -129,7 +133,7 @@ class Subject:
 
     def _outcome(self, level: str) -> Outcome:
         try:
-            arrived = journeys.travel(self.recipe, self.model, level, self.sizes)
+            arrived = journeys.travel(self.recipe, self.model, level)
         except (ModelError, OptionError) as error:
             return Outcome("declined", one_line(error))
         except VerificationError as error:
@@ -274,11 +278,16 @@ class _Result:
         """All outputs; inputs are given in the types that the model has now."""
         half = {entry.name for entry in self.model.graph.input if entry.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
         inputs = {name: _narrowed(array) if name in half else array for name, array in inputs.items()}
+        refused = ""
         if self._session is not None:
             try:
                 return self._session.run(None, inputs)
-            except RuntimeRefusal:
+            except RuntimeRefusal as refusal:
                 if not self._foreign:
                     raise
+                refused = str(refusal)
         self._reference = self._reference or Reference(self.model)
-        return self._reference.run(None, inputs)
+        try:
+            return self._reference.run(None, inputs)
+        except RuntimeRefusal as refusal:
+            raise RuntimeRefusal(f"{refused}; by the reference: {refusal}" if refused else str(refusal)) from refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ class Written:
 
     model: onnx.ModelProto
     inputs: Mapping[str, Given]
+    results: Sequence[Dims]
 
 
 def write(recipe: Recipe, sizes: Sizes) -> Written:
@@ -39,7 +40,7 @@ def write(recipe: Recipe, sizes: Sizes) -> Written:
         if not last:
             x = layer.next_states(x, result)
     g.gives_as(result, "out", *layer.shape())
-    return Written(g.model(), g.inputs)
+    return Written(g.model(), g.inputs, g.results)
 
 
 class _Layer:
@@ -84,7 +85,7 @@ class _Layer:
     def next_states(self, x: str | None, result: str) -> str:
         """The input of the next layer; no larger than 1, as behind a norm, so that scores are what they are in models."""
         g, recipe = self.g, self.recipe
-        wide = g.op("MatMul", result, g.weight(self.sources.width, self.sources.width, factor=0.4))
+        wide = g.op("MatMul", result, g.weight(self.sources.width, self.sources.width, factor=self.sources.width**-0.5))
         if recipe.source == "projected" or recipe.source.startswith("packed"):
             wide = g.op("Add", wide, x or "x")
         return g.op("Tanh", wide)
@@ -244,5 +245,5 @@ class _Layer:
         flat = self._flat(mixed)
         if recipe.joined != "projected" or not last:
             return flat
-        product = g.op("MatMul", flat, g.weight(self.sources.width, _WIDTH, factor=0.4))
+        product = g.op("MatMul", flat, g.weight(self.sources.width, _WIDTH, factor=self.sources.width**-0.5))
         return g.op("Add", product, g.weight(_WIDTH))

@@ -47,7 +47,7 @@ class Sources:
             other = self._states("other", "t") if self.recipe.cross else states
             q, k, v = self._projected(states, other)
         else:
-            q, k, v = self._separate(x, layer)
+            q, k, v = self._separate(x)
         q, k = self._turned(q), self._turned(k)
         return Operands(q, k, v)
 
@@ -57,15 +57,14 @@ class Sources:
             self.frame.spot(dim, value, axis)
         return value
 
-    def _separate(self, x: str | None, layer: int) -> tuple[str, str, str]:
+    def _separate(self, x: str | None) -> tuple[str, str, str]:
         """Three inputs in one of four layouts."""
         recipe, long = self.recipe, self.frame.new
         shapes = (("q", recipe.heads, recipe.size, "s"), ("k", recipe.kv_heads, recipe.size, long))
         q, k, v = (self._input(*item) for item in (*shapes, ("v", recipe.kv_heads, recipe.v_size, long)))
         if x is None:
             return q, k, v
-        del layer
-        mixed = self.g.op("MatMul", x, self.g.weight(self.width, recipe.heads * recipe.size, factor=0.4))
+        mixed = self.g.op("MatMul", x, self.g.weight(self.width, recipe.heads * recipe.size, factor=1.5 * self.width**-0.5))
         return self._to_heads(mixed, recipe.heads, recipe.size, "s"), k, v
 
     def _input(self, name: str, heads: int, size: int, long: str) -> str:
@@ -114,7 +113,7 @@ class Sources:
         return self.g.reshape(value, 0, 0, *rest)
 
     def _linear(self, x: str, width: int) -> str:
-        product = self.g.op("MatMul", x, self.g.weight(self.width, width, factor=0.5))
+        product = self.g.op("MatMul", x, self.g.weight(self.width, width, factor=1.5 * self.width**-0.5))
         bias = self.g.weight(width, factor=0.2)
         return self.g.op("Add", product, bias) if self.recipe.numbers % 3 else self.g.op("Add", bias, product)
 

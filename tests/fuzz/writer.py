@@ -38,7 +38,7 @@ class Sizes:
     t: int = 3
     p: int = 0
 
-    def of(self, dim: str | int, bounds: int = 0) -> int:
+    def of(self, dim: str | int) -> int:
         """The length of an axis."""
         if isinstance(dim, int):
             return dim
@@ -56,6 +56,8 @@ class Writer(Written):
         """Those of static axes."""
         self.rng = np.random.default_rng(recipe.numbers)
         self.inputs: dict[str, Given] = {}
+        self.results: list[Dims] = []
+        """Axes of the outputs."""
         self.float = np.float16 if recipe.dtype == "float16" else np.float32
 
     def feed(self, name: str, dims: Dims, role: str = "normal", dtype: str | None = None) -> str:
@@ -165,4 +167,5 @@ class Writer(Written):
 
     def gives_as(self, value: str, name: str, *dims: str | int) -> None:
         """Makes a value an output."""
+        self.results.append(dims)
         self.gives(value, name, [self.declared(dim, name) for dim in dims], TYPES[self.recipe.dtype])
