@@ -8,12 +8,16 @@ from typing import Literal, get_args
 
 from onnx_attnfuse.errors import OptionError
 
-AssumptionName = Literal["large-fills", "bounded-scores", "named-sizes", "indices-in-range", "finite-exponentials"]
+AssumptionName = Literal[
+    "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range", "finite-exponentials"
+]
 
 ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "large-fills": "a number of -1000 or less that is added to a score, or put in its place, masks it",
     "bounded-scores": "scores, and what is added to them that is no mask, stay between -900 and 900",
     "named-sizes": "sizes of the same name are the same number",
+    "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
+    "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
     "indices-in-range": "an index computed at run time into a mask stays inside the row that it is meant for",
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
 }
@@ -58,6 +62,16 @@ class Assumed:
     def indices_in_range(self) -> bool:
         """Whether indices that are computed at run time are taken to count from 0 and to be inside their axis."""
         return "indices-in-range" in self.names
+
+    @property
+    def nonempty_axes(self) -> bool:
+        """Whether symbolic axes of scores are taken to be at least 1 long."""
+        return "nonempty-axes" in self.names
+
+    @property
+    def masks_fit(self) -> bool:
+        """Whether masks are taken to be no longer than the scores."""
+        return "masks-fit" in self.names
 
     @property
     def named_sizes(self) -> bool:

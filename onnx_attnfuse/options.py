@@ -41,7 +41,8 @@ class Options:
     target: TargetName = "auto"
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
-    """Take only this for granted: large-fills, bounded-scores, named-sizes, indices-in-range, finite-exponentials, or none;
+    """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,
+    finite-exponentials, or none;
     repeatable; by default all of them. docs/assumptions.md says what each is."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""

@@ -28,6 +28,10 @@ def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[As
     axes = spec.axes
     if any(facts.is_shared(name) for axis in (axes.b, axes.i, axes.j) for name in sizes.symbols(length(axis))):
         yield "named-sizes"
+    if not all(isinstance(length(axis), int) for axis in (axes.b, axes.i, axes.j)):
+        yield "nonempty-axes"
+    if spec.wider:
+        yield "masks-fit"
     elements = [element for part in (meaning.allowed, *meaning.biases) for element in elements_of(part)]
     if any(elements_of(place) for element in elements for place in element.at):
         yield "indices-in-range"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, leaves, new_axes
+from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length, new_axes
 from onnx_attnfuse.axes.views import Laid, aligned
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.language.readers import Readers
 from onnx_attnfuse.language.steps import NaNZeroed, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
@@ -60,7 +61,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     product = scores.product
     enforced = weights.contraction.node.op_type != "Einsum"
     settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
-    _check_lengths((product.query, product.key, weights.value), facts)
+    _check_lengths((product.query, product.key, weights.value), axes, facts)
     folded = fold(scores, facts)
     query, key = (operands.sources(laid, facts, product.head_axis) for laid in (product.query, product.key))
     value = operands.sources(weights.value, facts)
@@ -94,7 +95,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
         unshifted=unshifted,
-        wider=wider((*mask_operands(folded.mask), *beside), key_axis, facts),
+        wider=_wider((*mask_operands(folded.mask), *beside), key_axis, softmax, facts),
     )
 
 
@@ -109,7 +110,17 @@ def _beside(scales: tuple[ScaleValue, ...], rules: tuple[RowRule, ...]) -> list[
     return [scale.laid for scale in scales] + [rule.condition for rule in rules if rule.condition is not None]
 
 
-def _check_lengths(operands: tuple[Laid, ...], facts: Facts) -> None:
+def _wider(operands: tuple[Laid, ...], key_axis: Axis, softmax: Softmax, facts: Facts) -> tuple[tuple[Dim, Dim], ...]:
+    found = wider(operands, key_axis, facts)
+    if found and not facts.assumed.masks_fit:
+        message = f"a mask of length {found[0][1]} may repeat scores of length {found[0][0]}, which no fused operator does"
+        raise Refused("wide-mask", message, softmax.node.name)
+    return found
+
+
+def _check_lengths(operands: tuple[Laid, ...], axes: Axes, facts: Facts) -> None:
+    if not facts.assumed.nonempty_axes and not all(isinstance(length(axis), int) for axis in axes):
+        raise Refused("empty-axis", "an axis of the scores may have length 0, where fused operators end in an error")
     for laid in operands:
         if 0 in (facts.dims(laid.value) or ()):
             raise Refused("empty-axis", f"'{laid.value.name}' has an axis of length 0, so that there is nothing to compute")

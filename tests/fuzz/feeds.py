@@ -27,7 +27,7 @@ def sizes_of(recipe: Recipe) -> list[Sizes]:
     """The lengths a recipe is run with; the first are those of static axes."""
     rng = np.random.default_rng((recipe.numbers, 1))
     found = [_sizes(recipe, rng, number) for number in range(1 if recipe.dims == "static" else 3)]
-    if recipe.dims not in {"static", "batch"} and rng.random() < _EMPTY:
+    if recipe.dims not in {"static", "batch"} and recipe.assume == "none" and rng.random() < _EMPTY:
         found.append(dataclasses.replace(found[0], **_nothing(recipe, rng)))
     if recipe.dims == "batch":
         found = [Sizes(item.b, found[0].s, found[0].t, found[0].p) for item in found]

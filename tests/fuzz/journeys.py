@@ -69,6 +69,7 @@ def choices(recipe: Recipe) -> dict[str, Any]:
     names = ("batch", "seq", "keys", "past", "total")
     found: dict[str, Any] = {"ep": recipe.ep, "target": recipe.target, "padding": recipe.padding, "always": recipe.always}
     found |= {"keep_outputs": recipe.keep_outputs, "dim": dict.fromkeys(names, recipe.hint) if recipe.hint else {}}
+    found |= {"assume": () if recipe.assume == "all" else (recipe.assume,)}
     return found | ({"arch": "sm90"} if recipe.ep == "cuda" else {})
 
 

@@ -14,7 +14,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -37,6 +37,17 @@ a second run that finds what the first left; a process that ended; one that does
 CLASSES = ("fused", "refused", "differs", "declined", "unrunnable", "runtime", *FAILURES)
 """Other outcomes: refused by the judge alone; a model or an option that is refused as a whole; an original that ONNX Runtime does
 not run; one that it runs wrongly when it optimises, as it does the result."""
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing is logged, as is right where most of what is tried fails."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +134,7 @@ class Subject:
 
     def outcome(self, level: str) -> Outcome:
         """Makes the journey with verification or without, and judges what comes back."""
-        logging.disable(logging.CRITICAL)
-        with warnings.catch_warnings():
+        with _silent(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 return self._outcome(level) if self.cases() else Outcome("unrunnable")
