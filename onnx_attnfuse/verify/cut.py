@@ -38,9 +38,14 @@ _SHAPE_ONLY = frozenset(["Shape", "Size"])
 _DEFAULT_DOMAIN = frozenset(["", "ai.onnx"])
 _VIEWS = frozenset(["Identity", "Reshape", "Slice", "Split", "Transpose"])
 _PRODUCTS = frozenset([("Div", 0), ("Einsum", 0), ("Einsum", 1), ("MatMul", 0), ("MatMul", 1), ("Mul", 0), ("Mul", 1)])
-_LINEAR = _PRODUCTS | {(op, 0) for op in (*_VIEWS, *"Cast Expand Neg ReduceMean ReduceSum Squeeze Unsqueeze".split())}
-_LINEAR = _LINEAR | {("Add", 0), ("Add", 1), ("Sub", 0), ("Sub", 1), ("Where", 1), ("Where", 2)}
-"""Operators by the places of inputs that their output is linear in."""
+_LINEAR = frozenset(
+    [
+        *_PRODUCTS,
+        *((op, 0) for op in (*_VIEWS, *"Cast Expand Neg ReduceMean ReduceSum Squeeze Unsqueeze".split())),
+        *[("Add", 0), ("Add", 1), ("Sub", 0), ("Sub", 1), ("Where", 1), ("Where", 2)],
+    ]
+)
+"""Operators by the places of the inputs that their output is linear in."""
 _LIGHT = frozenset(
     """
     Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
