@@ -1,4 +1,4 @@
-"""Softmax in other words: `exp(x) / sum(exp(x))`, `exp(log_softmax(x))`.
+"""Softmax in other words: `exp(x) / sum(exp(x))`, `exp(log_softmax(x))`, `exp(x - logsumexp(x))`.
 
     Q·Kᵀ ── Sub(max) ── Exp ─┬────────── Div ── ·V
                              └ ReduceSum ┘
@@ -13,6 +13,7 @@ from onnx_attnfuse.language import (
     any_of,
     equation,
     exp,
+    log,
     log_softmax,
     pattern,
     softmax,
@@ -23,5 +24,10 @@ from onnx_attnfuse.language import (
 @pattern
 def softmax_spelled_out(scores: Tensor) -> Equation:
     """Exponentials over their sum, or of logarithms."""
-    weights = any_of("form", quotient=exp(scores) / sum(exp(scores)), logarithms=exp(log_softmax(scores)))
+    weights = any_of(
+        "form",
+        quotient=exp(scores) / sum(exp(scores)),
+        logarithms=exp(log_softmax(scores)),
+        difference=exp(scores - log(sum(exp(scores)))),
+    )
     return equation(weights, softmax(scores))
