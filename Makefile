@@ -1,13 +1,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TRAINING := .venv-training/bin/python
+LOWEST := .venv-lowest/bin
 N ?= 10000
 SEED ?= 1000000
 JOBS ?= $(shell nproc)
 VERIFY ?= both
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-browser test-olive test-training record-training docs coverage fuzz bench clean
+.PHONY: demo test test-lowest test-browser test-olive test-training record-training docs coverage fuzz bench clean
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -19,6 +20,10 @@ test: .venv/dev  ## Everything CI checks.
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/pytest --numprocesses auto
+
+test-lowest: .venv-lowest/done  ## The tests with the oldest versions that pyproject.toml allows; CI runs this too.
+	$(LOWEST)/python -m pip check
+	$(LOWEST)/pytest -m "not newest" --numprocesses auto
 
 test-browser: .venv/browser  ## The report's page in Chromium, with screenshots; needs chromium, or playwright install chromium.
 	$(BIN)/pytest tests/browser/page_in_chromium.py
@@ -45,7 +50,7 @@ bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks
 	$(BIN)/python benchmarks/fusing.py
 
 clean:
-	rm -rf .venv .venv-training build
+	rm -rf .venv .venv-lowest .venv-training build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -68,6 +73,12 @@ clean:
 
 .venv/docs: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) '.[docs]'
+	touch $@
+
+.venv-lowest/done: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	$(LOWEST)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[cpu,report]' \
+		hypothesis justhtml pytest pytest-xdist torch
 	touch $@
 
 .venv-training/done: pyproject.toml constraints-training.txt tests/training/build_extensions.py

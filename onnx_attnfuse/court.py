@@ -99,7 +99,7 @@ class Court:
         with self.clock.step("verify"):
             verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None:
-            raise Refused("unverified", f"it could not be run to verify it: {verdict.undecided}")
+            raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
         if not verdict.equal:
             self.differing += 1
             self._keep(verdict, name)

@@ -182,6 +182,8 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
         found.append(Missing("onnxruntime, to verify and to run models", f"pip install 'onnx-attnfuse[{extra}]'"))
     elif machine.gpus and "CUDAExecutionProvider" not in machine.providers:
         found.append(Missing("the GPU build of onnxruntime", _installing("'onnx-attnfuse[gpu]'", remove=True)))
+    if old := _old_runtime(machine):
+        found.append(Missing(old, f"pip install --upgrade 'onnx-attnfuse[{extra}]'"))
     if machine.cuda_fails:
         what = f"CUDA for onnxruntime, which runs on the CPU instead: {machine.cuda_fails}"
         found.append(Missing(what, "pip install 'onnxruntime-gpu[cuda,cudnn]'"))
@@ -190,6 +192,18 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
     if machine.gpus and not machine.has("triton"):
         found.append(Missing("Triton, for the flash attention of ORTModule; nothing else needs it", "pip install triton"))
     return tuple(found)
+
+
+def _old_runtime(machine: Machine) -> str | None:
+    """What is to be said of an onnxruntime that is too old."""
+    version = machine.versions.get("onnxruntime") or machine.versions.get("onnxruntime-gpu")
+    if version is None:
+        return None
+    from onnx_attnfuse.verify.runtime import OLDEST, is_old
+
+    wanted = ".".join(map(str, OLDEST))
+    what = f"onnxruntime {wanted} or newer; {version} is too old to judge by, so what differs with it is only called unverified"
+    return what if is_old(version) else None
 
 
 def _installing(what: str, *, remove: bool = False) -> str:

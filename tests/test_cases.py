@@ -23,7 +23,11 @@ SIZES = [
 ]
 PATTERNS = ("full", "left", "right", "holes", "dead")
 FILLS = (-math.inf, float(np.finfo(np.float32).min), -1e4)
-CASES = [pytest.param(case, id=case.name) for case in cases_in(pathlib.Path(__file__).parent / "cases")]
+FOUND = cases_in(pathlib.Path(__file__).parent / "cases")
+CASES = [pytest.param(case, id=case.name) for case in FOUND]
+BY_REFERENCE = [pytest.mark.newest]
+"""Before onnx 1.23 its reference is wrong about rows without a key."""
+COMPUTED = [pytest.param(case, id=case.name, marks=BY_REFERENCE if "by_reference" in case.flags else ()) for case in FOUND]
 
 
 def optimized(case: Case) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx_attnfuse.Report]:
@@ -88,7 +92,7 @@ def inputs(model: onnx.ModelProto) -> Iterator[dict[str, Array]]:
                 yield feeds(model, sizes, pattern, fill, seed)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", COMPUTED)
 def test_each_case_computes_what_it_did(case: Case) -> None:
     before, after, _ = optimized(case)
     names = [entry.name for entry in before.graph.output]
@@ -96,7 +100,8 @@ def test_each_case_computes_what_it_did(case: Case) -> None:
     original, fused = None if by_reference else session(before), session(after)
     for given in inputs(before):
         if by_reference is not None:
-            expected = dict(zip(names, by_reference.run(None, given), strict=True))
+            with np.errstate(all="ignore"):
+                expected = dict(zip(names, by_reference.run(None, given), strict=True))
         else:
             assert original is not None
             expected = run_in(original, given)

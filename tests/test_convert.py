@@ -71,6 +71,7 @@ def test_what_is_converted_still_fuses(path: pathlib.Path, dtype: str, choices: 
     assert after.candidates == before.candidates
 
 
+@pytest.mark.newest  # before onnx 1.23 its reference multiplies no matrices of bfloat16
 def test_bfloat16_is_compared_where_there_is_no_kernel() -> None:
     path = next(path for path in BUNDLED if path.stem.startswith("gpt2"))
     report = convert(path, dtype="bfloat16", verify="model").report

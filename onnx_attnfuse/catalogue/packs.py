@@ -143,18 +143,22 @@ def _run(path: pathlib.Path) -> types.ModuleType:
     try:
         spec.loader.exec_module(module)
     except OptionError as error:
-        raise OptionError(f"{path}: {error}") from error
+        raise OptionError(f"{_place(error, path)}: {error}") from error
+    except SyntaxError as error:
+        raise OptionError(f"{_place(error, path)}: SyntaxError: {error.msg}; mend the file") from error
     except (Exception, SystemExit) as error:
-        lines = [entry.lineno for entry in _frames(error) if entry.filename == str(path)]
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
-        raise OptionError(f"{where}: {type(error).__name__}: {error}; mend the file") from error
+        raise OptionError(f"{_place(error, path)}: {type(error).__name__}: {error}; mend the file") from error
     return module
 
 
-def _frames(error: BaseException) -> Sequence[Any]:
+def _place(error: BaseException, path: pathlib.Path) -> str:
+    """Where in a file an error comes from, as `file.py:12`; in a file that it imports, where that one is broken."""
     import traceback
 
-    return traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}:{error.lineno}"
+    lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
 
 
 def _from_environment() -> list[Entry]:

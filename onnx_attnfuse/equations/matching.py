@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.language.normal import COMMUTATIVE
 from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.language.spellings import REDUCTIONS
 from onnx_attnfuse.language.steps import Scaled
 from onnx_attnfuse.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.match.softmax import find_softmax
@@ -32,7 +33,7 @@ _CLOSE = 1e-5
 """How far a number in a graph may be from the one in a formula: exporters round to float32."""
 _MOVING = frozenset(["also", "scores"])
 """What of a step says where it stands and not what it does."""
-_REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"])
+_REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"]) | REDUCTIONS
 
 
 class Matcher:
@@ -67,9 +68,16 @@ class Matcher:
     def _names(self, node: ir.Node) -> set[str]:
         """What a node is to a formula."""
         found = {node.op_type} if is_standard(node) else set[str]()
+        if self._is_square(node):
+            found.add("Mul")
         if read_contraction(node, self._facts) is not None:
             found |= {"MatMul", "MixHeads"}
         return found
+
+    def _is_square(self, node: ir.Node) -> bool:
+        """Whether a node is the second power of its first input, which to a formula is a product."""
+        exponent = node.inputs[1] if is_standard(node, "Pow") else None
+        return exponent is not None and self._facts.number(exponent) == 2
 
     def _fit(self, branch: Branch, goals: tuple[Goal, ...], state: State) -> Iterator[tuple[Variant, State]]:
         if not goals:
@@ -127,8 +135,6 @@ class Matcher:
             return number is not None and math.isclose(number, known.number, rel_tol=_CLOSE)
         if known.laid is None:
             return False
-        if known.laid.value is laid.value:
-            return True
         one, other = self._ascent.stripped(known.laid), self._ascent.stripped(laid)
         return one.value is other.value and refined(one.axes) == refined(other.axes)
 
@@ -219,19 +225,23 @@ class Matcher:
             yield from self._reduced(node, goal, state)
         elif token.op == "Concat":
             yield from self._joined(node, goal, state)
+        elif token.op == "Mul" and self._is_square(node):
+            yield from self._elementwise(token, (node.inputs[0], node.inputs[0]), goal, state)
         elif len([value for value in node.inputs if value is not None]) == token.count:
-            yield from self._elementwise(token, node, goal, state)
+            yield from self._elementwise(token, node.inputs, goal, state)
 
-    def _elementwise(self, token: AnOp, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+    def _elementwise(
+        self, token: AnOp, inputs: Sequence[ir.Value | None], goal: Goal, state: State
+    ) -> Iterator[tuple[tuple[Goal, ...], State]]:
         goals: list[Goal] = []
-        for value in node.inputs:
+        for value in inputs:
             axes = None if value is None else aligned(value, goal.laid.axes, self._facts)
             if value is None or axes is None:
                 return
             outer = goal.outer[len(goal.outer) - len(axes) :]
             goals.append(dataclasses.replace(goal, laid=Laid(value, axes), outer=outer))
         yield tuple(goals), state
-        if token.op in COMMUTATIVE and len(goals) == 2:
+        if token.op in COMMUTATIVE and len(goals) == 2 and goals[0] != goals[1]:
             yield (goals[1], goals[0]), state
 
     def _product(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.grains import Pattern
 from onnx_attnfuse.language.normal import Choices, Form, Literal, Op, Product, Var, kind_of, normal, variants
+from onnx_attnfuse.language.spellings import spellings
 from onnx_attnfuse.language.tensor import Attribute
 
 Slot: TypeAlias = tuple[str, int]
@@ -172,7 +173,8 @@ class Net:
         self.patterns = tuple(patterns)
         for pattern in self.patterns:
             for choices, formula in variants(pattern.written):
-                self._insert(pattern, choices, normal(formula))
+                for form in spellings(normal(formula)):
+                    self._insert(pattern, choices, form)
         self.begins = frozenset(self.root.ops)
         """Operators that a formula begins with."""
         self.begins_with_steps = bool(self.root.others)

@@ -37,6 +37,9 @@ def bind(tensors: Iterable[ir.ExternalTensor], folder: pathlib.Path, where: str)
     sizes: dict[str, int] = {}
     for tensor in tensors:
         location = location_of(tensor)
+        if (tensor.offset or 0) < 0:
+            problem = f"External data offset must be non-negative, and that of tensor {tensor.name!r} is {tensor.offset}"
+            raise ModelError(f"{where} cannot be read: {problem}; export the model again")
         if location not in sizes:
             sizes[location] = _data_size(folder, location, where)
         end = (tensor.offset or 0) + tensor.nbytes

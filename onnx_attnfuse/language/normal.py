@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from onnx_attnfuse.language.tensor import Attribute, Tensor
+from onnx_attnfuse.language.tensor import Attribute, Tensor, number
 
 _SLOT = re.compile(r"(scale|mask)\d*")
 _MOST = 64
@@ -111,6 +111,8 @@ def normal(tensor: Tensor) -> Form:
         return _product(tensor)
     if tensor.op in {"Add", "Sub"}:
         return _sum(tensor)
+    if tensor.op == "Pow" and tensor.args[1] == number(2):
+        return Op("Mul", (), (normal(tensor.args[0]),) * 2)
     return Op(tensor.op, tensor.attributes, tuple(map(normal, tensor.args)))
 
 

@@ -47,7 +47,8 @@ _LIGHT = frozenset(
     Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
     ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater
     GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow Range
-    Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape
+    Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Relu Reshape
     Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose
     Trilu Unsqueeze Where Xor
     """.split()

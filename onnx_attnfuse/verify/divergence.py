@@ -86,7 +86,8 @@ def _comparable(left: Array, right: Array) -> tuple[Array, Array]:
     narrow, wide = sorted((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)
     most = float(cast("float", ml_dtypes.finfo(narrow).max))
     one, other = (array.astype(wide) for array in (left, right))
-    return np.where(np.isfinite(one), np.clip(one, -most, most), one), other
+    bounded = np.where(np.isfinite(one), np.clip(one, -most, most), one)
+    return bounded.astype(wide), other  # NumPy 1 widens a single number
 
 
 def _told(value: ir.Value) -> str:

@@ -27,7 +27,7 @@ from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.standalone import Functions, Keys
 from onnx_attnfuse.verify.tracing import Tracer, largest
 from onnx_attnfuse.verify.trial import FIRST_CHOICES, Choice, Trial
-from onnx_attnfuse.verify.verdict import Verdict, undecided
+from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
 
 _HEAVIEST = 1 << 28
 """Elements of all weights of a piece that is still run."""
@@ -128,7 +128,7 @@ class Judge:
             examiner = _Examiner(
                 piece, pairs, facts, {**opsets, "com.microsoft": 1}, functions, self._operators, rounded=self._rounds
             )
-            self._verdicts[key] = examiner.verdict(itertools.chain(first, choices))
+            self._verdicts[key] = by_this_runtime(examiner.verdict(itertools.chain(first, choices)))
         return self._verdicts[key]
 
 

@@ -29,7 +29,7 @@ from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, S
 from onnx_attnfuse.verify.sources import Source, read, session
 from onnx_attnfuse.verify.trials import Trials
 from onnx_attnfuse.verify.typed import as_its_kind
-from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
+from onnx_attnfuse.verify.verdict import Evidence, Verdict, by_this_runtime, undecided
 from onnx_attnfuse.verify.verification import OutputFinding, Verification
 
 _TOLERANCE = 1e-3
@@ -59,14 +59,14 @@ def judge_models(before: Source, after: Source, operators: Operators = ()) -> Ve
     try:
         original = session(before, operators=operators)
     except RuntimeRefusal as refusal:
-        return undecided(f"the original does not load: {refusal}")
+        return by_this_runtime(undecided(f"the original does not load: {refusal}"))
     try:
         rewritten = session(after, operators=operators)
     except RuntimeRefusal as refusal:
-        return Verdict(False, 0.0, 0, f"the new model does not load: {refusal}")
+        return by_this_runtime(Verdict(False, 0.0, 0, f"the new model does not load: {refusal}"))
     if original.outputs() != rewritten.outputs():
         return Verdict(False, 0.0, 0, f"the outputs {original.outputs()} became {rewritten.outputs()}")
-    return _Models(model, None, original, rewritten, Trials()).verdict()
+    return by_this_runtime(_Models(model, None, original, rewritten, Trials()).verdict())
 
 
 def verify_models(first: Source, second: Source, trials: Trials | None = None) -> Verification:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -31,6 +32,11 @@ _REFERENCE_ERRORS = (
 )
 Operators: TypeAlias = Sequence[type["Operator"]]
 _SILENT = 4
+OLDEST = (1, 28)
+"""The ONNX Runtime from which on its kernels compute what their documentation says; the extras cpu and gpu ask for it.
+
+Before it Attention of ai.onnx computes other rows without a key, before 1.24 GroupQueryAttention with a window other windows.
+"""
 _CUDA_ONLY = frozenset(["PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding"])
 """Operators of com.microsoft that ONNX Runtime has no kernel for on the CPU."""
 
@@ -42,6 +48,17 @@ class RuntimeRefusal(Exception):
 def available() -> bool:
     """Whether onnxruntime is installed."""
     return importlib.util.find_spec("onnxruntime") is not None
+
+
+def installed() -> str:
+    """The version of the installed onnxruntime."""
+    return str(importlib.import_module("onnxruntime").__version__)
+
+
+def is_old(version: str) -> bool:
+    """Whether the kernels of an ONNX Runtime are not to be trusted where they differ from what is expected, or refuse it."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and tuple(map(int, found.groups())) < OLDEST
 
 
 class Session:

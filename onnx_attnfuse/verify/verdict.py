@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import onnx
 
 from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.runtime import OLDEST, installed, is_old
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,3 +51,15 @@ class Verified:
 def undecided(reason: str) -> Verdict:
     """The verdict where nothing could be compared."""
     return Verdict(equal=False, max_abs_error=0.0, cases=0, detail=f"undecided: {reason}", undecided=reason)
+
+
+def by_this_runtime(verdict: Verdict) -> Verdict:
+    """The verdict as far as the installed ONNX Runtime can tell: one that is too old shows equality, but no difference.
+
+    What it does not run may be an operator, an attribute or an opset that it does not know, and what differs its own kernel.
+    """
+    if verdict.equal or not is_old(version := installed()):
+        return verdict
+    found = verdict.undecided or f"with it {verdict.detail}"
+    wanted = ".".join(map(str, OLDEST))
+    return undecided(f"onnxruntime {version} is too old to judge by; run pip install 'onnxruntime>={wanted}' ({found})")

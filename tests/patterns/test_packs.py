@@ -55,15 +55,24 @@ def test_names_are_skipped_and_chosen(one: pathlib.Path) -> None:
     assert {entry.name for entry in load(Options(only_patterns=("soft_cap",))).entries} >= {"masks.add", "soft_cap.tanh"}
 
 
+IMPORTS = "from onnx_attnfuse.language import operator, pattern, softmax\n"
 BAD = {
     "no file": (None, r"there is no file .*bad\.py; --patterns takes a Python file or a folder"),
     "no pattern": ("x = 1\n", r"bad\.py: module attnfuse_patterns\.bad holds no pattern; decorate a function"),
-    "no Python": ("def (:\n", r"bad\.py: SyntaxError: .*; mend the file"),
-    "a failure": ("\n\nimport does_not_exist\n", r"bad\.py, line 3: ModuleNotFoundError: No module named 'does_not_exist'; mend"),
-    "a way out": ("import sys\nsys.exit(3)\n", r"bad\.py, line 2: SystemExit: 3; mend the file"),
+    "no Python": ("def (:\n", r"bad\.py:1: SyntaxError: invalid syntax; mend the file"),
+    "a failure": ("\n\nimport does_not_exist\n", r"bad\.py:3: ModuleNotFoundError: No module named 'does_not_exist'; mend"),
+    "a way out": ("import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3; mend the file"),
     "a bad pattern": (
         ONE.replace("@ v, meaning", ", meaning"),
-        r"bad\.py: pattern 'softmax_one': the operand 'v' is not in what is",
+        r"bad\.py:11: pattern 'softmax_one': the operand 'v' is not in what is",
+    ),
+    "a truth value": (
+        IMPORTS + "@pattern\ndef one(q, k, v):\n    s = q @ k.T\n    if s:\n        s = -s\n    return softmax(s) @ v\n",
+        r"bad\.py:5: a formula has no truth value; write where\(condition, a, b\)",
+    ),
+    "no operand": (
+        IMPORTS + "@operator('acme::A')\ndef a():\n    return softmax(1)\n",
+        r"bad\.py:2: the definition of acme::A takes its inputs by position",
     ),
 }
 

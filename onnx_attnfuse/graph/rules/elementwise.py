@@ -56,6 +56,9 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean Where PRelu", _broadcast),
     **rules("And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual", _broadcast),
     **rules("BitwiseAnd BitwiseOr BitwiseXor BitShift", _broadcast),
-    **rules("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp", _reduce),
+    **rules(
+        "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum ReduceLogSumExp",
+        _reduce,
+    ),
     **rules("ArgMax ArgMin", _arg_reduce),
 }

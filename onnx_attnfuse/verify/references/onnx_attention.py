@@ -51,7 +51,7 @@ def _with_unseen(mask: Array, query: Array, key: Array, rest: tuple[Array | None
     if mask.shape[-2:] != (query.shape[-2], past + key.shape[-2]):
         return mask
     lowest = np.nextafter(np.asarray(-np.inf, mask.dtype), np.asarray(0, mask.dtype))  # also of bfloat16
-    return np.where(np.equal(mask, lowest), -np.inf, mask).astype(mask.dtype)
+    return np.where(np.equal(mask, lowest), np.asarray(-np.inf, mask.dtype), mask)
 
 
 @in_float32
