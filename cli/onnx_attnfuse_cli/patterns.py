@@ -173,7 +173,10 @@ def _entries(chosen: dict[str, Any]) -> tuple[Entry, ...]:
     from onnx_attnfuse import Options
     from onnx_attnfuse.catalogue.packs import load
 
-    return load(Options(**chosen)).entries
+    catalogue = load(Options(**chosen))
+    for pack in catalogue.broken:
+        click.echo(str(pack), err=True)
+    return catalogue.entries
 
 
 def _first_line(entry: Entry) -> str:
