@@ -181,3 +181,25 @@ def test_a_file_that_is_named_as_it_lies_here_is_told_with_its_line(
     assert main(["optimize", "model.onnx", "--patterns", "bad.py"]) == 2
     message = "Error: bad.py, line 3: AttributeError: module 'numpy' has no attribute 'nothing'; mend the file\n"
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(("what", "status"), [("reader", 3), ("rule", 3), ("nothing", 1)])
+def test_a_pattern_that_fails_is_told_where_patterns_are_checked(
+    what: str, status: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content, line = FAILING.get(what, (READER.format(what="Never asked"), ""))
+    pathlib.Path("fails.py").write_text(content.replace("Sign", "Sign" if line else "Atan"), encoding="utf-8")
+    written(BOTH, pathlib.Path("model.onnx"))
+    assert main(["patterns", "check", "fails.py", "model.onnx"]) == status
+    out, err = capsys.readouterr()
+    assert (line.format(file=tmp_path / "fails.py") in out) == bool(status)
+    assert err == (f"Error: model.onnx: {line.partition(' of ')[0]} failed; the rest is done\n" if line else "")
+
+
+def test_a_model_in_python_that_fails_is_no_defect_of_ours(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "fails.py").write_text(READER.format(what="Never asked"), encoding="utf-8")
+    (tmp_path / "code.py").write_text("1 / 0\n", encoding="utf-8")
+    assert main(["patterns", "check", str(tmp_path / "fails.py"), f"{tmp_path / 'code.py'}:f"]) == 2
+    line = f"Error: {tmp_path / 'code.py'} cannot be run: ZeroDivisionError: division by zero; mend the file\n"
+    assert capsys.readouterr().err == line
