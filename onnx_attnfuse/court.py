@@ -38,13 +38,16 @@ _EVIDENCE = pathlib.Path("attnfuse-evidence")
 class Court:
     """Judges the rewrites of one run."""
 
-    def __init__(self, options: Options, definitions: Iterable[Operator] = (), *, keep_evidence: bool = True) -> None:
+    def __init__(
+        self, options: Options, definitions: Iterable[Operator] = (), *, keep_evidence: bool = True, doubts: bool = True
+    ) -> None:
         """Sets up the judge that `options` ask for.
 
         Args:
             options: The options.
             definitions: Operators of other domains, which are run by their references.
             keep_evidence: Write down what differs.
+            doubts: Judge what patterns do that are not built in, whatever the options say.
 
         Raises:
             MissingDependencyError: Judging was asked for and onnxruntime is absent.
@@ -55,11 +58,17 @@ class Court:
         """Sites that were found different."""
         self.clock = Clock()
         """How long judging took, and whatever else the run times."""
+        self.doubted: set[ir.Node] = set()
+        """Nodes that patterns which are not built in have read: what is made of them is judged at every level."""
+        self.doubts = self.level != "none" or (doubts and importlib.util.find_spec("onnxruntime") is not None)
+        """Whether what such patterns do is judged."""
+        self.believed: list[str] = []
+        """Places of such patterns that could not be judged, at level none, and why."""
         self._judge: Judge | None = None
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._operators: list[type[ReferenceOperator]] = []
         self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
-        if self.level != "none":
+        if self.doubts:
             from onnx_attnfuse.verify.judge import Judge
 
             device = resolve(options.ep, options.arch)
@@ -80,7 +89,8 @@ class Court:
             stops = [spec.query[-1].laid.value, *spec.cache.stops()]
             others = (length(axis) for axis in (spec.axes.b, spec.axes.i, spec.cache.new_axis))
             empty = frozenset(sizes.symbols(length(spec.cache.past_axis))).difference(*map(sizes.symbols, others))
-        return self.pairs(emitted.results, stops, spec.name, scope, model, given, empty)
+        doubted = not self.doubted.isdisjoint(spec.nodes)
+        return self.pairs(emitted.results, stops, spec.name, scope, model, given, empty, doubted=doubted)
 
     def pairs(
         self,
@@ -91,13 +101,18 @@ class Court:
         model: ir.Model,
         given: ir.Value | None = None,
         empty: frozenset[str] = frozenset(),
+        *,
+        doubted: bool = False,
     ) -> Verified | None:
-        """Judges new values against old ones, computed from `stops`; the rest as for `site`."""
-        if self._judge is None:
+        """Judges new values against old ones, computed from `stops`; at every level if `doubted`; the rest as for `site`."""
+        if self._judge is None or (self.level == "none" and not doubted):
             return None
         opsets = scope.graph.opset_imports or model.opset_imports
         with self.clock.step("verify"):
             verdict = self._judge.judge(results, stops, scope.facts, opsets, model.functions, given, empty)
+        if verdict.undecided is not None and self.level == "none":
+            self.believed.append(f"'{name}': {verdict.undecided}")
+            return None
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
         if not verdict.equal:
@@ -108,7 +123,7 @@ class Court:
 
     def trusted(self, spec: AttentionSpec, meaning: Meaning, scope: Scope, model: ir.Model) -> Meaning:
         """The meaning of a mask, or `arbitrary` where the mask turns out to be something else; each mask is looked at once."""
-        if self._judge is None or not spec.mask:
+        if self._judge is None or self.level == "none" or not spec.mask:
             return meaning
         from onnx_attnfuse.verify.lifted import refute
 

@@ -55,7 +55,7 @@ def forecast(
     catalogue = load(options)
     if length is not None:
         options = dataclasses.replace(options, dim={**dict.fromkeys(sequence_symbols(loaded), length), **options.dim})
-    run = Run(loaded, options, Court(options, catalogue.operators.values()), catalogue)
+    run = Run(loaded, options, Court(options, catalogue.operators.values(), doubts=False), catalogue)
     if dtype is not None:
         run.planning = dataclasses.replace(run.planning, dtype=DTYPES[dtype])
     return run.go()

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.conditions import MaskForm, Problem
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.devices import Device
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import MOST_SCORES, Forecast, Gain, forecast, unfused_time
@@ -112,12 +113,12 @@ def make_plans(spec: AttentionSpec, meaning: Meaning, planning: Planning, bench:
     Where one target is asked for, others serve for the batches that it does not take, and only then.
     """
     asked = [target for target in TARGETS if _is_asked(target, planning)]
-    refused = {name_of(target): target.refuse(spec, meaning, bench) for target in asked}
+    refused = {name_of(target): _refusal(target, spec, meaning, bench) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
     partly = takers and planning.target != "auto" and not any(way.is_exact for way in takers[0].ways(spec, meaning))
     if partly and planning.padding != "exact":
         others = [target for target in TARGETS if target not in takers and planning.device.ep in target.PROVIDERS]
-        takers += [target for target in others if target.refuse(spec, meaning, bench) is None]
+        takers += [target for target in others if _refusal(target, spec, meaning, bench) is None]
     plans: list[Plan] = []
     for target, plan in _plans(takers, spec, meaning, planning):
         if isinstance(plan, Reason):
@@ -126,6 +127,13 @@ def make_plans(spec: AttentionSpec, meaning: Meaning, planning: Planning, bench:
             plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, planning))))
     plans.sort(key=lambda plan: (plan.best.time, plan.main.time))
     return plans, [reason for reason in refused.values() if reason is not None]
+
+
+def _refusal(target: Target, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+    """Why a target does not take `spec`; one that fails at the question does not, and the others are asked all the same."""
+    with contained(Subject(f"asking {name_of(target)}"), spec.name) as attempt:
+        return target.refuse(spec, meaning, bench)
+    return attempt.reason
 
 
 def _is_asked(target: Target, planning: Planning) -> bool:

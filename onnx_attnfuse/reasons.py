@@ -7,9 +7,6 @@ and names the values that decided.
 from __future__ import annotations
 
 import dataclasses
-import logging
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +30,3 @@ class Refused(Exception):
     def __init__(self, code: str, message: str, node: str | None = None) -> None:
         super().__init__(message)
         self.reason = Reason(code, message, node)
-
-
-def defect(error: Exception, node: str | None = None) -> Reason:
-    """Why a site was left alone on which our own code failed; one site must not cost the others."""
-    _LOG.error("attnfuse failed at %s", node, exc_info=error)
-    return Reason("defect", f"{type(error).__name__} inside attnfuse ({error}); please report it", node)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.order import Order
@@ -24,6 +25,26 @@ def inner_values(spec: AttentionSpec) -> list[ir.Value]:
     """Values that the fused operator makes needless: all between operands and result, and the result before its last view."""
     values = [value for node in spec.nodes for value in node.outputs]
     return values + [laid.value for laid in spec.output[1:]]
+
+
+def check_lengths(spec: AttentionSpec) -> None:
+    """An attention that is known to compute nothing is left alone: kernels divide by the number of heads and their width.
+
+    Raises:
+        Refused: An axis is empty.
+    """
+    axes = spec.axes
+    named = {
+        "batch entries": axes.b,
+        "heads": axes.n,
+        "rows": axes.i,
+        "keys": axes.j,
+        "channels": axes.h,
+        "value channels": axes.v,
+    }
+    for name, axis in named.items():
+        if length(axis) == 0:
+            raise Refused("empty-axis", f"it computes nothing: there are no {name}", spec.name)
 
 
 def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) -> None:

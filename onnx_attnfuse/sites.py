@@ -8,9 +8,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.building import Building, Built
 from onnx_attnfuse.conditions import Problem
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.guard import Guards
 from onnx_attnfuse.kernels import forecast_standing
 from onnx_attnfuse.language.readers import Readers
@@ -22,15 +24,27 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.plan import Plan, Planning
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.preference import preferred_plans
-from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.album import Album
 from onnx_attnfuse.report.kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.site import kept, unfused
-from onnx_attnfuse.rewrite import check_apart, check_shape_users, commit, tidy
+from onnx_attnfuse.rewrite import check_apart, check_lengths, check_shape_users, commit, tidy
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.layout import replaces_rotation
+
+_FUSING = Subject("fusing an attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """What a site is to become."""
+
+    found: SiteReport
+    reasons: tuple[Reason, ...]
+    built: Built | None = None
+    """New nodes beside the old ones; None: it stays as it is."""
 
 
 @dataclasses.dataclass
@@ -54,21 +68,26 @@ class Sites:
     """Whether earlier nodes may read what later ones give."""
 
     def fuse(self, candidate: Candidate, planning: Planning) -> SiteReport:
-        """Fuses one, or says why not; a defect of ours costs this site only."""
+        """Fuses one, or says why not; a defect of ours costs this site only, unless it is met while the graph changes."""
         if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
             candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.readers, self.options.keep_outputs)
-        found = unfused(candidate, self.scope)
-        if candidate.spec is None:
-            return self._standing(found, candidate.node, planning)
-        self.bench.builder.at(anchor_of(candidate.spec))
-        try:
-            found, reasons = self._planned(candidate.node, candidate.spec, found, planning)
-        except Refused as refused:
-            reasons = (refused.reason,)
-        except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
-            reasons = (defect(error, found.name),)
+        found, spec = SiteReport(label(candidate.node), self.scope.path, "skipped"), candidate.spec
+        answer: _Answer | None = None
+        with contained(_FUSING, found.name, lambda: tidy(self.bench.builder)) as attempt:
+            found = unfused(candidate, self.scope)
+            if spec is None:
+                return self._standing(found, candidate.node, planning)
+            self.bench.builder.at(anchor_of(spec))
+            answer = self._planned(candidate.node, spec, found, planning)
+        if answer is None or spec is None:
+            assert attempt.reason is not None
+            return dataclasses.replace(found, reasons=(attempt.reason,))
+        found = dataclasses.replace(answer.found, reasons=answer.reasons)
+        if answer.built is not None:
+            found = self._fused(found, spec, answer.built, planning)
+            self.album.after(candidate.node, spec, answer.built.emitted, self.scope)
         tidy(self.bench.builder)
-        return dataclasses.replace(found, reasons=reasons)
+        return found
 
     def _standing(self, found: SiteReport, node: ir.Node, planning: Planning) -> SiteReport:
         """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
@@ -79,14 +98,13 @@ class Sites:
         foreseen = forecast_standing(problem, planning.device)
         return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, planning.device))
 
-    def _planned(
-        self, node: ir.Node, spec: AttentionSpec, found: SiteReport, planning: Planning
-    ) -> tuple[SiteReport, tuple[Reason, ...]]:
-        """Carries out the first plan that can be, and what kept it from being another one.
+    def _planned(self, node: ir.Node, spec: AttentionSpec, found: SiteReport, planning: Planning) -> _Answer:
+        """Builds what the first plan asks for that can be carried out, and says what kept it from being another one.
 
         Raises:
-            Refused: The mask cannot be looked at.
+            Refused: The mask cannot be looked at, or nothing is computed.
         """
+        check_lengths(spec)
         check_apart(spec, self.order)
         meaning = self.court.trusted(spec, understand(spec, self.bench.reader), self.scope, self.model)
         assumptions = assumed_by(spec, meaning, self.scope.facts)
@@ -98,20 +116,16 @@ class Sites:
         for plan in plans:
             if _is_in_place(found, plan, spec):
                 why = refusals if len(plans) == 1 and refusals else [kept(found, planning.target)]
-                return dataclasses.replace(found, kernel=kernel_of(plan, planning.device)), tuple(reasons or why)
-            try:
+                return _Answer(dataclasses.replace(found, kernel=kernel_of(plan, planning.device)), tuple(reasons or why))
+            target = Subject(f"fusing into {plan.main.target.OP}")
+            with contained(target, found.name, lambda: tidy(self.bench.builder)) as attempt:
                 cached = any(item.way.cached for item in (plan.main, *plan.faster))
                 check_shape_users(spec, self.bench.builder, cached=cached)
                 built = Building(spec, meaning, plan, self.scope, self.model, self.bench, self.court, self.guards).build()
                 self.order.add(self.bench.builder.added, anchor_of(spec))
-            except Refused as refused:
-                tidy(self.bench.builder)
-                reasons.append(refused.reason)
-            else:
-                done = self._fused(found, spec, built, planning)
-                self.album.after(node, spec, built.emitted, self.scope)
-                return done, built.reasons
-        return found, tuple(reasons or refusals)
+                return _Answer(found, built.reasons, built)
+            reasons += [] if attempt.reason is None else [attempt.reason]
+        return _Answer(found, tuple(reasons or refusals))
 
     def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, planning: Planning) -> SiteReport:
         """Connects what was built, and tells."""

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.axes.arrange import arrange, cost
 from onnx_attnfuse.axes.factors import Axes, Axis, length, new_axes, refined
 from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_constant
@@ -37,6 +38,7 @@ _THROUGH = frozenset(
 )
 """What may stand between a rotation and the attention."""
 _FURTHEST = 24
+_TURNING = Subject("replacing a rotary embedding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Turning:
     def turn(self, spec: AttentionSpec) -> int:
         """Replaces what is left of the rotations of queries and keys; returns how many there were."""
         operands = (spec.query, spec.key) if spec.cache is None else (spec.query, spec.key, spec.cache.new[0])
-        found = [_rotation(operand) or _rotation_above(operand[-1].laid.value, self.scope.facts) for operand in operands]
+        found: list[_Rotation | None] = []
+        with contained(_TURNING, spec.name):
+            found = [_rotation(operand) or _rotation_above(operand[-1].laid.value, self.scope.facts) for operand in operands]
         return sum(self._replaced(rotation, spec.name) for rotation in found if rotation is not None)
 
     def _replaced(self, rotation: _Rotation, name: str) -> bool:
@@ -69,11 +73,11 @@ class Turning:
         if node is None or node.graph is not self.scope.graph or not (viewers(old) or old.is_graph_output()):
             return False
         self.builder.at(node)
-        try:
+        new: ir.Value | None = None
+        with contained(_TURNING, name, lambda: tidy(self.builder)) as attempt:
             new, stop = self._emit(rotation)
             self.court.pairs([(old, new)], [stop], name, self.scope, self.model)
-        except Refused:
-            tidy(self.builder)
+        if new is None or attempt.reason is not None:
             return False
         connect(old, new, self.builder, [user for user, _ in old.uses()])
         sweep([old])

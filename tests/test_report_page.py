@@ -190,9 +190,7 @@ def test_pictures_are_no_part_of_the_json() -> None:
 
 
 @pytest.mark.parametrize("what", ["album.trace", "mask_picture.samples"])
-def test_a_picture_that_fails_costs_nothing_but_itself(
-    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_picture_that_fails_costs_nothing_but_itself(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = next(path for path in BUNDLED if "gpt2" in path.name)
     good = onnx_attnfuse.explain(path, pictures=True)
 
@@ -202,7 +200,8 @@ def test_a_picture_that_fails_costs_nothing_but_itself(
     monkeypatch.setattr(f"onnx_attnfuse.report.{what}", broken)
     report = onnx_attnfuse.explain(path, pictures=True)
     assert report.sites == good.sites
-    assert "failed to draw" in caplog.text
+    assert {(failure.kind, failure.message) for failure in report.failures} == {("defect", "KeyError: 'ours'")}
+    assert all(failure.subject.startswith("drawing ") for failure in report.failures)
     document(page(report, path.name))
 
 

@@ -36,13 +36,26 @@ def write_report(error: Exception, args: Sequence[str]) -> pathlib.Path:
     Returns:
         The file: in the working directory, or in the temporary one where that cannot be written.
     """
+    return write_traces(["".join(traceback.format_exception(error))], args)
+
+
+def write_traces(traces: Sequence[str], args: Sequence[str]) -> pathlib.Path:
+    """Write the same of several errors.
+
+    Args:
+        traces: Their tracebacks.
+        args: The command's arguments.
+
+    Returns:
+        The file.
+    """
     text = "\n".join(
         [
             f"command: attnfuse {shlex.join(args)}",
             f"python: {platform.python_version()} on {platform.platform()}",
             *(f"{package}: {version_of(package)}" for package in _PACKAGES),
             "",
-            *traceback.format_exception(error),
+            *traces,
         ]
     )
     name = f"attnfuse-error-{dt.datetime.now():%Y%m%d-%H%M%S}.txt"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.suggestions import told
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.containment import Failure
 
 
 def refused(message: str, model: str = "") -> Exit:
@@ -39,6 +43,30 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     what = f"{type(error).__name__} inside attnfuse, a defect of ours; {path} says where, please report it"
     click.echo(f"Error: {_about(model)}{what}", err=True)
     return Exit.DEFECT
+
+
+def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") -> Exit:
+    """Say what failed on the way without ending the run; defects of ours leave a file.
+
+    Args:
+        failures: What the report tells.
+        args: The command's arguments.
+        model: The model it was about, where there are several.
+    """
+    found = list(failures)
+    ours = [failure for failure in found if failure.kind == "defect"]
+    if ours:
+        from onnx_attnfuse_cli.defect import write_traces
+
+        path = write_traces([failure.trace for failure in ours], args)
+        what = f"a part of attnfuse failed, a defect of ours; the rest is done, {path} says where, please report it"
+        click.echo(f"Error: {_about(model)}{what}", err=True)
+        return Exit.DEFECT
+    theirs = list(dict.fromkeys(failure.subject for failure in found if failure.kind == "pattern"))
+    if theirs:
+        click.echo(f"Error: {_about(model)}{', '.join(theirs)} failed; the rest is done", err=True)
+        return Exit.DIFFERS
+    return Exit.DONE
 
 
 def _about(model: str) -> str:

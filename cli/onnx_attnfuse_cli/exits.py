@@ -22,11 +22,14 @@ MEANINGS: Mapping[int, str] = {
     Exit.TOO_FEW: "Written, but fewer sites are fused than --min-fused or --require-all asks for.",
     Exit.BAD_INPUT: "The command line or the model cannot be used; one line on stderr says why.",
     Exit.DIFFERS: (
-        "Sites differed when verified; they were left as they were, so what was written is right. "
+        "Sites differed when verified, or a pattern of yours failed; they were left as they were, so what was written is right. "
         "Or the whole model differed (--verify model), or a conversion did, and nothing was written; "
         "or two models that were compared differ."
     ),
-    Exit.DEFECT: "A defect of attnfuse; attnfuse-error-<time>.txt says where, please report it.",
+    Exit.DEFECT: (
+        "A defect of attnfuse; attnfuse-error-<time>.txt says where, please report it. Where it says that the rest is done, "
+        "what was written is right."
+    ),
     Exit.INTERRUPTED: "Interrupted.",
 }
 """Each of them in a sentence."""

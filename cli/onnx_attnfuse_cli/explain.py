@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
 from onnx_attnfuse_cli.manual import Example, Manual
@@ -42,7 +43,9 @@ _EXAMPLES = [
         "For a program, here the fused share of all sites: pipe it to jq '.fused / .candidates'.",
     ),
 ]
-_STATUSES = {status: what for status, what in MEANINGS.items() if status not in {Exit.TOO_FEW, Exit.DIFFERS}}
+_STATUSES = {status: what for status, what in MEANINGS.items() if status != Exit.TOO_FEW} | {
+    Exit.DIFFERS: "A pattern of yours failed at a place, which it left as it was."
+}
 
 
 @click.command(
@@ -56,7 +59,8 @@ _STATUSES = {status: what for status, what in MEANINGS.items() if status not in 
 @derived_options(_Wanted)
 @derived_options(only=_FIELDS)
 @policy_options
-def command(*, model: pathlib.Path, **chosen: Any) -> int:
+@click.pass_context
+def command(context: click.Context, *, model: pathlib.Path, **chosen: Any) -> int:
     """Say what each attention of MODEL is and whether it would be fused; the model is not written."""
     wanted: _Wanted = taken(_Wanted, chosen)
     files = Files(model, None, (wanted.report,) if wanted.report else ())
@@ -73,4 +77,4 @@ def command(*, model: pathlib.Path, **chosen: Any) -> int:
         click.echo(json_format.dumps(report.to_dict(), indent=2))
     else:
         show(report, verb="would fuse", verbose=wanted.verbose)
-    return Exit.DONE
+    return failed(report.failures, context.obj)

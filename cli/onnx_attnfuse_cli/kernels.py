@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.endings import failed
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.policy import policy_options
@@ -33,6 +34,7 @@ _STATUSES = {
     Exit.DONE: "Done.",
     Exit.BAD_INPUT: "The command line or the model cannot be used, or there is no GPU to confirm on.",
     Exit.DIFFERS: "Another kernel ran than was forecast (--confirm).",
+    Exit.DEFECT: MEANINGS[Exit.DEFECT],
 }
 
 
@@ -52,7 +54,9 @@ _STATUSES = {
 @click.option("--confirm", is_flag=True, help="Run the fused model on the GPU here and compare, operator by operator.")
 @click.option("--json", "as_json", is_flag=True, help="Print reports as JSON, by device (docs/report.md).")
 @click.option("-v", "--verbose", count=True, help="One line per site, even where sites are alike; log to stderr.")
+@click.pass_context
 def command(
+    context: click.Context,
     *,
     model: pathlib.Path,
     arch: str | None,
@@ -83,7 +87,7 @@ def command(
         click.echo(json.dumps({name: report.to_dict() for name, report in reports.items()}, indent=2))
     else:
         print_table(ForecastTable(reports, fold=not verbose))
-    return Exit.DONE
+    return failed(dict.fromkeys(failure for report in reports.values() for failure in report.failures), context.obj)
 
 
 def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:

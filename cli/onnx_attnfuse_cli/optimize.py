@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse.options import Options
-from onnx_attnfuse_cli.endings import ended_by
+from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
 from onnx_attnfuse_cli.manual import Example, Manual
@@ -87,15 +87,15 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
     start_logging(verbose=wanted.verbose)
-    return _one(files, wanted, chosen)
+    return _one(files, wanted, chosen, context.obj)
 
 
-def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> Exit:
+def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
     report, files = _optimized(files, wanted, chosen)
     if not wanted.quiet:
         show(report, verb="fused", verbose=wanted.verbose)
         click.echo(files.written, err=True)
-    return _status(report, wanted)
+    return max(_status(report, wanted), failed(report.failures, args))
 
 
 def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
@@ -114,7 +114,8 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
         told[item.title] = report
         if not wanted.quiet:
             show_verdict(item, report, verbose=wanted.verbose)
-        worst = max(worst, _status(report, wanted, str(item.model)))
+        about = str(item.model)
+        worst = max(worst, _status(report, wanted, about), failed(report.failures, args, about))
     if wanted.report:
         from onnx_attnfuse.report.index import write_index
 
@@ -127,6 +128,7 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
 def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tuple[Report, Files]:
     """Optimizes one model and writes what is to be written; gives the files as they were written, too."""
     import onnx_attnfuse
+    from onnx_attnfuse.containment import Subject, collecting, contained
 
     with progress_bar(shown=not wanted.quiet) as progress:
         options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
@@ -135,9 +137,11 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
         path.parent.mkdir(parents=True, exist_ok=True)
     if files.out:
         files = dataclasses.replace(files, shared=result.save(files.out))
-    for path in files.reports:
-        onnx_attnfuse.write_report(result.report, path, files.title or files.model.name)
-    return result.report, files
+    with collecting() as failures:
+        for path in files.reports:
+            with contained(Subject("writing a report"), str(path)):
+                onnx_attnfuse.write_report(result.report, path, files.title or files.model.name)
+    return dataclasses.replace(result.report, failures=(*result.report.failures, *failures.all())), files
 
 
 def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:

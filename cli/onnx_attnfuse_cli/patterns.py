@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
@@ -112,12 +113,13 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
 @click.argument("file", type=click.Path(path_type=pathlib.Path))
 @click.argument("models", nargs=-1, metavar="[MODEL | CODE.py:FUNCTION]...")
 @derived_options(only=("skip_patterns", "ep", "arch", "verify"))
-def check_pattern(*, file: pathlib.Path, models: tuple[str, ...], **chosen: Any) -> int:
+@click.pass_context
+def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[str, ...], **chosen: Any) -> int:
     """Load the patterns in FILE, a Python file or a folder, and say what they find in models.
 
     A model is a file, or a torch function whose parameters have example tensors as defaults. For every Softmax: the pattern that
     found it and what became of it, or the attempt that came nearest, with the operator that stopped it. Exit 1 if a pattern found
-    nothing.
+    nothing, 3 if one failed.
     """
     from onnx_attnfuse.catalogue.packs import from_path
     from onnx_attnfuse.testing.checking import check
@@ -126,16 +128,18 @@ def check_pattern(*, file: pathlib.Path, models: tuple[str, ...], **chosen: Any)
     for entry in entries:
         click.echo(f"{entry.name}: {entry.kind}, {_first_line(entry)}".rstrip(", "))
     found: set[str] = set()
+    ends = [Exit.DONE]
     for model in models:
         checked = check(_model(model), file, **chosen)
         click.echo(f"\n{model}")
         for line in _told(checked):
             click.echo(f"  {line}")
         found.update(pattern.name for pattern in checked.report.patterns if pattern.hits)
+        ends.append(failed(checked.report.failures, context.obj, model))
     idle = [entry.name for entry in entries if models and entry.name not in found]
     if idle:
         click.echo(f"\nfound nothing: {', '.join(idle)}")
-    return Exit.TOO_FEW if idle else Exit.DONE
+    return max(Exit.TOO_FEW if idle else Exit.DONE, *ends)
 
 
 def _model(text: str) -> Any:
@@ -150,6 +154,8 @@ def _model(text: str) -> Any:
     sys.path.insert(0, str(pathlib.Path(path).parent))
     try:
         spec.loader.exec_module(module)
+    except Exception as error:
+        raise click.UsageError(f"{path} cannot be run: {type(error).__name__}: {error}; mend the file") from error
     finally:
         sys.path.pop(0)
     if not callable(getattr(module, name, None)):
@@ -178,7 +184,10 @@ def _entries(chosen: dict[str, Any]) -> tuple[Entry, ...]:
     from onnx_attnfuse import Options
     from onnx_attnfuse.catalogue.packs import load
 
-    return load(Options(**chosen)).entries
+    catalogue = load(Options(**chosen))
+    for pack in catalogue.broken:
+        click.echo(str(pack), err=True)
+    return catalogue.entries
 
 
 def _first_line(entry: Entry) -> str:

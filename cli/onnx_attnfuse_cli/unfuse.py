@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
@@ -36,7 +37,17 @@ _EXAMPLES = [
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/unfuse.md).")
 @click.option("-v", "--verbose", count=True, help="One line per operator, even where they are alike; log to stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
-def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, verbose: int, quiet: bool, **chosen: Any) -> int:
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    model: pathlib.Path,
+    output: pathlib.Path | None,
+    as_json: bool,
+    verbose: int,
+    quiet: bool,
+    **chosen: Any,
+) -> int:
     """Spell every fused attention and rotary embedding of MODEL out in operators of the standard.
 
     For runtimes that lack the fused ones. What cannot be spelled out exactly stays, and is named with the reason.
@@ -59,8 +70,8 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
         click.echo(wrote(out, shared), err=True)
     if result.report.differing:
         click.echo(f"Error: {result.report.differing} operators differed when verified and stayed as they were", err=True)
-        return Exit.DIFFERS
-    return Exit.DONE
+        return max(Exit.DIFFERS, failed(result.report.failures, context.obj))
+    return failed(result.report.failures, context.obj)
 
 
 def _lines(report: UnfuseReport, *, verbose: int) -> Iterator[str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from onnx_attnfuse.catalogue.foreign import GraphRule
+from onnx_attnfuse.containment import Failure, Subject
 from onnx_attnfuse.equations.net import Net
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.grains import Grain, Operator, Pattern, ScoreStepReader, WeightStepReader
 from onnx_attnfuse.language.readers import Readers
 
 Kind: TypeAlias = "Grain | GraphRule"
+BUILT_IN = "pack builtin"
+"""The owner of our own patterns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +33,27 @@ class Entry:
     def is_step(self) -> bool:
         """Whether it reads a single step."""
         return isinstance(self.grain, (ScoreStepReader, WeightStepReader))
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of our own."""
+        return self.owner == BUILT_IN
+
+    @property
+    def file(self) -> str | None:
+        """The Python file it is written in, as tracebacks name it; None if there is none."""
+        grain = self.grain
+        function = grain.define if isinstance(grain, Operator) else getattr(grain, "read", None)
+        if function is not None and hasattr(function, "__code__"):
+            return function.__code__.co_filename
+        module = sys.modules.get(grain.home.rpartition(".")[0])
+        return str(pathlib.Path(self.owner).absolute()) if self.owner.endswith(".py") else getattr(module, "__file__", None)
+
+    @property
+    def subject(self) -> Subject:
+        """What is told where it fails."""
+        what = f"{self.kind} '{self.name}'"
+        return Subject(what) if self.is_built_in else Subject(what, self.file, foreign=isinstance(self.grain, GraphRule))
 
     @property
     def kind(self) -> str:
@@ -50,6 +76,16 @@ class Catalogue:
     net: Net
     operators: Mapping[tuple[str, str], Operator]
     rules: tuple[GraphRule, ...]
+    broken: tuple[Failure, ...] = ()
+    """Installed packs that are left out, and why."""
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether the pattern of this name is one of our own."""
+        return any(entry.name == name and entry.is_built_in for entry in self.entries)
+
+    def subject(self, name: str) -> Subject:
+        """What is told where the pattern of this name fails."""
+        return next((entry.subject for entry in self.entries if entry.name == name), Subject(f"pattern '{name}'"))
 
     @staticmethod
     def of(entries: Iterable[Entry]) -> Catalogue:

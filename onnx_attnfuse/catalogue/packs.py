@@ -9,6 +9,7 @@ Installed packs are found by the entry point group `onnx_attnfuse.patterns`; the
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
 import functools
@@ -18,12 +19,14 @@ import importlib.util
 import os
 import pathlib
 import sys
+import sysconfig
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from onnx_attnfuse.catalogue.entries import Catalogue, Entry
+from onnx_attnfuse.catalogue.entries import BUILT_IN, Catalogue, Entry
 from onnx_attnfuse.catalogue.foreign import rules_in
+from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.grains import Operator, Pattern, ScoreStepReader, WeightStepReader
 from onnx_attnfuse.options import Options
@@ -31,6 +34,8 @@ from onnx_attnfuse.options import Options
 GROUP = "onnx_attnfuse.patterns"
 VARIABLE = "ATTNFUSE_PATTERNS"
 _BUILT_IN = "onnx_attnfuse_patterns"
+_HERE = pathlib.Path(__file__).parents[1]
+_PYTHON = pathlib.Path(sysconfig.get_path("stdlib")) / "importlib"
 _GRAINS = (Pattern, Operator, ScoreStepReader, WeightStepReader)
 _registered: list[Entry] = []
 
@@ -58,10 +63,12 @@ def load(options: Options) -> Catalogue:
     Raises:
         OptionError: One cannot be loaded, two clash, or a name that is skipped or asked for does not exist.
     """
-    entries = [*installed(), *_from_environment(), *_registered]
+    entries, broken = _installed(options.skip_patterns)
+    entries += [*_from_environment(), *_registered]
     for source in options.patterns:
         entries += from_path(source) if isinstance(source, (str, pathlib.PurePath)) else entries_of(source, "given")
-    return Catalogue.of(_selected(entries, options.skip_patterns, options.only_patterns))
+    found = Catalogue.of(_selected(entries, options.skip_patterns, options.only_patterns))
+    return dataclasses.replace(found, broken=broken)
 
 
 def from_path(path: str | pathlib.PurePath) -> list[Entry]:
@@ -82,28 +89,68 @@ def from_path(path: str | pathlib.PurePath) -> list[Entry]:
 
 
 @functools.cache
-def installed() -> tuple[Entry, ...]:
-    """The patterns of all installed packs, the built-in one first.
+def installed() -> tuple[tuple[Entry, ...] | Failure, ...]:
+    """The patterns of each installed pack, the built-in one first, or why it cannot be loaded.
 
     In a checkout that is not installed there is no entry point, and the built-in pack is taken from the path.
 
     Raises:
-        OptionError: A pack cannot be loaded.
+        OptionError: The built-in pack cannot be loaded.
     """
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.value != _BUILT_IN, point.name))
-    found: list[Entry] = []
-    if not any(point.value == _BUILT_IN for point in points):
-        found += entries_of(importlib.import_module(_BUILT_IN), "pack builtin")
-    for point in points:
-        found += _pack(point)
-    return tuple(found)
+    built_in = [] if any(point.value == _BUILT_IN for point in points) else [entries_of(_load(_BUILT_IN), BUILT_IN)]
+    return (*map(tuple, built_in), *map(_pack, points))
 
 
-def _pack(point: importlib.metadata.EntryPoint) -> list[Entry]:
+def _load(module: str) -> types.ModuleType:
+    return importlib.import_module(module)
+
+
+def _pack(point: importlib.metadata.EntryPoint) -> tuple[Entry, ...] | Failure:
     try:
-        return entries_of(point.load(), f"pack {point.name}")
-    except Exception as error:
-        raise OptionError(f"the installed pack '{point.name}' cannot be loaded: {error}; repair or uninstall it") from error
+        return tuple(entries_of(point.load(), f"pack {point.name}"))
+    except (Exception, SystemExit) as error:
+        if point.value == _BUILT_IN:
+            raise OptionError(f"our own patterns cannot be loaded: {error}; install onnx-attnfuse again") from error
+        return _broken(_called(point), error)
+
+
+def _called(point: importlib.metadata.EntryPoint) -> str:
+    """What an installed pack is called, with what brought it."""
+    dist = point.dist
+    return f"the installed pack '{point.name}'" + (f" of {dist.name} {dist.version}" if dist is not None else "")
+
+
+def _broken(pack: str, error: BaseException) -> Failure:
+    frames = [frame for frame in _frames(error) if not frame.filename.startswith("<") and not _is_ours(frame.filename)]
+    place = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+    if isinstance(error, SyntaxError):
+        place = error.filename, error.lineno
+    return Failure("pack", pack, *place, f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a file is this library's or Python's, by which packs are loaded."""
+    return pathlib.Path(file).is_relative_to(_HERE) or pathlib.Path(file).is_relative_to(_PYTHON)
+
+
+def _installed(skipped: Sequence[str]) -> tuple[list[Entry], tuple[Failure, ...]]:
+    """The patterns of installed packs that go together, and what is told of the other packs."""
+    entries, broken = list[Entry](), list[Failure]()
+    for pack in installed():
+        if isinstance(pack, Failure):
+            broken.append(pack)
+            continue
+        kept = [entry for entry in pack if not any(_is_called(entry, name) for name in skipped)]
+        try:
+            if entries:
+                Catalogue.of([*(entry for entry in entries if not any(_is_called(entry, name) for name in skipped)), *kept])
+        except OptionError as error:
+            name = pack[0].owner.removeprefix("pack ")
+            broken.append(Failure("pack", f"the installed pack '{name}'", pack[0].file, None, f"OptionError: {error}"))
+        else:
+            entries += pack
+    return entries, tuple(broken)
 
 
 def entries_of(thing: object, owner: str) -> list[Entry]:
@@ -135,7 +182,7 @@ def _grains_in(thing: object) -> Iterator[Any]:
 
 def _run(path: pathlib.Path) -> types.ModuleType:
     name = f"attnfuse_patterns.{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -151,13 +198,17 @@ def _run(path: pathlib.Path) -> types.ModuleType:
     return module
 
 
-def _place(error: BaseException, path: pathlib.Path) -> str:
-    """Where in a file an error comes from, as `file.py:12`; in a file that it imports, where that one is broken."""
+def _frames(error: BaseException) -> Sequence[Any]:
     import traceback
 
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _place(error: BaseException, path: pathlib.Path) -> str:
+    """Where in a file an error comes from, as `file.py:12`; in a file that it imports, where that one is broken."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
-    lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == str(path)]
+    lines = [entry.lineno for entry in _frames(error) if entry.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 

@@ -61,6 +61,17 @@ class Speller:
             self._known[form] = self._spelled(form)
         return self._known[form]
 
+    def _matrix(self, form: Form) -> ir.Value:
+        """The value of a formula that has rows and columns.
+
+        Raises:
+            Refused: It is a number here, such as a factor that the graph leaves out: how many rows it has is not known.
+        """
+        value = self.spell(form)
+        if len(self.dims(value)) < 2:
+            raise Refused("number-for-matrix", "what it means takes a number for a matrix, which has no rows and columns here")
+        return value
+
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
         """The shape of a value.
 
@@ -121,7 +132,7 @@ class Speller:
 
     def product(self, form: Op) -> ir.Value:
         """A product of matrices, in the narrower of their types."""
-        left, right = map(self.spell, form.args)
+        left, right = map(self._matrix, form.args)
         narrow = min((self.dtype(left), self.dtype(right)), key=lambda dtype: _WIDTH.get(dtype, 1))
         left, right = self.builder.cast(left, narrow), self.builder.cast(right, narrow)
         first, second = self.dims(left), self.dims(right)
@@ -133,11 +144,13 @@ class Speller:
         """Rows and columns exchanged."""
         value = self.spell(form.args[0])
         rank = len(self.dims(value))
+        if rank == 0:
+            return value  # a number stands for a matrix that is this number everywhere
         return self.builder.transpose(value, [*range(rank - 2), rank - 1, rank - 2])
 
     def softmax(self, form: Op) -> ir.Value:
         """The softmax, with a sink as one more column whose weight is dropped."""
-        scores = self.spell(form.args[0])
+        scores = self._matrix(form.args[0])
         wide = self._given.softmax_dtype
         if wide is not None and _WIDTH.get(wide, 0) > _WIDTH.get(self.dtype(scores), 0):
             scores = self.builder.cast(scores, wide)
@@ -178,7 +191,7 @@ class Speller:
 
     def concat(self, form: Op) -> ir.Value:
         """Two values side by side; what one of them only broadcasts along is repeated."""
-        values = [self.spell(arg) for arg in form.args]
+        values = [self._matrix(arg) for arg in form.args]
         common = broadcast([self.dims(value)[:-1] for value in values])
         if common is None:
             raise Refused("unknown-rank", "what is put side by side has shapes that are not known to fit")
@@ -194,12 +207,12 @@ class Speller:
 
     def reduced(self, form: Op) -> ir.Value:
         """A reduction along the columns."""
-        value = self.spell(form.args[0])
+        value = self._matrix(form.args[0])
         return self.builder.reduce(form.op, value, [len(self.dims(value)) - 1])
 
     def counted(self, form: Op) -> ir.Value:
         """The numbers of rows, as a column, or of columns, as a row."""
-        dims = self.dims(self.spell(form.args[0]))
+        dims = self.dims(self._matrix(form.args[0]))
         size = dims[-1] if form.op == "Columns" else dims[-2]
         length = self.builder.node("Squeeze", [self.builder.shape([size])], dims=(), dtype=ir.DataType.INT64)
         zero, one = (self.builder.constant(np.asarray(item, np.int64)) for item in (0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -30,11 +30,20 @@ class Scope:
 def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  # noqa: B008 - frozen
     """All graphs of `model`, outer before inner; functions with what all their calls agree on."""
     opset = model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0))
-    callers: list[tuple[ir.Graph | ir.Function, Facts]] = [(model.graph, Facts(model.graph, assumed=assumed))]
-    yield from _nested(model.graph, model.graph.name or "main", callers[0][1], opset)
+    calls: dict[ir.OperatorIdentifier, list[tuple[ir.Node, Facts]]] = {name: [] for name in model.functions}
+
+    def note(graph: ir.Graph | ir.Function, facts: Facts) -> None:
+        for node in graph.all_nodes():
+            if node.op_identifier() in calls:
+                calls[node.op_identifier()].append((node, facts))
+
+    facts = Facts(model.graph, assumed=assumed)
+    note(model.graph, facts)
+    yield from _nested(model.graph, model.graph.name or "main", facts, opset)
     for function in _callers_first(model):
-        facts = Facts(function, _agreed_inputs(function, callers), assumed)
-        callers.append((function, facts))
+        agreed = _agreed_inputs(function, [item for item in calls[function.identifier()] if item[0].graph])
+        facts = Facts(function, agreed, assumed)
+        note(function, facts)
         path = f"{function.domain}::{function.name}"
         yield from _nested(function, path, facts, function.opset_imports.get("", opset))
 
@@ -43,29 +52,21 @@ def _callers_first(model: ir.Model) -> list[ir.Function]:
     """Functions ordered so that each comes after those that call it."""
     ordered: list[ir.Function] = []
     seen: set[ir.OperatorIdentifier] = set()
-
-    def visit(function: ir.Function) -> None:
-        if function.identifier() in seen:
-            return
-        seen.add(function.identifier())
-        for node in function.all_nodes():
-            called = model.functions.get(node.op_identifier())
-            if called is not None:
-                visit(called)
-        ordered.append(function)
-
-    for function in model.functions.values():
-        visit(function)
+    pending = [(function, False) for function in reversed(model.functions.values())]
+    while pending:
+        function, done = pending.pop()
+        if done:
+            ordered.append(function)
+        elif function.identifier() not in seen:
+            seen.add(function.identifier())
+            called = (model.functions.get(node.op_identifier()) for node in function.all_nodes())
+            pending.append((function, True))
+            pending += reversed([(item, False) for item in called if item is not None])
     return ordered[::-1]
 
 
-def _agreed_inputs(
-    function: ir.Function, callers: list[tuple[ir.Graph | ir.Function, Facts]]
-) -> list[tuple[Dims | None, ir.DataType | None]]:
+def _agreed_inputs(function: ir.Function, calls: Sequence[tuple[ir.Node, Facts]]) -> list[tuple[Dims | None, ir.DataType | None]]:
     """Shape and type of each input of a function as far as all calls agree; a length they differ in is unknown."""
-    calls = [
-        (node, facts) for graph, facts in callers for node in graph.all_nodes() if node.op_identifier() == function.identifier()
-    ]
     agreed: list[tuple[Dims | None, ir.DataType | None]] = []
     own: dict[tuple[Dim, ...], Dim] = {}
     for index, value in enumerate(function.inputs):

@@ -37,6 +37,8 @@ from onnx_attnfuse.masks.tables import as_rule
 _TABLE = 4096
 _MATRIX = 1 << 24
 _DEEPEST = 400
+_LARGEST = 4096
+"""Parts of an expression from which on it is not looked into: a value that is used twice over and over has 2^n of them."""
 
 
 class Reader:
@@ -44,16 +46,21 @@ class Reader:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._known: dict[tuple[ir.Value, At], Expression] = {}
+        self._known: dict[tuple[ir.Value, At], tuple[Expression, int]] = {}
+        self._parts = 0
+        """Parts of what was read for the element that is being read."""
 
     def element(self, value: ir.Value, at: At, depth: int = 0) -> Expression:
         """The element of `value` at an index given as one integer expression per axis."""
         key = (value, at)
         known = self._known.get(key)
         if known is None:
-            known = self._read(value, at, depth)
-            self._known[key] = known
-        return known
+            around, self._parts = self._parts, 1
+            found = self._read(value, at, depth)
+            known = self._known[key] = (found, self._parts) if self._parts <= _LARGEST else (Element(value, at), 1)
+            self._parts = around
+        self._parts += known[1]
+        return known[0]
 
     def _read(self, value: ir.Value, at: At, depth: int) -> Expression:
         constant_element = self._constant(value, at)

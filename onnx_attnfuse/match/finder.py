@@ -6,14 +6,18 @@ import dataclasses
 
 import onnx_ir as ir
 
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.readers import Readers
 from onnx_attnfuse.match.attention_op import is_attention, read_attention
 from onnx_attnfuse.match.sinks import with_sink
 from onnx_attnfuse.match.site import read_site
 from onnx_attnfuse.match.softmax import Softmax, find_softmax
-from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.spec import AttentionSpec
+
+_READING = Subject("reading an attention")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +34,10 @@ class Candidate:
 
 def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers: Readers, keep_outputs: bool) -> Candidate:
     """Reads the attention at `node`."""
-    try:
+    spec = None
+    with contained(_READING, label(node)) as attempt:
         spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, readers, keep_outputs)
-    except Refused as refused:
-        return Candidate(node, softmax, None, refused.reason)
-    except Exception as error:  # noqa: BLE001 - the site is reported, the others go on
-        return Candidate(node, softmax, None, defect(error, node.name))
-    return Candidate(node, softmax, spec, None)
+    return Candidate(node, softmax, spec, attempt.reason)
 
 
 def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[Candidate]:

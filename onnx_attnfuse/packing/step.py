@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep, sweep_unused
@@ -25,7 +26,7 @@ from onnx_attnfuse.packing.marks import Tokens
 from onnx_attnfuse.packing.region import Region, Site, SiteRefused, grow, read_site
 from onnx_attnfuse.packing.weave import Loom, Woven, weave
 from onnx_attnfuse.plan import Planning
-from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewrite import answer_shapes, check_shapes, connect, inner_values
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import packed
@@ -33,6 +34,7 @@ from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.padding import KeyPadding, read_padding
 
 _SHAPES = frozenset(["Shape", "Size"])
+_PACKING = Subject("packing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,35 +86,29 @@ class Packing:
                 self.reasons[id(spec)] = reason
                 continue
             builder.at(anchor_of(spec))
-            try:
+            with contained(_PACKING, spec.name, lambda: sweep_unused(builder.added)) as attempt:
                 site = read_site(spec, meaning)
                 padding = read_padding(spec, meaning, self._bench)
                 _check_padding(padding, meaning)
-            except Refused as refused:
-                sweep_unused(builder.added)
-                self.reasons[id(spec)] = refused.reason
-                continue
-            key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
-            if key in groups:
-                sweep_unused(builder.added)
-            groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
+                key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
+                if key in groups:
+                    sweep_unused(builder.added)
+                groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
+            if attempt.reason is not None:
+                self.reasons[id(spec)] = attempt.reason
         return list(groups.values())
 
     def _woven(
         self, group: _Group, others: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
     ) -> Woven | None:
         """Builds a group, or notes why not."""
-        try:
+        with contained(_PACKING, group.sites[0].spec.name, lambda: sweep_unused(group.added)) as attempt:
             axes = group.sites[0].spec.axes
             region = self._grown(group.sites, Tokens(self._scope.facts, length(axes.b), length(axes.i)))
             check_after(region, others, attentions, self._scope.graph)
             return self._built(group, region)
-        except Refused as refused:
-            reason = refused.reason
-        except Exception as error:  # noqa: BLE001 - the group is reported and undone, the others go on
-            reason = defect(error, group.sites[0].spec.name)
-        self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), reason))
-        sweep_unused(group.added)
+        assert attempt.reason is not None
+        self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), attempt.reason))
         return None
 
     def _built(self, group: _Group, region: Region) -> Woven:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.clock import Clock
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.match.finder import Candidate
 from onnx_attnfuse.report.mask_picture import MaskPainter
@@ -18,7 +19,7 @@ from onnx_attnfuse.report.tracing import UNNAMED, Site, surroundings, trace
 from onnx_attnfuse.spec import AttentionSpec, mask_values
 from onnx_attnfuse.targets.emitted import Emitted
 
-_LOG = logging.getLogger(__name__)
+_PARTS = {"before": "a site", "mask": "a mask", "after": "what took the place of a site"}
 
 
 class Album:
@@ -61,12 +62,9 @@ class Album:
         """Takes one picture; where our own code fails at it there is none, and what is done to the site stays the same."""
         if not self._wanted:
             return
-        with self._clock.step("draw"):
-            try:
-                picture = make()
-            except Exception:  # noqa: BLE001 - a picture must not cost the site
-                _LOG.exception("attnfuse failed to draw %s at %s", part, node.name)
-                return
+        picture = None
+        with self._clock.step("draw"), contained(Subject(f"drawing {_PARTS[part]}"), label(node)):
+            picture = make()
         self._pictures[node] = dataclasses.replace(self._pictures.get(node, SitePicture()), **{part: picture})
 
 

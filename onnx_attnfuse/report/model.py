@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.kernels import Gain
 from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
@@ -116,6 +117,8 @@ class Report:
     """Things worth a line that belong to no single site."""
     differing: int = 0
     """Sites that verification found different and that were left as they were."""
+    failures: tuple[Failure, ...] = ()
+    """Exceptions that cost a place, a pattern or a pack; `notes` has a line on each."""
     patterns: tuple[PatternReport, ...] = ()
     """What each pattern did that was tried."""
     policy: Policy = dataclasses.field(default_factory=Policy)
@@ -163,6 +166,7 @@ class Report:
             "ops_before": dict(self.ops_before),
             "ops_after": dict(self.ops_after),
             "notes": list(self.notes),
+            "failures": [failure.to_dict() for failure in self.failures],
             "patterns": [dataclasses.asdict(pattern) for pattern in self.patterns],
             "policy": dataclasses.asdict(self.policy),
             "session": None if self.session is None else dataclasses.asdict(self.session),

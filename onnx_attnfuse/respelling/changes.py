@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.catalogue.entries import Catalogue
+from onnx_attnfuse.containment import FAILED, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.respelling.tally import Tally
 from onnx_attnfuse.rewrite import connect, tidy
@@ -31,6 +32,8 @@ class Made:
     """What both are computed from."""
     judged: bool = True
     """Whether there is anything to hold them against."""
+    replaced: int = 0
+    """How many nodes they stand for; 0 where it does not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,33 +78,61 @@ class Changes:
     spoken: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
     """Why places without a Softmax are no fused attention, by the name of the node: formulas that are refused, and operators of
     other domains whose definition cannot be used."""
+    kind_of: Callable[[Scope, ir.Node], str | None] = lambda scope, node: None
+    """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+    needless: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Patterns that were put back where plain attention does without, by the name of the Softmax."""
     named: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Patterns that merely name what is fused anyway, by the name of the Softmax."""
 
-    def attempt(self, node: ir.Node, pattern: str, make: Callable[[], Made], softmaxes: Sequence[ir.Node] = ()) -> bool:
+    def attempt(
+        self, node: ir.Node, name: str, make: Callable[[], Made], softmaxes: Sequence[ir.Node] = (), taken: str | None = None
+    ) -> bool:
         """Writes one place anew; what keeps it from being written is noted.
 
         Args:
             node: The node that gives the old result.
-            pattern: What is written, for people.
+            name: The pattern's name.
             make: Makes the new nodes, or raises `Refused`.
             softmaxes: The Softmax nodes that stand there.
+            taken: The name with the alternatives that were taken, for people.
         """
-        self.builder.at(node)
+        pattern = taken or name
         old, places = node.outputs[0], [label(item) for item in softmaxes or (node,)]
-        try:
+        found: tuple[Made, ir.Value] | None = None
+        kinds = [self.kind_of(self.scope, item) for item in softmaxes]
+        self.builder.at(node)
+        with contained(self.catalogue.subject(name), label(node), lambda: tidy(self.builder)) as attempt:
             made = make()
             new = self._own(made.new)
             if made.judged:
-                self.court.pairs([(old, new)], made.stops, node.name or pattern, self.scope, self.model)
-        except Refused as refused:
-            tidy(self.builder)
-            reason = dataclasses.replace(refused.reason, message=f"pattern '{pattern}': {refused.reason.message}")
+                doubted = not self.catalogue.is_built_in(name)
+                self.court.pairs([(old, new)], made.stops, node.name or pattern, self.scope, self.model, doubted=doubted)
+            found = made, new
+        if found is None:
+            reason = attempt.reason
+            assert reason is not None
+            if reason.code not in FAILED:
+                reason = dataclasses.replace(reason, message=f"pattern '{pattern}': {reason.message}")
             (self.refused if softmaxes else self.spoken).update(dict.fromkeys(places, reason))
             return False
+        made, new = found
+        larger = len(self.builder.added) >= made.replaced
         connect(old, new, self.builder, [user for user, _ in old.uses()])
-        self.done.append(Change(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged))
+        change = Change(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged)
+        if softmaxes and larger and self._is_needless(kinds, made.softmaxes) and self._put_back(change, {}):
+            self.undone.remove(change)
+            self.needless[places[0]] = name
+            return False
+        self.done.append(change)
         return True
+
+    def _is_needless(self, before: Sequence[str | None], softmaxes: Sequence[ir.Node]) -> bool:
+        """Whether what stood there can be fused as it was, and masks are no simpler now."""
+        if None in before:
+            return False
+        after = [self.kind_of(self.scope, node) for node in softmaxes]
+        return len(after) > len(before) or None in after or Counter(before) == Counter(after)
 
     def _own(self, new: ir.Value) -> ir.Value:
         """A value that was just made and stands for nothing else."""
@@ -129,10 +160,18 @@ class Changes:
 
     def notes(self, sites: Iterable[SiteReport]) -> list[str]:
         """What kept patterns from being applied at places that are no sites, and what was believed."""
-        names = {site.name for site in sites}
+        told = {site.name: site for site in sites}
+        names = told.keys()
+        needless = Counter(pattern for name, pattern in self.needless.items() if name in names and told[name].status == "fused")
+        first = {pattern: name for name, pattern in reversed(self.needless.items())}
         believed = Counter(change.pattern for change in self.done if not change.judged and change not in self.undone)
         return [
-            *(str(reason) for name, reason in self.refused.items() if name not in names),
+            *(
+                f"pattern '{pattern}' at {first[pattern]}{f' and {count - 1} more' if count > 1 else ''}: put back, "
+                "plain attention is fused without it"
+                for pattern, count in needless.items()
+            ),
+            *(str(reason) for name, reason in self.refused.items() if name not in names and reason.code not in FAILED),
             *(
                 f"{count} {name} taken by their definition, which no reference was held against"
                 for name, count in believed.items()

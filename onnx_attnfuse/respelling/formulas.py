@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.equations.matching import Matcher
 from onnx_attnfuse.equations.state import Match
 from onnx_attnfuse.equations.trace import Trace
@@ -15,6 +17,8 @@ from onnx_attnfuse.equations.writing import write
 from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.respelling.changes import Changes, Made
+
+_LOOKING = Subject("looking for patterns")
 
 
 def find_formulas(changes: Changes, trace: Trace | None = None) -> list[Match]:
@@ -27,7 +31,9 @@ def find_formulas(changes: Changes, trace: Trace | None = None) -> list[Match]:
     found: list[Match] = []
     taken: set[ir.Node] = set()
     for node in reversed(list(scope.graph)):
-        match = None if node in taken else matcher.at(node)
+        match = None
+        with contained(_LOOKING, label(node)):
+            match = None if node in taken else matcher.at(node)
         if match is not None and taken.isdisjoint(match.state.nodes):
             taken.update(match.state.nodes)
             found.append(match)
@@ -51,7 +57,8 @@ def write_formulas(changes: Changes, trace: Trace | None = None) -> None:
                 changes.named.update((label(node), pattern.name) for node in softmaxes)
                 tried.hit = True
             else:
-                tried.hit = changes.attempt(end, match.variant.name, lambda match=match: _meant(match, changes), softmaxes)
+                make, taken = functools.partial(_meant, match, changes), match.variant.name
+                tried.hit = changes.attempt(end, pattern.name, make, softmaxes, taken)
 
 
 def _meant(match: Match, changes: Changes) -> Made:
@@ -64,7 +71,7 @@ def _meant(match: Match, changes: Changes) -> Made:
         for reason in _outside(match):
             raise reason
     written = write(match, changes.builder)
-    return Made(written.new, written.softmaxes, written.stops)
+    return Made(written.new, written.softmaxes, written.stops, replaced=len(set(match.state.nodes)))
 
 
 def _outside(match: Match) -> Iterator[Refused]:

@@ -73,12 +73,7 @@ def _formula_of(node: ir.Node, definition: Operator) -> Tensor:
         )
     inputs = [*node.inputs[:count], *[None] * (count - len(node.inputs))]
     operands = [None if value is None else variable(name) for name, value in zip(definition.inputs, inputs, strict=True)]
-    try:
-        formula = definition.define(*operands, **attributes)
-    except OptionError:
-        raise
-    except Exception as error:
-        raise Refused("bad-definition", f"its definition failed with {type(error).__name__}: {error}", node.name) from error
+    formula = definition.define(*operands, **attributes)
     if not isinstance(formula, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Refused("bad-definition", f"its definition returned {formula!r} and no formula", node.name)
     return formula

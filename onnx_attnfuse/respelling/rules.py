@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_attnfuse.catalogue.foreign import GraphRule
+from onnx_attnfuse.containment import FAILED, contained
 from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.sweep import sweep, sweep_unused
 from onnx_attnfuse.graph.uses import label
@@ -17,47 +18,57 @@ from onnx_attnfuse.rewrite import connect
 
 def apply_rules(changes: Changes) -> None:
     """Applies every rule at every node, each match by itself."""
-    rules = [rule for made in changes.catalogue.rules for rule in made.rules]
-    for visit in (rule.graph_pre_visitor for rule in rules):
-        if visit:
-            visit()
+    if not changes.catalogue.rules:
+        return
+    _visit("graph_pre_visitor", changes)
     graph = changes.scope.graph
-    for node in list(graph) if rules else ():
+    for node in list(graph):
         for made in changes.catalogue.rules:
             if node.graph is not graph:
                 break
             with changes.tally.trying(made.name) as tried:
                 tried.hit = any(_applied(rule, made, node, changes) for rule in made.rules)
-    for visit in (rule.graph_post_visitor for rule in rules):
-        if visit:
-            visit()
+    _visit("graph_post_visitor", changes)
+
+
+def _visit(which: str, changes: Changes) -> None:
+    """Calls what rules want to be called before or after a graph."""
+    for made in changes.catalogue.rules:
+        for visit in (getattr(rule, which) for rule in made.rules):
+            with contained(changes.catalogue.subject(made.name)):
+                if visit:
+                    visit()
 
 
 def _applied(rule: Any, made: GraphRule, node: ir.Node, changes: Changes) -> bool:
     """Applies a rule at a node, if it matches there and what it gives is equal."""
     graph, model = changes.scope.graph, changes.model
     imports = [(owner, dict(owner.opset_imports)) for owner in (graph, model.graph)]
-    try:
+    pairs: list[tuple[ir.Value, ir.Value]] | None = None
+    with contained(changes.catalogue.subject(made.name), label(node)) as attempt:
         delta: Any = rule.try_rewrite(model, graph, node)
-    except Exception as error:  # noqa: BLE001 - whatever a rule raises, the node stays as it is
-        changes.refused[label(node)] = Reason("rule-failed", f"rule '{made.name}': {type(error).__name__}: {error}", node.name)
-        return False
-    if delta is None:
-        return False
-    try:
-        _take(delta, made, node, changes)
-    except Refused as refused:
+        if delta is None:
+            return False
+        pairs = _built(delta, made, node, changes)
+    if pairs is None:
         for owner, before in imports:
             for domain in set(owner.opset_imports) - set(before):
                 del owner.opset_imports[domain]
-        message = f"rule '{made.name}': {refused.reason.message}"
-        changes.refused[label(node)] = Reason(refused.reason.code, message, node.name)
+        reason = attempt.reason
+        assert reason is not None
+        message = reason.message if reason.code in FAILED else f"rule '{made.name}': {reason.message}"
+        changes.refused[label(node)] = Reason(reason.code, message, node.name)
         return False
+    for old, new in pairs:
+        connect(old, new, changes.builder, [user for user, _ in old.uses() if user not in changes.builder.added])
+    if len(pairs) > 1:
+        graph.sort()
+    sweep(old for old, _ in pairs)
     return True
 
 
-def _take(delta: Any, made: GraphRule, node: ir.Node, changes: Changes) -> None:
-    """Builds what a rule gives, has it judged, and connects it.
+def _built(delta: Any, made: GraphRule, node: ir.Node, changes: Changes) -> list[tuple[ir.Value, ir.Value]]:
+    """Builds what a rule gives beside the old nodes and has it judged; returns old values and new ones.
 
     Raises:
         Refused: It differs, could not be shown equal, or is nothing that can stand here.
@@ -66,34 +77,31 @@ def _take(delta: Any, made: GraphRule, node: ir.Node, changes: Changes) -> None:
     if delta.new_initializers and not isinstance(graph, ir.Graph):
         raise Refused("initializers", "it makes initializers, which a function cannot have")
     builder.at(node)
-    new_nodes: list[ir.Node] = list(delta.new_nodes)
-    for value in delta.new_initializers:
-        value.name = builder.name(value.name or f"attnfuse/{made.name}")
-        assert isinstance(graph, ir.Graph)
-        graph.register_initializer(value)
-    for new in new_nodes:
-        new.name = builder.name(new.name or f"{node.name}/{new.op_type}")
-        for value in new.outputs:
-            value.name = builder.name(value.name or f"{new.name}_output")
-        graph.insert_before(node, new)
-        changes.scope.facts.learn(new)
+    new_nodes = builder.added = list(delta.new_nodes)
     old_values: list[ir.Value] = list(delta.match.outputs)
     matched = set(delta.match.nodes)
     read = [value for item in matched for value in item.inputs if value is not None and value.producer() not in matched]
     stops = [value for value in read if not is_constant(value)]
     pairs: list[tuple[ir.Value, ir.Value]] = []
     try:
+        for value in delta.new_initializers:
+            value.name = builder.name(value.name or f"attnfuse/{made.name}")
+            assert isinstance(graph, ir.Graph)
+            graph.register_initializer(value)
+        for new in new_nodes:
+            new.name = builder.name(new.name or f"{node.name}/{new.op_type}")
+            for value in new.outputs:
+                value.name = builder.name(value.name or f"{new.name}_output")
+            graph.insert_before(node, new)
+            changes.scope.facts.learn(new)
         for old, new in zip(old_values, delta.new_outputs, strict=True):
             pairs.append((old, new if new.producer() in new_nodes else _same(new, node, new_nodes, changes)))
-        changes.court.pairs(pairs, stops, node.name or made.name, changes.scope, changes.model)
-    except Refused:
+        changes.court.pairs(pairs, stops, node.name or made.name, changes.scope, changes.model, doubted=True)
+    except Exception:
         sweep_unused(new_nodes)
+        sweep(delta.new_initializers)
         raise
-    for old, new in pairs:
-        connect(old, new, builder, [user for user, _ in old.uses() if user not in new_nodes])
-    if len(pairs) > 1:
-        graph.sort()
-    sweep(old_values)
+    return pairs
 
 
 def _same(value: ir.Value, node: ir.Node, new_nodes: list[ir.Node], changes: Changes) -> ir.Value:

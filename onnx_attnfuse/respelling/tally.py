@@ -6,9 +6,14 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Generator
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
+import onnx_ir as ir
+
+from onnx_attnfuse.containment import Subject, failed
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.readers import Readers
+from onnx_attnfuse.reasons import Refused
 
 _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
@@ -42,8 +47,10 @@ class Tally:
     def trying(self, name: str) -> Generator[Tried]:
         """Counts and times one attempt; the caller says whether it was a hit."""
         tried, started = Tried(), time.perf_counter()
-        yield tried
-        self._note(name, tried.hit, started)
+        try:
+            yield tried
+        finally:
+            self._note(name, tried.hit, started)
 
     def _note(self, name: str, hit: bool, started: float) -> None:
         count = self.counts.setdefault(name, Count())
@@ -51,21 +58,39 @@ class Tally:
         count.hits += hit
         count.seconds += time.perf_counter() - started
 
-    def counting(self, readers: Readers) -> Readers:
-        """The same readers, each call counted."""
+    def counting(self, readers: Readers, subject: Callable[[str], Subject], doubted: set[ir.Node]) -> Readers:
+        """The same readers, each call counted; one that fails has refused, and is told.
+
+        Args:
+            readers: The readers.
+            subject: What a pattern of a name is called where it fails.
+            doubted: Takes the nodes that readers which are not built in have read.
+        """
         scores = {
-            key: dataclasses.replace(entry, read=self._counted(entry.name, entry.read)) for key, entry in readers.scores.items()
+            key: dataclasses.replace(entry, read=self._counted(entry.name, entry.read, subject(entry.name), doubted))
+            for key, entry in readers.scores.items()
         }
         weights = {
-            key: dataclasses.replace(entry, read=self._counted(entry.name, entry.read)) for key, entry in readers.weights.items()
+            key: dataclasses.replace(entry, read=self._counted(entry.name, entry.read, subject(entry.name), doubted))
+            for key, entry in readers.weights.items()
         }
         return Readers(scores, weights)
 
-    def _counted(self, name: str, read: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
-        def counted(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+    def _counted(
+        self, name: str, read: Callable[Concatenate[ir.Node, _Arguments], _Answer], subject: Subject, doubted: set[ir.Node]
+    ) -> Callable[Concatenate[ir.Node, _Arguments], _Answer]:
+        def counted(node: ir.Node, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
             started = time.perf_counter()
-            found = read(*args, **kwargs)
+            try:
+                found = read(node, *args, **kwargs)
+            except Refused:
+                raise
+            except Exception as error:
+                reason = failed(error, subject, label(node))
+                raise Refused(reason.code, reason.message, reason.node) from error
             self._note(name, bool(found), started)
+            if found and subject.file is not None:
+                doubted.add(node)
             return found
 
         return counted

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.axes.factors import length
 from onnx_attnfuse.catalogue.packs import load
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
@@ -22,7 +23,7 @@ from onnx_attnfuse.match.site import read_site
 from onnx_attnfuse.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.policy import Policy
-from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
@@ -37,6 +38,7 @@ from onnx_attnfuse.training.site import Dropout, TrainingSite
 from onnx_attnfuse.training.standins import StandIns
 
 _IR_VERSION = 8
+_FUSING = Subject("fusing an attention")
 
 
 def fuse_graph(graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check_masks: bool = True) -> TrainingReport:
@@ -85,16 +87,12 @@ class _Run:
         """One softmax; None if it is no attention."""
         name = _name(softmax, self.standins)
         told = TrainingSiteReport(name, None)
-        try:
+        with contained(_FUSING, name) as attempt:
             spec = read_site(softmax, self.facts, self.readers, keep_outputs=True)
-        except Refused as refused:
-            return None if refused.reason.code == "not-attention" else dataclasses.replace(told, reasons=(refused.reason,))
-        except Exception as error:  # noqa: BLE001 - the site is reported, the others go on
-            return dataclasses.replace(told, reasons=(defect(error, name),))
-        try:
             return self._fused(dataclasses.replace(spec, name=name), softmax, told)
-        except Exception as error:  # noqa: BLE001 - the site is reported, the others go on
-            return dataclasses.replace(told, reasons=(defect(error, name),))
+        reason = attempt.reason
+        assert reason is not None
+        return None if reason.code == "not-attention" else dataclasses.replace(told, reasons=(reason,))
 
     def _fused(self, spec: AttentionSpec, softmax: Softmax, told: TrainingSiteReport) -> TrainingSiteReport:
         """One attention: replaced, or left with the reasons."""

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.policy import Policy, read_environment
-from onnx_attnfuse.reasons import defect
 from onnx_attnfuse.training.installed import ortmodule, torch_version
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     try:
         report = dataclasses.replace(fuse_graph(read, device, policy), policy=_words(policy))
     except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
-        report = TrainingReport(device.name, (), defect=defect(error, None))
+        report = TrainingReport(device.name, (), defect=failed(error, Subject("fusing a gradient graph")))
     if report.fused:
         write_graph(read, graph)
     if debug > 1:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.rewrite import connect, tidy
 from onnx_attnfuse.unblock.gelu import as_gelu
 from onnx_attnfuse.unblock.gemm import as_product
@@ -40,13 +41,12 @@ def unblock(rules: Iterable[Rule], scope: Scope, model: ir.Model, builder: Build
             if node.graph is not scope.graph:
                 continue
             builder.at(node)
-            change = rule.change(node, builder)
-            if change is None:
-                continue
-            try:
-                court.pairs(change.results, change.stops, node.name or node.op_type, scope, model)
-            except Refused:
-                tidy(builder)
+            change = None
+            with contained(Subject(f"rewriting {rule.does}"), label(node), lambda: tidy(builder)) as attempt:
+                change = rule.change(node, builder)
+                if change is not None:
+                    court.pairs(change.results, change.stops, node.name or node.op_type, scope, model)
+            if change is None or attempt.reason is not None:
                 continue
             for old, new in change.results:
                 connect(old, new, builder, [user for user, _ in old.uses()])

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -40,6 +41,8 @@ class UnfuseReport:
     ops_after: Mapping[str, int]
     differing: int = 0
     """Operators that verification found different from what is spelled out, and that stay."""
+    failures: tuple[Failure, ...] = ()
+    """Exceptions that cost an operator."""
 
     @property
     def unfused(self) -> int:
@@ -61,5 +64,6 @@ class UnfuseReport:
             "seconds": round(self.seconds, 3),
             "ops_before": dict(self.ops_before),
             "ops_after": dict(self.ops_after),
+            "failures": [failure.to_dict() for failure in self.failures],
             "sites": [dataclasses.asdict(site) for site in self.sites],
         }

@@ -7,6 +7,7 @@ import time
 
 import onnx_ir as ir
 
+from onnx_attnfuse.containment import Subject, collecting, contained
 from onnx_attnfuse.court import Court
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
@@ -14,7 +15,7 @@ from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.reasons import Reason, Refused, defect
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewrite import connect, tidy
 from onnx_attnfuse.unfusing.operators import Speller, is_fused, rehearsals, speller
 from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
@@ -23,6 +24,7 @@ from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 
 _CONTRIB = "com.microsoft"
+_SPELLING = Subject("spelling out an operator")
 _SINCE = 11
 """The opset from which on Range, GatherElements and the rest are there."""
 
@@ -38,6 +40,11 @@ class Unfusing:
 
     def go(self) -> UnfuseReport:
         """Spells out what can be, in place."""
+        with collecting() as failures:
+            report = self._all()
+        return dataclasses.replace(report, failures=failures.all())
+
+    def _all(self) -> UnfuseReport:
         start, before = time.perf_counter(), count_ops(self.model)
         work = [(scope, node) for scope in scopes(self.model) for node in scope.graph if is_fused(node)]
         sites: list[UnfusedSite] = []
@@ -54,19 +61,25 @@ class Unfusing:
         """Spells one operator out, or says why not; a defect of ours costs this one only."""
         found = UnfusedSite(label(node) or node.op_type, scope.path, node.op_type, node.domain, "kept")
         build.at(node)
-        try:
-            verified = self._spelled(scope, node, build)
-        except Refused as refused:
-            reason = refused.reason
-        except Exception as error:  # noqa: BLE001 - the site is reported and undone, the others go on
-            reason = defect(error, found.name)
-        else:
-            tidy(build)
-            return dataclasses.replace(found, status="unfused", verified=verified)
+        spelled: tuple[list[tuple[int, ir.Value]], Verified | None] | None = None
+        with contained(_SPELLING, found.name, lambda: tidy(build)) as attempt:
+            spelled = self._spelled(scope, node, build)
+        if spelled is None:
+            return dataclasses.replace(found, reason=attempt.reason)
+        pairs, verified = spelled
+        for place, new in pairs:
+            old = node.outputs[place]
+            connect(old, new, build, [user for user, _ in old.uses()])
+        sweep(node.outputs)
         tidy(build)
-        return dataclasses.replace(found, reason=reason)
+        return dataclasses.replace(found, status="unfused", verified=verified)
 
-    def _spelled(self, scope: Scope, node: ir.Node, build: Builder) -> Verified | None:
+    def _spelled(self, scope: Scope, node: ir.Node, build: Builder) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
+        """What takes the place of the operator's outputs, judged and not connected yet.
+
+        Raises:
+            Refused: It cannot be spelled out, or is not equal.
+        """
         spell = speller(node)
         if isinstance(spell, Reason):
             raise Refused(spell.code, spell.message, spell.node)
@@ -79,12 +92,7 @@ class Unfusing:
         site = Site(node, build, tuple(node.inputs))
         answer = spell(site)
         pairs = _pairs(node, answer)
-        verified = self._judged(scope, site, spell, answer)
-        for place, new in pairs:
-            old = node.outputs[place]
-            connect(old, new, build, [user for user, _ in old.uses()])
-        sweep(node.outputs)
-        return verified
+        return pairs, self._judged(scope, site, spell, answer)
 
     def _judged(self, scope: Scope, site: Site, spell: Speller, answer: Answer) -> Verified | None:
         """The verdict on what takes the operator's place, or on its rehearsals.

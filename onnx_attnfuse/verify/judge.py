@@ -19,9 +19,11 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.binding import Equalities
 from onnx_attnfuse.verify.compare import LOOSE, TIGHT
 from onnx_attnfuse.verify.cut import Piece, cut, is_fresh, with_factors
+from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.inputs import Pattern
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.standalone import Functions, Keys
@@ -53,7 +55,8 @@ class _Graph:
             if shapes in seen or any(length < least for shape in shapes for length in shape):
                 continue
             seen.add(shapes)
-            yield Choice(shapes, largest(piece, self._facts, values), values, names)
+            apart = is_dangerous(piece.nodes, self._facts, values)
+            yield Choice(shapes, largest(piece, self._facts, values), values, names, apart)
 
 
 class Judge:
@@ -108,6 +111,8 @@ class Judge:
             return self._judged(piece, len(pairs), facts, opsets, functions or {}, empty)
         except Refused as refused:
             return undecided(str(refused.reason))
+        except ProcessDied as died:
+            return undecided(str(died))
 
     def _judged(
         self,

@@ -26,8 +26,10 @@ from onnx_attnfuse.masks.meaning import Meaning, position
 from onnx_attnfuse.masks.walk import elements_of, parts_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled, mask_values
+from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.binding import PROFILES, Equalities, Profile, Values
 from onnx_attnfuse.verify.cut import cut, is_fresh
+from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.inputs import Case, Encoding, Pattern, feeds
 from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.standalone import Functions, Standalone
@@ -91,7 +93,7 @@ def samples(
             found = {pattern: _sample(spec, meaning, lengths, source, Case(pattern, encoding, 1.0)) for pattern in _SHOWN}
             if any(not np.array_equal(sample.allowed, found["full"].allowed) for sample in found.values()):
                 break
-    except (Refused, RuntimeRefusal, NotEvaluated, IndexError):
+    except (Refused, RuntimeRefusal, ProcessDied, NotEvaluated, IndexError):
         return {}
     return found
 
@@ -125,6 +127,7 @@ class _Source:
         self._model = Standalone(piece, opsets, functions, widened=False)
         self._session = Session(self._model.proto.SerializeToString())
         self.dims = [item.dims for item in piece.inputs]
+        self._nodes, self._facts = piece.nodes, facts
 
     def values(self, lengths: Values, case: Case) -> dict[ir.Value, Array]:
         """The values for one case.
@@ -134,6 +137,7 @@ class _Source:
         """
         shapes = [tuple(sizes.evaluate(dim, lengths) for dim in shape) for shape in self.dims]
         fed = feeds(self._model.slots, shapes, case)
+        self._session.apart = is_dangerous(self._nodes, self._facts, lengths)
         arrays = self._session.run(self._model.results, fed)
         return {
             value: array.copy() for value, array in zip(self._read, arrays, strict=True)
@@ -160,6 +164,8 @@ class _Check:
                 found = _difference(
                     self.spec, self.meaning, lengths, values, self.facts.assumed.masked_from, truths=pattern != "index"
                 )
+            except ProcessDied:
+                return None
             except (RuntimeRefusal, NotEvaluated, IndexError):
                 continue
             if found is not None:

@@ -20,8 +20,10 @@ from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.facts import Dims, Facts
-from onnx_attnfuse.verify.binding import Equalities
+from onnx_attnfuse.verify.apart import ProcessDied
+from onnx_attnfuse.verify.binding import Equalities, Values
 from onnx_attnfuse.verify.compare import Bounds, Comparison, compare
+from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, describe, feeds
 from onnx_attnfuse.verify.kinds import Kind, kinds
@@ -36,6 +38,8 @@ _TOLERANCE = 1e-3
 """Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
 _HALF_TOLERANCES = {ir.DataType.BFLOAT16: 2e-1, ir.DataType.FLOAT16: 5e-2}
 _FEW = 3
+_LARGEST = 1 << 30
+"""Elements of the largest tensor of a model that is still run."""
 _CHOICES = 8
 
 
@@ -66,7 +70,10 @@ def judge_models(before: Source, after: Source, operators: Operators = ()) -> Ve
         return by_this_runtime(Verdict(False, 0.0, 0, f"the new model does not load: {refusal}"))
     if original.outputs() != rewritten.outputs():
         return Verdict(False, 0.0, 0, f"the outputs {original.outputs()} became {rewritten.outputs()}")
-    return by_this_runtime(_Models(model, None, original, rewritten, Trials()).verdict())
+    try:
+        return by_this_runtime(_Models(model, None, original, rewritten, Trials()).verdict())
+    except ProcessDied as died:
+        return undecided(str(died))
 
 
 def verify_models(first: Source, second: Source, trials: Trials | None = None) -> Verification:
@@ -100,7 +107,10 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
         if set(one) != set(other):
             apart = ", ".join(sorted(set(one) ^ set(other)))
             raise ModelError(f"the models have not the same {what}: only one has {apart}; compare models of one interface")
-    return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
+    try:
+        return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
+    except ProcessDied as died:
+        raise ModelError(f"a model cannot be compared: {died}; repair it first") from died
 
 
 def _check_trials(trials: Trials) -> None:
@@ -147,11 +157,14 @@ class _Models:
         self._rewritten = rewritten
         self._trials = trials
         facts = Facts(model.graph)
+        self._graphs = [(model.graph, facts), *([] if other is None else [(other.graph, Facts(other.graph))])]
         inputs = [value for value in model.graph.inputs if value.const_value is None]
         self._known = all(facts.dims(value) is not None and facts.dtype(value) is not None for value in inputs)
         self._dims = [facts.dims(value) or () for value in inputs]
         self._kinds = kinds(model.graph, facts)
         self._dtypes = {} if other is None else _input_types(other)
+        made = (value for node in model.graph for value in node.outputs)
+        self._sizes = {sizes.product(dims) for value in (*inputs, *made) if (dims := facts.dims(value)) is not None}
         self._slots = [_slot(value, facts, self._kinds[value.name or ""]) for value in inputs]
         self._inner = _made_of(self._dims, model.graph, facts)
         pinned = [(sizes.symbol(name), length) for name, length in trials.dim.items()]
@@ -244,7 +257,7 @@ class _Models:
                     yield ran
             fitting += self._cases > before
 
-    def _shapes(self) -> Iterable[tuple[tuple[tuple[int, ...], ...], Mapping[str, int]]]:
+    def _shapes(self) -> Iterable[tuple[tuple[tuple[int, ...], ...], Values]]:
         """Shapes of the inputs, with the numbers of the symbols."""
         seen: set[tuple[tuple[int, ...], ...]] = set()
         for values in self._equalities.assignments([*self._dims, self._inner]):
@@ -253,13 +266,21 @@ class _Models:
                 seen.add(shapes)
                 yield shapes, values
 
-    def _ran(self, shapes: Sequence[Sequence[int]], values: Mapping[str, int], case: Case, seed: int) -> _Ran | None:
+    def _ran(self, shapes: Sequence[Sequence[int]], values: Values, case: Case, seed: int) -> _Ran | None:
         """One case, or None if the first model refuses it."""
+        largest = max((sizes.evaluate(size, values) for size in self._sizes), default=0)
+        if largest > _LARGEST:
+            self._refusal = f"a tensor of {largest} elements is too large to run"
+            self._refused += 1
+            return None
         inputs = feeds(self._slots, shapes, case, seed)
         for slot in self._slots:
             array = as_its_kind(self._kinds[slot.name], inputs[slot.name], case, values, seed)
             inputs[slot.name] = _in_both(array, self._dtypes.get(slot.name))
         try:
+            for session in (self._original, self._rewritten):
+                if isinstance(session, Session):
+                    session.apart = self._is_dangerous(values)
             old = self._original.run(None, inputs)
         except RuntimeRefusal as refusal:
             self._refusal = str(refusal)
@@ -271,6 +292,10 @@ class _Models:
             return _Ran(inputs, where, old, self._rewritten.run(self._original.outputs(), self._for_second(inputs)))
         except RuntimeRefusal as refusal:
             return _Ran(inputs, where, old, refusal=str(refusal))
+
+    def _is_dangerous(self, values: Values) -> bool:
+        """Whether running one of the models may end the process."""
+        return any(is_dangerous(graph.all_nodes(), facts, values) for graph, facts in self._graphs)
 
     def _for_second(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Inputs in the float types of the second model."""

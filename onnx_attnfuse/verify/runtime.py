@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import onnx
 
+from onnx_attnfuse.verify import apart
 from onnx_attnfuse.verify.inputs import Array
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class Session:
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         if folder is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        self._source = model, folder
+        self.apart = False
+        """Whether to run it in another process, as running it may end this one."""
         self._errors = _runtime_errors()
         try:
             self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -93,7 +97,13 @@ class Session:
 
         Raises:
             RuntimeRefusal: ONNX Runtime ended with an error.
+            ProcessDied: It was run apart and ended its process.
         """
+        if self.apart:
+            try:
+                return apart.run(*self._source, outputs, feeds)
+            except apart.ChildRefusal as refusal:
+                raise RuntimeRefusal(str(refusal)) from refusal
         try:
             return cast("list[Array]", self._session.run(None if outputs is None else list(outputs), dict(feeds)))
         except self._errors as error:

@@ -15,8 +15,10 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.binding import Values
 from onnx_attnfuse.verify.cut import Piece, cut, is_fresh
+from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.inputs import Case, feeds
 from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session
 from onnx_attnfuse.verify.standalone import Standalone
@@ -35,8 +37,9 @@ class _Traced:
         self._session = Session(self._model.proto.SerializeToString())
         self._found: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
 
-    def shape(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    def shape(self, shapes: tuple[tuple[int, ...], ...], *, apart: bool) -> tuple[int, ...]:
         if shapes not in self._found:
+            self._session.apart = apart
             result = self._session.run(self._model.results, feeds(self._model.slots, shapes, _MILD))[0]
             self._found[shapes] = tuple(int(length) for length in result)
         return self._found[shapes]
@@ -73,8 +76,8 @@ class Tracer:
         if negative or largest(traced.piece, self._facts, values) > _LARGEST:
             return
         try:
-            shape = traced.shape(lengths)
-        except RuntimeRefusal:
+            shape = traced.shape(lengths, apart=is_dangerous(traced.piece.nodes, self._facts, values))
+        except (RuntimeRefusal, ProcessDied):
             return  # sizes that do not fit here are found out when the original refuses them
         if axis < len(shape):
             values[name] = shape[axis]

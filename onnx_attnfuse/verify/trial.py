@@ -40,6 +40,8 @@ class Choice:
     """The numbers of the symbols."""
     names: frozenset[str]
     """The symbols that the inputs' shapes are made of."""
+    apart: bool = False
+    """Whether running the piece with them may end the process."""
 
     def contradicts(self, dims: Dims, actual: list[int]) -> bool:
         """Whether a value has another shape than it must have if the inputs' shapes are possible."""
@@ -84,6 +86,8 @@ class _Sides:
         self.model = self._make(piece)
         self.by_reference = False
         self.without_kernel = without_kernel(self.model.proto)
+        self.apart = False
+        """Whether to run in another process."""
         self._both: Session | Reference | None = None
         self._refusal = ""
         if rounded:
@@ -113,7 +117,7 @@ class _Sides:
         """
         if self._both is not None:
             try:
-                results = self._both.run(self.model.results, inputs)
+                results = self._run(self.model, self._both, inputs)
             except RuntimeRefusal as refusal:
                 self._refusal = str(refusal)
             else:
@@ -153,9 +157,13 @@ class _Sides:
         self.by_reference = True
         return old
 
-    @staticmethod
-    def _alone(model: Standalone, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
-        return session.run(model.results, {slot.name: inputs[slot.name] for slot in model.slots})
+    def _alone(self, model: Standalone, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+        return self._run(model, session, {slot.name: inputs[slot.name] for slot in model.slots})
+
+    def _run(self, model: Standalone, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+        if isinstance(session, Session):
+            session.apart = self.apart
+        return session.run(model.results, inputs)
 
     def unfit(self, found: Verdict, choice: Choice, facts: Facts) -> str | None:
         """Where the original has other shapes than are known: such inputs cannot occur together, so the finding is void."""
@@ -164,9 +172,7 @@ class _Sides:
         values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
         model = self._make(self._piece.only(*values), shapes=True)
         try:
-            arrays = load(model.proto, self._operators).run(
-                model.results, {slot.name: found.evidence.inputs[slot.name] for slot in model.slots}
-            )
+            arrays = self._alone(model, load(model.proto, self._operators), found.evidence.inputs)
         except RuntimeRefusal:
             return None
         for value, array in zip(values, arrays, strict=True):
@@ -302,6 +308,7 @@ class Trial:
     def _differing(self, choice: Choice, case: Case) -> Verdict | None:
         """Runs one case; the verdict if the results differ."""
         inputs = feeds(self._sides.model.slots, choice.shapes, case)
+        self._sides.apart = choice.apart
         try:
             old, new = self._sides.run(inputs)
         except RuntimeRefusal as refusal:

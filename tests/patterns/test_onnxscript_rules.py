@@ -116,7 +116,7 @@ def test_a_file_of_rules_is_taken_unchanged(tmp_path: pathlib.Path) -> None:
     ("rule", "message"),
     [
         (Wrong, "rule 'Wrong': at ["),
-        (Failing, "rule 'Failing': ZeroDivisionError: on purpose"),
+        (Failing, "test_onnxscript_rules.py, line 80: ZeroDivisionError: on purpose, at last"),
         (Foreign, "rule 'Foreign': the new nodes do not run"),
     ],
 )

@@ -1,0 +1,72 @@
+"""What a graph is made of, written down so that it can be put back after a change that failed halfway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import subgraphs
+
+
+class Snapshot:
+    """One graph and those nested in it: order, connections, names, types and initializers. Taken in linear time."""
+
+    def __init__(self, graph: ir.Graph | ir.Function) -> None:
+        self._graph = graph
+        self._parts = [(part, tuple(part), tuple(part.outputs), _initializers(part)) for part in _parts(graph)]
+        self._inputs = [(node, tuple(node.inputs)) for _, nodes, _, _ in self._parts for node in nodes]
+        values = [value for part, nodes, _, held in self._parts for value in _values(part, nodes, held)]
+        self._values = [(value, value.name, value.shape, value.type) for value in values]
+
+    def restore(self) -> None:
+        """Puts everything back; nodes that were added since are taken out and read nothing any more."""
+        kept = {node for node, _ in self._inputs}
+        added = [node for node in self._graph.all_nodes() if node not in kept]
+        for part, _, outputs, _ in self._parts:
+            for place, value in enumerate(outputs):
+                part.outputs[place] = value
+        for node in (*added, *kept):
+            if node.graph is not None:
+                node.graph.remove(node)
+        for node in added:
+            for inner in subgraphs(node):
+                inner.outputs.clear()
+            for place in range(len(node.inputs)):
+                node.replace_input_with(place, None)
+        for node, inputs in self._inputs:
+            for place, value in enumerate(inputs):
+                node.replace_input_with(place, value)
+        for part, nodes, _, _ in self._parts:
+            part.extend(nodes)
+        self._restore_values()
+
+    def _restore_values(self) -> None:
+        """Names first: initializers are held by them."""
+        holders = [(part, held) for part, _, _, held in self._parts if isinstance(part, ir.Graph)]
+        for part, _ in holders:
+            part.initializers.clear()
+        for value, name, shape, element in self._values:
+            value.name, value.shape, value.type = name, shape, element
+        for part, held in holders:
+            for value in held:
+                part.initializers.add(value)
+
+
+def _parts(graph: ir.Graph | ir.Function) -> Iterator[ir.Graph | ir.Function]:
+    pending = [graph]
+    while pending:
+        part = pending.pop()
+        yield part
+        pending += [inner for node in part for inner in subgraphs(node)]
+
+
+def _initializers(part: ir.Graph | ir.Function) -> tuple[ir.Value, ...]:
+    return tuple(part.initializers.values()) if isinstance(part, ir.Graph) else ()
+
+
+def _values(part: ir.Graph | ir.Function, nodes: tuple[ir.Node, ...], held: tuple[ir.Value, ...]) -> Iterator[ir.Value]:
+    yield from part.inputs
+    yield from held
+    for node in nodes:
+        yield from node.outputs

@@ -1,0 +1,112 @@
+"""Running a model in another process, where running it may end the process: one child for all of them, started when needed."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx_attnfuse.verify import child
+from onnx_attnfuse.verify.inputs import Array
+
+LIMIT = 60.0
+"""Seconds that one run may take."""
+
+
+class ProcessDied(Exception):
+    """The process that ran a model died of it, or had to be ended; the message says how."""
+
+
+class ChildRefusal(Exception):
+    """The child gave an error in place of results; the message is the runtime's."""
+
+
+class _Worker:
+    """The child, if there is one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, question: tuple[Any, ...]) -> list[Array]:
+        with self._lock:
+            process = self._started()
+            late = threading.Event()
+            timer = threading.Timer(LIMIT, lambda: (late.set(), process.kill()))
+            timer.start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                child.write(question, process.stdin)
+                results, complaint = child.read(process.stdout)
+            except (EOFError, OSError):
+                code = process.wait()
+                self.end()
+                raise ProcessDied(_ending(code, late=late.is_set())) from None
+            finally:
+                timer.cancel()
+        if complaint is not None:
+            raise ChildRefusal(complaint)
+        return results
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, str(pathlib.Path(child.__file__))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        return self._process
+
+    def end(self) -> None:
+        """Ends the child."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.end)
+
+
+def run(
+    model: bytes | str, folder: pathlib.Path | None, outputs: Sequence[str] | None, feeds: Mapping[str, Array]
+) -> list[Array]:
+    """The outputs of a model, asked for or all, from another process.
+
+    Args:
+        model: A serialized model, or the name of a file.
+        folder: Where a serialized model's data files lie.
+        outputs: The names of the outputs; None: all.
+        feeds: The inputs by name.
+
+    Raises:
+        ChildRefusal: ONNX Runtime ended with an error.
+        ProcessDied: It ended the process, or took too long.
+    """
+    wanted = None if outputs is None else list(outputs)
+    return _WORKER.ask((model, None if folder is None else str(folder), wanted, dict(feeds)))
+
+
+def _ending(code: int, *, late: bool) -> str:
+    if late:
+        return f"running it in ONNX Runtime did not end within {LIMIT:g} s"
+    try:
+        how = signal.Signals(-code).name
+    except ValueError:
+        how = f"status {code}"
+    return f"running it in ONNX Runtime ended the process with {how}"
