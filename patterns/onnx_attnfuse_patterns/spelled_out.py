@@ -5,8 +5,8 @@
 
 Hand-written models and converters of other frameworks write it. A row's maximum that is subtracted first is a step of its own.
 Safety: without that maximum a fully masked row is NaN, which `shifted=False` says; and exp overflows from scores of 88 on, where
-the operator does not: that it does not happen is the assumption `finite-exponentials`. `exp(x - logsumexp(x))` is left out: such a
-row is one thing by ReduceLogSumExp and another by operators that spell it out.
+the operator does not: that it does not happen is the assumption `finite-exponentials`. `exp(x - logsumexp(x))` is left out: such
+a row is one thing by ReduceLogSumExp and another by operators that spell it out.
 """
 
 from onnx_attnfuse.language import (
