@@ -7,28 +7,38 @@ from collections.abc import Iterator, Sequence
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.normal import Choices, Form, kind_of, names_of, normal, slot_groups, too_many, variants
+from onnx_attnfuse.language.optional import NONE
 from onnx_attnfuse.language.tensor import Tensor
 
 _DEFINING = {"Rows": "rows", "Columns": "columns", "Rearrange": "rearrange"}
 
 
-def check_pattern(name: str, operands: Sequence[str], written: Tensor, meaning: Tensor | None) -> None:
+def check_pattern(name: str, operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> None:
     """Refuses a pattern that could never be found, or that leaves something open.
+
+    Args:
+        name: What it is called.
+        operands: Its operands.
+        optional: Those that may be None; there is a choice of the name of each.
+        written: What graphs have.
+        meaning: What it means; None if it is refused.
 
     Raises:
         OptionError: The line that says which.
     """
-    for problem in _problems(operands, written, meaning):
+    for problem in _problems(operands, optional, written, meaning):
         raise OptionError(f"pattern '{name}': {problem}")
 
 
-def _problems(operands: Sequence[str], written: Tensor, meaning: Tensor | None) -> Iterator[str]:
+def _problems(operands: Sequence[str], optional: Sequence[str], written: Tensor, meaning: Tensor | None) -> Iterator[str]:
     """What is wrong, the most telling first."""
+    for operand in filter(kind_of, optional):
+        yield f"'{operand}' may be nothing as it is; write it without =None"
     everything = [*_nodes(written), *(() if meaning is None else _nodes(meaning))]
-    yield from _choices(everything, operands)
+    yield from _choices(everything, operands, optional)
     if too_many(written):
         yield "its alternatives combine to more than 64 formulas; leave to the engine what it does itself, or make two patterns"
-    yield from _unused(operands, written)
+    yield from _unused(operands, optional, written)
     yield from _impossible(written)
     for choices, formula in variants(written):
         form = normal(formula)
@@ -45,25 +55,26 @@ def _nodes(tensor: Tensor) -> Iterator[Tensor]:
         yield from _nodes(arg)
 
 
-def _choices(nodes: Sequence[Tensor], operands: Sequence[str]) -> Iterator[str]:
+def _choices(nodes: Sequence[Tensor], operands: Sequence[str], optional: Sequence[str]) -> Iterator[str]:
     seen: dict[str, Tensor] = {}
     for node in nodes:
         if node.op != "AnyOf":
             continue
         choice = node.name
-        if choice in operands:
+        if choice in operands and choice not in optional:
             yield f"any_of({choice!r}) has the name of an operand; give the choice another name"
         if seen.setdefault(choice, node).attribute("names") != node.attribute("names"):
             yield f"any_of({choice!r}) stands twice with other alternatives; give one of them another name"
-        if len(set(node.args)) < len(node.args):
+        if len(set(node.args)) < len(node.args) and choice not in optional:
             yield f"any_of({choice!r}) has two equal alternatives, of which one can never be found; remove it"
 
 
-def _unused(operands: Sequence[str], written: Tensor) -> Iterator[str]:
+def _unused(operands: Sequence[str], optional: Sequence[str], written: Tensor) -> Iterator[str]:
     for choices, formula in variants(written):
         used = {node.name for node in _nodes(formula) if node.op == "Variable"}
         for operand in operands:
-            if operand not in used and not (choices and kind_of(operand)):
+            left_out = operand in optional and choices.get(operand) == NONE
+            if operand not in used and not left_out and not (choices and kind_of(operand)):
                 where = f" if {', '.join(f'{choice} is {name}' for choice, name in choices.items())}" if choices else ""
                 yield f"the operand '{operand}' is not in what is written{where}; use it or remove it"
 

