@@ -62,7 +62,8 @@ class Failure:
         more = len(self.places) - 1
         at = f", at {self.places[0]}" + (f" and {more} more" if more > 0 else "") if self.places else ""
         if self.kind == "pack":
-            return f"{self.subject} is left out{where}: {self.message}; repair or uninstall it"
+            found = f"{where.removeprefix(' of ')}: " if where else ""
+            return f"{self.subject} is left out: {found}{self.message}; repair or uninstall it"
         if self.kind == "pattern":
             return f"{self.subject}{where}: {self.message}{at}; left as it was there"
         return f"{self.subject}{where}: {self.message} inside attnfuse{at}; left as it was there, please report it"

@@ -59,14 +59,18 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
         from onnx_attnfuse_cli.defect import write_traces
 
         path = write_traces([failure.trace for failure in ours], args)
-        what = f"a part of attnfuse failed, a defect of ours; the rest is done, {path} says where, please report it"
+        what = f"{_subjects(ours)} failed, a defect of ours; the rest is done, {path} says where, please report it"
         click.echo(f"Error: {_about(model)}{what}", err=True)
         return Exit.DEFECT
-    theirs = list(dict.fromkeys(failure.subject for failure in found if failure.kind == "pattern"))
+    theirs = [failure for failure in found if failure.kind == "pattern"]
     if theirs:
-        click.echo(f"Error: {_about(model)}{', '.join(theirs)} failed; the rest is done", err=True)
+        click.echo(f"Error: {_about(model)}{_subjects(theirs)} failed; the rest is done", err=True)
         return Exit.DIFFERS
     return Exit.DONE
+
+
+def _subjects(failures: Iterable[Failure]) -> str:
+    return ", ".join(dict.fromkeys(failure.subject for failure in failures))
 
 
 def _about(model: str) -> str:

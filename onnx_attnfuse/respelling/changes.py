@@ -171,7 +171,7 @@ class Changes:
                 "plain attention is fused without it"
                 for pattern, count in needless.items()
             ),
-            *(str(reason) for name, reason in self.refused.items() if name not in names and reason.code not in FAILED),
+            *(str(reason) for name, reason in self.refused.items() if _is_untold(reason, told.get(name))),
             *(
                 f"{count} {name} taken by their definition, which no reference was held against"
                 for name, count in believed.items()
@@ -211,6 +211,11 @@ class Changes:
         if reason is not None and site.status in {"skipped", "not-attention"}:
             return dataclasses.replace(site, status="skipped", reasons=(reason, *site.reasons))
         return dataclasses.replace(site, pattern=self.named.get(site.name))
+
+
+def _is_untold(reason: Reason, site: SiteReport | None) -> bool:
+    """Whether no site and no failure tells why a pattern was not applied; that it is wrong is worth a line in any case."""
+    return reason.code not in FAILED and (site is None or (reason.code == "differs" and site.status == "fused"))
 
 
 def _latest(value: ir.Value | None, replaced: Mapping[ir.Value, ir.Value]) -> ir.Value | None:

@@ -86,6 +86,8 @@ def test_a_pattern_that_is_wrong_is_not_taken_whatever_is_verified(verify: str) 
     report = onnx_attnfuse.optimize(parsed(ATTENTION), patterns=(twice,), verify=verify).report
     assert (report.fused, report.differing, report.sites[0].scale) == (1, 1, 0.5)
     assert (report.sites[0].verified is None) == (verify == "none")
+    (note,) = report.notes
+    assert note.startswith("pattern 'twice': at [")
 
 
 READER = '''

@@ -162,7 +162,7 @@ def test_a_pack_that_is_broken_is_told_where_patterns_are_listed(tmp_path: pathl
     done = installed(tmp_path, "import does_not_exist\n", "patterns", "list")
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("the installed pack 'acme' of acme-patterns 1.0 is left out of ")
+    assert done.stderr.startswith("the installed pack 'acme' of acme-patterns 1.0 is left out: ")
 
 
 def test_a_pack_in_order_is_not_told(tmp_path: pathlib.Path) -> None:
