@@ -250,7 +250,9 @@ class AttentionSpec:
     sink: Laid | None = None
     """One more score in each row, which takes weight and has no value; it is neither scaled nor masked."""
     unshifted: bool = False
-    """Exponentials are taken without the row's maximum subtracted first: a fully masked row is NaN."""
+    """Exponentials are taken without the row's maximum subtracted first."""
+    voided: bool = False
+    """So a fully masked row is NaN; else, where `unshifted`, what it is depends on the spelling."""
     wider: tuple[tuple[Dim, Dim], ...] = ()
     """Lengths of the scores, each with that of a mask or factor along the same axis, taken to be no longer: it is 1 or the same.
     Where it is longer, as the scores' is 1 at run time, the source repeats the scores and the operator ends in an error."""

@@ -208,7 +208,7 @@ def _place(error: BaseException, path: pathlib.Path) -> str:
     """Where in a file an error comes from, as `file.py:12`; in a file that it imports, where that one is broken."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
-    lines = [entry.lineno for entry in _frames(error) if entry.filename == str(path)]
+    lines = [entry.lineno for entry in _frames(error) if pathlib.Path(entry.filename).absolute() == path.absolute()]
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 

@@ -166,16 +166,16 @@ class Speller:
         self.softmaxes.append(node)
         if len(form.args) > 1:
             weights = self._without_last(weights, dims)
-        elif ("shifted", 0) in form.attributes:
-            weights = self._voided(weights, scores)
+        elif "shifted" in dict(form.attributes):
+            weights = self._voided(weights, scores, math.nan if ("shifted", 0) in form.attributes else math.inf)
         return weights if self._given.guard is None else self._given.guard(self, weights)
 
-    def _voided(self, weights: ir.Value, scores: ir.Value) -> ir.Value:
-        """Weights that are NaN in rows whose exponentials are all 0."""
+    def _voided(self, weights: ir.Value, scores: ir.Value, number: float) -> ir.Value:
+        """Weights that are `number` in rows whose exponentials are all 0: NaN, or infinite where they are not defined."""
         builder, dtype = self.builder, self.dtype(scores)
         top = builder.reduce("ReduceMax", scores, [len(self.dims(scores)) - 1])
         empty = builder.elementwise("Less", [top, builder.scalar(_NO_EXPONENTIAL, dtype)], ir.DataType.BOOL)
-        return builder.elementwise("Where", [empty, builder.scalar(math.nan, dtype), weights], dtype)
+        return builder.elementwise("Where", [empty, builder.scalar(number, dtype), weights], dtype)
 
     def _beside(self, scores: ir.Value, column: ir.Value) -> ir.Value:
         dims = self.dims(scores)

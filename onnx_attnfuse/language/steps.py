@@ -127,6 +127,8 @@ class Voided:
 
     output: ir.Value
     also: tuple[ir.Node, ...] = ()
+    defined: bool = True
+    """Whether they are NaN; else what they are depends on how the exponentials are spelled."""
 
 
 WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Voided

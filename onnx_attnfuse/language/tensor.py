@@ -153,16 +153,16 @@ def any_of(choice: str, **alternatives: Tensor) -> Tensor:
     return Tensor("AnyOf", tuple(alternatives.values()), (("name", choice), ("names", " ".join(alternatives))))
 
 
-def softmax(scores: Tensor, *, sink: Operand | None = None, shifted: bool = True) -> Tensor:
+def softmax(scores: Tensor, *, sink: Operand | None = None, shifted: bool | None = True) -> Tensor:
     """Softmax along the columns.
 
     Args:
         scores: The scores.
         sink: One more score in each row, which takes weight and has no value.
         shifted: Whether the row's maximum is subtracted before exponentials are taken, as the operator does; if not, the
-            exponentials of a fully masked row are all 0, and the row is NaN.
+            exponentials of a fully masked row are all 0, and the row is NaN; None: what such a row gives depends on the spelling.
     """
-    attributes: dict[str, Attribute] = {} if shifted else {"shifted": 0}
+    attributes: dict[str, Attribute] = {} if shifted else {"shifted": 0 if shifted is not None else -1}
     return apply("Softmax", scores, *(() if sink is None else (sink,)), **attributes)
 
 

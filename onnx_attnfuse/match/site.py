@@ -55,7 +55,8 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         _check_inner_uses(nodes, weights)
     shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
     _check_sink(softmax, scores)
-    unshifted = not shifted and any(isinstance(taken.step, Voided) for taken in weights.steps)
+    voided = [taken.step for taken in weights.steps if isinstance(taken.step, Voided)]
+    unshifted = bool(voided) and not shifted
     if unshifted:
         _check_unshifted(weights, softmax, facts)
     product = scores.product
@@ -95,6 +96,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
         unshifted=unshifted,
+        voided=unshifted and voided[0].defined,
         wider=_wider((*mask_operands(folded.mask), *beside), key_axis, softmax, facts),
     )
 

@@ -101,8 +101,8 @@ def _with_dead_rows(
 ) -> Rows:
     """What rows need in which every number of the bias masks."""
     if spec.unshifted:
-        if any(bench.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
-            message = "a bias may be so low that exponentials of a whole row are 0, as no maximum is subtracted first"
+        if not spec.voided or any(bench.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
+            message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
             raise Refused("unshifted-exponentials", message)
         return _refill_dead_rows(rows, compact, "Greater", bench.bounds.masked_from, math.nan, bench.builder)
     if fills == "exact" or _leaves_scores(spec, bench):

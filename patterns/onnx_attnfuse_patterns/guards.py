@@ -35,9 +35,9 @@ def where(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | 
     test = condition.producer()
     if test is not None and test.op_type == "IsNaN" and test.inputs[0] is weights and other is weights:
         return steps.NaNZeroed(node.outputs[0], also=(test,)) if _is_zero(chosen, facts) else None
-    if chosen is not None and other is weights and test is not None and math.isnan(facts.number(chosen) or 0.0):
+    if chosen is not None and other is weights and test is not None and not math.isfinite(number := facts.number(chosen) or 0.0):
         also = _no_exponential(test, weights, facts)
-        return steps.Voided(node.outputs[0], also) if also else None
+        return steps.Voided(node.outputs[0], also, defined=math.isnan(number)) if also else None
     if chosen is weights and _is_zero(other, facts):
         return steps.Zeroed(node.outputs[0], condition, keep_where=True)
     if other is weights and _is_zero(chosen, facts):

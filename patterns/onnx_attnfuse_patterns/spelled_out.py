@@ -1,12 +1,12 @@
-"""Softmax in other words: `exp(x) / sum(exp(x))`, `exp(log_softmax(x))`.
+"""Softmax in other words: `exp(x) / sum(exp(x))`, `exp(log_softmax(x))`, `exp(x - logsumexp(x))`.
 
     Q·Kᵀ ── Sub(max) ── Exp ─┬────────── Div ── ·V
                              └ ReduceSum ┘
 
 Hand-written models and converters of other frameworks write it. A row's maximum that is subtracted first is a step of its own.
 Safety: without that maximum a fully masked row is NaN, which `shifted=False` says; and exp overflows from scores of 88 on, where
-the operator does not: that it does not happen is the assumption `finite-exponentials`. `exp(x - logsumexp(x))` is left out: such
-a row is one thing by ReduceLogSumExp and another by operators that spell it out.
+the operator does not: that it does not happen is the assumption `finite-exponentials`. With a
+logarithm of the sum such a row is one thing by ReduceLogSumExp and another by operators that spell it out: `shifted=None`.
 """
 
 from onnx_attnfuse.language import (
@@ -14,6 +14,7 @@ from onnx_attnfuse.language import (
     Tensor,
     equation,
     exp,
+    log,
     log_softmax,
     pattern,
     softmax,
@@ -25,6 +26,12 @@ from onnx_attnfuse.language import (
 def softmax_spelled_out(scores: Tensor) -> Equation:
     """Exponentials over their sum."""
     return equation(exp(scores) / sum(exp(scores)), softmax(scores, shifted=False))
+
+
+@pattern
+def softmax_by_difference(scores: Tensor) -> Equation:
+    """Exponentials of scores less the logarithm of their sum."""
+    return equation(exp(scores - log(sum(exp(scores)))), softmax(scores, shifted=None))
 
 
 @pattern

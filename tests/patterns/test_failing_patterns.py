@@ -181,7 +181,7 @@ def test_a_file_that_is_named_as_it_lies_here_is_told_with_its_line(
     written(ATTENTION, pathlib.Path("model.onnx"))
     pathlib.Path("bad.py").write_text("import numpy\n\nnumpy.nothing()\n", encoding="utf-8")
     assert main(["optimize", "model.onnx", "--patterns", "bad.py"]) == 2
-    message = "Error: bad.py, line 3: AttributeError: module 'numpy' has no attribute 'nothing'; mend the file\n"
+    message = "Error: bad.py:3: AttributeError: module 'numpy' has no attribute 'nothing'; mend the file\n"
     assert capsys.readouterr().err == message
 
 

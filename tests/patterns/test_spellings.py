@@ -72,7 +72,7 @@ def test_a_logarithm_of_a_sum_of_exponentials_is_found_in_every_spelling(name: s
 def test_the_built_in_pack_reads_it_too(name: str) -> None:
     (site,) = assert_fuses(HEAD + LOGARITHMS[name] + SOFTMAX, sites=1).report.sites
     assert site.pattern is not None
-    assert site.pattern.startswith("softmax_spelled_out(form=difference")
+    assert site.pattern.startswith("softmax_by_difference")
 
 
 NEARLY = {
