@@ -14,7 +14,7 @@ demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
 	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx --report build/demo.html
 
-test: .venv/dev  ## Everything CI checks.
+test: .venv/dev  ## Format, lint, types, import contracts, tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python

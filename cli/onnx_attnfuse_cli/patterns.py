@@ -35,6 +35,7 @@ def command() -> None:
 @command.command(
     "list",
     cls=Manual,
+    short_help="List the patterns of a run, and where they are from.",
     examples=[Example("attnfuse patterns list --patterns mine.py", "The installed ones, and those in mine.py.")],
 )
 @derived_options(only=_SELECTING)
@@ -60,7 +61,10 @@ def list_patterns(*, as_json: bool, **chosen: Any) -> int:
 
 
 @command.command(
-    "show", cls=Manual, examples=[Example("attnfuse patterns show soft_cap", "Picture, and when it is not the same.")]
+    "show",
+    cls=Manual,
+    short_help="Show what a pattern finds, and what it means.",
+    examples=[Example("attnfuse patterns show soft_cap", "Picture, and when it is not the same.")],
 )
 @click.argument("name")
 @derived_options(only=_SELECTING)
@@ -74,7 +78,10 @@ def show_pattern(*, name: str, **chosen: Any) -> int:
 
 
 @command.command(
-    "new", cls=Manual, examples=[Example("attnfuse patterns new my_attention", "Writes my_attention.py and its test.")]
+    "new",
+    cls=Manual,
+    short_help="Start a pattern of your own, with its test.",
+    examples=[Example("attnfuse patterns new my_attention", "Writes my_attention.py and its test.")],
 )
 @click.argument("name")
 @click.option("-o", "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path(), help="Folder to write to.")
@@ -105,6 +112,7 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
 @command.command(
     "check",
     cls=Manual,
+    short_help="Say what patterns of your own find in models.",
     examples=[
         Example("attnfuse patterns check mine.py model.onnx", "What the patterns in mine.py find in a model."),
         Example("attnfuse patterns check mine.py my_model.py:attention", "The same in a torch function."),
