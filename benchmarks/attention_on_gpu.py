@@ -24,7 +24,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.attention_models import KINDS, LAYERS, Attentions
-from onnx_attnfuse.kernel_log import read_kernel_log
+from onnx_attnfuse.kernels.kernel_log import read_kernel_log
 
 PATTERNS = {"padding": ("right", "left", "full"), "padding_causal": ("right", "left", "full")}
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

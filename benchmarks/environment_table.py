@@ -110,7 +110,7 @@ def resolved(settings: Mapping[str, str], site: Site, device: str) -> Report:
     return onnx_attnfuse.explain(site.model(), policy=policy, verify="none", **DEVICES[device])
 
 
-def told(report: Report) -> str:
+def reported(report: Report) -> str:
     """The kernels of the only site, in the order in which they are tried, or why it is left as it is."""
     (site,) = report.sites
     if site.kernel is None:
@@ -127,7 +127,7 @@ def table(settings: Mapping[str, str]) -> Iterator[str]:
     lines: dict[str, list[str]] = {device: [] for device in DEVICES}
     for site in SITES:
         reports: dict[str, Report] = {device: resolved(settings, site, device) for device in DEVICES}
-        yield f"| {site.name} | {' | '.join(map(told, reports.values()))} |"
+        yield f"| {site.name} | {' | '.join(map(reported, reports.values()))} |"
         for device, report in reports.items():
             lines[device] += report.session.lines() if report.session else []
     said = [", ".join(line.removeprefix("export ") for line in dict.fromkeys(lines[device])) for device in DEVICES]

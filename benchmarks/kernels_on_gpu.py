@@ -12,9 +12,9 @@ import pathlib
 
 import onnx_attnfuse
 from onnx_attnfuse import Policy
-from onnx_attnfuse.bench.ran import check_gpu, confirm_kernels
+from onnx_attnfuse.bench.confirm_kernels import check_gpu, confirm_kernels
 from onnx_attnfuse.errors import AttnFuseError
-from onnx_attnfuse.forecasting import sequence_symbols
+from onnx_attnfuse.fusion.forecast_model import sequence_symbols
 from onnx_attnfuse.graph import io
 
 POLICIES = {"none": Policy(), "flash": Policy(flash=True), "efficient": Policy(efficient=True)}
@@ -47,8 +47,8 @@ def main() -> None:
         for name, policy in POLICIES.items():
             outcomes, word = confirmed(path, policy, arch, chosen.seq)
             total[name].update(outcomes)
-            told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "nothing fused"
-            rows.append(f"| {path.stem} | {name} | {told} | {word} |")
+            counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "nothing fused"
+            rows.append(f"| {path.stem} | {name} | {counted} | {word} |")
             print(rows[-1], flush=True)
     lines = [
         "# Kernels: forecast and ran",

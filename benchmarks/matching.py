@@ -16,12 +16,12 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnx_attnfuse import Options
-from onnx_attnfuse.catalogue.packs import load
-from onnx_attnfuse.equations.matching import Matcher
-from onnx_attnfuse.equations.net import Net
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.language import Pattern, Tensor, exp, log, pattern, refusal, relu, sigmoid, softmax, sqrt, tanh
-from onnx_attnfuse.language.tensor import apply
+from onnx_attnfuse.language.expression import apply
+from onnx_attnfuse.language.matcher.discrimination_net import Net
+from onnx_attnfuse.language.matcher.matcher import Matcher
+from onnx_attnfuse.language.registry.discovery import load
 
 COUNTS = (0, 5, 50, 500)
 UNARY = (exp, log, relu, sigmoid, sqrt, tanh)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_attnfuse.kernel_log import SWITCH, read_kernel_log
+from onnx_attnfuse.kernels.kernel_log import SWITCH, read_kernel_log
 
 Feeds = Mapping[str, Any]
 _CODES = {"tensor(float16)": np.float16, "tensor(float)": np.float32}

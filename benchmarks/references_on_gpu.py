@@ -26,8 +26,8 @@ from onnx import helper
 
 from benchmarks.reference_cases import cases
 from benchmarks.reference_inputs import Array, Case, Inputs
-from onnx_attnfuse.verify.compare import LOOSE, TIGHT, Comparison, compare
 from onnx_attnfuse.verify.runtime import Reference
+from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, Comparison, compare
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 TOLERANCES = {"float32": TIGHT, "float16": LOOSE, "bfloat16": 8 * LOOSE}

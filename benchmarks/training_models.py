@@ -21,8 +21,8 @@ from onnxruntime.training.ortmodule import register_graph_optimizer
 from onnxruntime.training.ortmodule.graph_optimizers._aten_attn import optimize_graph_for_aten_efficient_attention
 
 from onnx_attnfuse.training import ORTModule, Policy
-from onnx_attnfuse.training.fusing import fuse_graph
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pipeline import fuse_graph
 from onnx_attnfuse.training.serializing import read_graph
 from tests.training.models import PADDINGS, SPELLINGS, inputs, model
 from tests.training.modules import CASES

@@ -21,13 +21,13 @@ import onnx_ir as ir
 import torch
 from eager_builder import DTYPES, EagerBuilder
 
-from onnx_attnfuse.axes.factors import new_axes
-from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.policy import Policy
-from onnx_attnfuse.training.care import AddedCare, Call, NoCare
+from onnx_attnfuse.attention.axes.factors import new_axes
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.training.fully_masked_kernel import AddedMaskCorrection, Call, NoCorrection
+from onnx_attnfuse.training.fully_masked_rows import levelled
 from onnx_attnfuse.training.kernels import cpu_flash, cudnn, efficient, flash
 from onnx_attnfuse.training.kernels.kernel import Demand, Operands, TrainingDevice
-from onnx_attnfuse.training.rows import levelled
 
 BATCH, HEADS, SIZE, SCALE = 2, 4, 64, 0.11
 LOWEST = torch.finfo(torch.float32).min
@@ -107,20 +107,20 @@ def planned(
     """Result and gradients as they are planned; everything as (b, n, s, h)."""
     swap = kernel.LAYOUT == "bsnh"
     *operands, gradient = (item.transpose(1, 2).contiguous() if swap else item for item in given)
-    dtype, care, added = builder.facts.dtype(operands[0]), NoCare(), bias
+    dtype, correction, added = builder.facts.dtype(operands[0]), NoCorrection(), bias
     if bias is not None and kind.dead:
-        rows = levelled(builder, Laid(bias, new_axes(list(bias.shape))), "added")
+        rows = levelled(builder, IndexedValue(bias, new_axes(list(bias.shape))), "added")
         dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.dead, rows.lost))
         rows = dataclasses.replace(rows, bias=dataclasses.replace(rows.bias, value=rows.bias.value.to(operands[0].dtype)))
-        care, added = AddedCare(builder, dtype, rows, dead, lost, 1 if swap else 2), rows.bias.value
+        correction, added = AddedMaskCorrection(builder, dtype, rows, dead, lost, 1 if swap else 2), rows.bias.value
     elif bias is not None:
         added = bias.to(operands[0].dtype)
-    handed = Operands(care.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
+    handed = Operands(correction.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
     saved = kernel.forward(builder, handed, "forward")
-    found = kernel.backward(builder, handed, saved, care.gradient(gradient), "backward", bias_gradient=kind.trained)
+    found = kernel.backward(builder, handed, saved, correction.gradient(gradient), "backward", bias_gradient=kind.trained)
     call = Call(kernel, handed, saved, gradient, "backward")
-    found = care.gradients(found, call, operands[0], keys=True)
-    results = [care.result(saved["output"]), found.query, found.key, found.value]
+    found = correction.gradients(found, call, operands[0], keys=True)
+    results = [correction.result(saved["output"]), found.query, found.key, found.value]
     results = [item.transpose(1, 2) if swap else item for item in results]
     return [*results, found.bias] if kind.trained else results
 

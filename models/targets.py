@@ -15,21 +15,21 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnx_attnfuse.catalogue.packs import load
-from onnx_attnfuse.devices import Device
+from onnx_attnfuse.attention.masks.classify import Meaning, understand
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match.candidates import anchor_of, find_candidates
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.plan import Plan, PlanContext, make_plans
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.scopes import all_names, scopes
-from onnx_attnfuse.masks.bounds import Bounds
-from onnx_attnfuse.masks.meaning import Meaning, understand
-from onnx_attnfuse.masks.reader import Reader
-from onnx_attnfuse.match.finder import anchor_of, find_candidates
+from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.plan import Plan, Planning, make_plans
-from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import TARGETS, attention, name_of
-from onnx_attnfuse.targets.emitted import Workbench
+from onnx_attnfuse.targets.base import BuildContext
 
 DEVICES = {"cpu": Device("cpu"), "sm80": Device("cuda", 80), "sm90": Device("cuda", 90)}
 SHORT = {
@@ -51,14 +51,16 @@ class Family:
     reasons: dict[str, collections.Counter[str]] = dataclasses.field(default_factory=dict[str, collections.Counter[str]])
 
 
-def read(path: Path) -> Iterator[tuple[AttentionSpec, Meaning, dict[str, Workbench]]]:
+def read(path: Path) -> Iterator[tuple[AttentionSpec, Meaning, dict[str, BuildContext]]]:
     """Every attention of an export, understood, with a workbench for each device."""
     model, _ = io.from_any(path)
     names = all_names(model)
     for scope in scopes(model):
         builder = Builder(scope.graph, scope.facts, scope.opset, names)
         reader, bounds = Reader(scope.facts), Bounds(scope.facts)
-        benches = {name: Workbench(builder, bounds, reader, device, Opset(model, asked=True)) for name, device in DEVICES.items()}
+        benches = {
+            name: BuildContext(builder, bounds, reader, device, Opset(model, asked=True)) for name, device in DEVICES.items()
+        }
         for candidate in find_candidates(scope, load(Options()).readers, keep_outputs=False):
             if candidate.spec is not None:
                 builder.at(anchor_of(candidate.spec))
@@ -72,7 +74,7 @@ def look(path: Path, family: Family) -> None:
         half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
         for name, device in DEVICES.items():
             one = spec if device.ep == "cpu" else half
-            plans, _ = make_plans(one, meaning, Planning(device), benches[name])
+            plans, _ = make_plans(one, meaning, PlanContext(device), benches[name])
             family.chosen.setdefault(name, collections.Counter())[said(plans[0]) if plans else "none"] += 1
         for target in TARGETS:
             one = spec if target is attention else half  # whose weights keep their type

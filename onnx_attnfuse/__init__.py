@@ -22,8 +22,8 @@ from onnx_attnfuse.errors import (
     RunError,
     VerificationError,
 )
+from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.policy import Policy
 from onnx_attnfuse.reasons import Reason
 
 if TYPE_CHECKING:
@@ -35,24 +35,26 @@ if TYPE_CHECKING:
         convert,
         explain,
         optimize,
+        providers,
+        session_environment,
+        session_options,
         unfuse,
         verify_models,
     )
-    from onnx_attnfuse.catalogue.packs import register
-    from onnx_attnfuse.converting.options import Conversion
-    from onnx_attnfuse.converting.report import ConversionReport
-    from onnx_attnfuse.forecasting import forecast
+    from onnx_attnfuse.fusion.forecast_model import forecast
     from onnx_attnfuse.graph.facts import Facts
+    from onnx_attnfuse.kernels.ort_settings import Session
     from onnx_attnfuse.language import steps
-    from onnx_attnfuse.language.grains import score_step, weight_step
+    from onnx_attnfuse.language.decorators import score_step, weight_step
+    from onnx_attnfuse.language.registry.discovery import register
     from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport
-    from onnx_attnfuse.session import Session
-    from onnx_attnfuse.settings import providers, session_environment, session_options
-    from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
-    from onnx_attnfuse.verify.trials import Trials
+    from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.transforms.half_precision.options import Conversion
+    from onnx_attnfuse.transforms.half_precision.report import ConversionReport
+    from onnx_attnfuse.verify.model_result import Divergence, OutputFinding, Verification
+    from onnx_attnfuse.verify.options import Trials
     from onnx_attnfuse.verify.verdict import Verified
-    from onnx_attnfuse.verify.verification import Divergence, OutputFinding, Verification
 
 __all__ = [
     "AttentionFusionPass",
@@ -102,35 +104,35 @@ __all__ = [
 
 _HOMES = {
     "AttentionFusionPass": "api",
-    "Conversion": "converting.options",
-    "ConversionReport": "converting.report",
+    "Conversion": "transforms.half_precision.options",
+    "ConversionReport": "transforms.half_precision.report",
     "Converted": "api",
-    "Divergence": "verify.verification",
+    "Divergence": "verify.model_result",
     "Facts": "graph.facts",
     "Layouts": "report.model",
-    "OutputFinding": "verify.verification",
+    "OutputFinding": "verify.model_result",
     "Report": "report.model",
     "Result": "api",
-    "Session": "session",
+    "Session": "kernels.ort_settings",
     "SiteReport": "report.model",
-    "Trials": "verify.trials",
-    "UnfuseReport": "unfusing.report",
+    "Trials": "verify.options",
+    "UnfuseReport": "transforms.decompose.report",
     "Unfused": "api",
-    "UnfusedSite": "unfusing.report",
-    "Verification": "verify.verification",
+    "UnfusedSite": "transforms.decompose.report",
+    "Verification": "verify.model_result",
     "Verified": "verify.verdict",
     "convert": "api",
     "explain": "api",
-    "forecast": "forecasting",
+    "forecast": "fusion.forecast_model",
     "optimize": "api",
-    "providers": "settings",
-    "register": "catalogue.packs",
-    "score_step": "language.grains",
-    "session_environment": "settings",
-    "session_options": "settings",
+    "providers": "api",
+    "register": "language.registry.discovery",
+    "score_step": "language.decorators",
+    "session_environment": "api",
+    "session_options": "api",
     "unfuse": "api",
     "verify_models": "api",
-    "weight_step": "language.grains",
+    "weight_step": "language.decorators",
     "write_report": "report.files",
 }
 

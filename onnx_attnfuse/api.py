@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import logging
 import os
 import pathlib
 from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
-from onnx_attnfuse.catalogue.packs import load
-from onnx_attnfuse.converting.options import Conversion
-from onnx_attnfuse.converting.report import ConversionReport
-from onnx_attnfuse.court import Court
+from onnx_attnfuse.errors import MissingDependencyError
+from onnx_attnfuse.fusion.pipeline import Run
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.kernels.ort_settings import Session
+from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.pipeline import Run
 from onnx_attnfuse.report.model import Report
-from onnx_attnfuse.unfusing.report import UnfuseReport
-from onnx_attnfuse.verify.trials import Trials
-from onnx_attnfuse.verify.verification import Verification
+from onnx_attnfuse.transforms.decompose.report import UnfuseReport
+from onnx_attnfuse.transforms.half_precision.options import Conversion
+from onnx_attnfuse.transforms.half_precision.report import ConversionReport
+from onnx_attnfuse.verify.model_result import Verification
+from onnx_attnfuse.verify.options import Trials
+from onnx_attnfuse.verify.verifier import Verifier
 
 _Reported = TypeVar("_Reported")
 
@@ -29,7 +33,10 @@ class _Changed(Generic[_Reported]):
     """A model that was changed, and the report on it."""
 
     model: Any
-    """What was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`; for a path an `onnx_ir.Model`."""
+    """The changed model, of the kind that was handed in: an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram`.
+
+    For a path it is an `onnx_ir.Model`.
+    """
     report: _Reported
     _ir: ir.Model = dataclasses.field(repr=False)
 
@@ -71,15 +78,15 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     """
     options = dataclasses.replace(options or Options(), **choices)
     catalogue = load(options)
-    court = Court(options, catalogue.operators.values())
-    with court.clock.step("read"):
+    verifier = Verifier(options, catalogue.operators.values())
+    with verifier.timer.step("read"):
         loaded, kind = io.from_any(model)
-    before = _original(model, loaded) if court.level == "model" else None
-    report = Run(loaded, options, court, catalogue).go()
+    before = _original(model, loaded) if verifier.level == "model" else None
+    report = Run(loaded, options, verifier, catalogue).go()
     if before is not None:
-        note = court.model(before, loaded)
+        note = verifier.check_model(before, loaded)
         notes = (*report.notes, note) if note else report.notes
-        report = dataclasses.replace(report, notes=notes, steps=dict(court.clock.seconds))
+        report = dataclasses.replace(report, notes=notes, steps=dict(verifier.timer.seconds))
     return Result(io.to_kind(loaded, kind), report, loaded)
 
 
@@ -92,10 +99,10 @@ def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) 
     """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
     options = dataclasses.replace(options or Options(), **choices)
     catalogue = load(options)
-    court = Court(options, catalogue.operators.values(), keep_evidence=False)
-    with court.clock.step("read"):
+    verifier = Verifier(options, catalogue.operators.values(), keep_evidence=False)
+    with verifier.timer.step("read"):
         loaded, _ = io.from_any(model)
-    return Run(loaded, options, court, catalogue).go()
+    return Run(loaded, options, verifier, catalogue).go()
 
 
 class Unfused(_Changed[UnfuseReport]):
@@ -118,15 +125,15 @@ def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -
         OptionError: An option has no such value.
         VerificationError: `verify="model"`, and the whole models differ.
     """
-    from onnx_attnfuse.unfusing.run import Unfusing
+    from onnx_attnfuse.transforms.decompose.decompose import Decomposer
 
     options = dataclasses.replace(options or Options(), **choices)
-    court = Court(options)
+    verifier = Verifier(options)
     loaded, kind = io.from_any(model)
-    before = _original(model, loaded) if court.level == "model" else None
-    report = Unfusing(loaded, options, court).go()
+    before = _original(model, loaded) if verifier.level == "model" else None
+    report = Decomposer(loaded, options, verifier).go()
     if before is not None:
-        court.model(before, loaded)
+        verifier.check_model(before, loaded)
     return Unfused(io.to_kind(loaded, kind), report, loaded)
 
 
@@ -147,7 +154,7 @@ def verify_models(first: io.AnyModel, second: io.AnyModel, trials: Trials | None
         ModelError: A model cannot be read or run, or the two have other inputs or outputs.
         OptionError: A dimension is named that no input has.
     """
-    from onnx_attnfuse.verify.model import verify_models
+    from onnx_attnfuse.verify.compare_models import verify_models
 
     return verify_models(_source(first), _source(second), dataclasses.replace(trials or Trials(), **choices))
 
@@ -178,17 +185,17 @@ def convert(model: io.AnyModel, conversion: Conversion | None = None, **choices:
         OptionError: An option has no such value, or the opset of the model lacks the type.
         VerificationError: The result differs from the model.
     """
-    from onnx_attnfuse.converting import run
+    from onnx_attnfuse.transforms.half_precision import convert as half_precision
 
     conversion = dataclasses.replace(conversion or Conversion(), **choices)
     loaded, kind = io.from_any(model)
     before = _original(model, loaded)
-    report = run.verified(before, loaded, conversion)
+    report = half_precision.verified(before, loaded, conversion)
     return Converted(io.to_kind(loaded, kind), report, loaded)
 
 
 class AttentionFusionPass(ir.passes.InPlacePass):
-    """The same as an onnx-ir pass; the report of the last run is in `report`."""
+    """Attention fusion as an onnx-ir pass; the report of the last run is in `report`."""
 
     def __init__(self, options: Options | None = None, **choices: Any) -> None:
         super().__init__()
@@ -198,6 +205,48 @@ class AttentionFusionPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuses in place; `modified` tells whether anything was fused."""
         catalogue = load(self.options)
-        court = Court(self.options, catalogue.operators.values())
-        self.report = Run(model, self.options, court, catalogue).go()
+        verifier = Verifier(self.options, catalogue.operators.values())
+        self.report = Run(model, self.options, verifier, catalogue).go()
         return ir.passes.PassResult(model, modified=self.report.fused > 0)
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def providers(result: Result | Report) -> list[str | tuple[str, dict[str, str]]]:
+    """What to pass as `providers`: the execution provider that was planned for with its options, then the CPU's."""
+    session = _session(result)
+    if session.provider == "CPUExecutionProvider":
+        return [session.provider]
+    return [(session.provider, dict(session.provider_options)), "CPUExecutionProvider"]
+
+
+def session_environment(result: Result | Report) -> dict[str, str]:
+    """Variables to put into `os.environ` before the session is made: settings that ONNX Runtime takes in no other way."""
+    return dict(_session(result).environment)
+
+
+def session_options(result: Result | Report) -> Any:
+    """What to pass as `sess_options`: all of ONNX Runtime's own optimisations, which the fused model was made for.
+
+    Returns:
+        An `onnxruntime.SessionOptions`. Where `session_environment` asks for variables that are not set, the log has a warning.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    for name, value in session_environment(result).items():
+        if os.environ.get(name) != value:
+            _LOG.warning("%s=%s is not set, so ONNX Runtime may choose other kernels than were forecast", name, value)
+    try:
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise MissingDependencyError("session options need onnxruntime; run pip install 'onnx-attnfuse[cpu]'") from error
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    return options
+
+
+def _session(result: Result | Report) -> Session:
+    report = result.report if isinstance(result, Result) else result
+    return report.session or Session("CPUExecutionProvider")

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.kernels.policy import Policy
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
@@ -32,7 +32,7 @@ class Options:
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
     """Judging rewrites: each site cut out, the whole model too, or not at all, but for what patterns of yours make. By default
-    `sites` if onnxruntime is there."""
+    `site` if onnxruntime is there."""
     padding: PaddingPolicy = "auto"
     """Forms that are exact for some batches only: behind a test at run time where that pays, never, behind a test wherever they
     are faster; or taking it as given that padding is on the right, or that there is none and no batch gets several new tokens

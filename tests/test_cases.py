@@ -14,7 +14,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.testing import Case, assert_case, cases_in
-from tests.recorded import Array, run_in, session
+from tests.support.bundled import Array, run_in, session
 
 SIZES = [
     {"b": 2, "n": 2, "s": 3, "t": 5, "w": 3, "p": 2, "b2": 4},

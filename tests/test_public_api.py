@@ -15,8 +15,8 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse import AttentionFusionPass, Options, optimize
-from tests.recorded import BUNDLED, name_of
-from tests.small import ATTENTION, LINEAR, parsed, written
+from tests.support.bundled import BUNDLED, name_of
+from tests.support.small_models import ATTENTION, LINEAR, parsed, written
 
 
 def ops(model: onnx.ModelProto | ir.Model) -> Counter[str]:
@@ -92,7 +92,7 @@ def test_without_onnxruntime_verification_is_left_out_or_refused(tmp_path: pathl
 def test_importing_the_package_loads_no_engine() -> None:
     code = """
         import onnx_attnfuse
-        print([name for name in sys.modules if name in {"onnx", "onnx_ir", "numpy", "onnx_attnfuse.pipeline"}])
+        print([name for name in sys.modules if name in {"onnx", "onnx_ir", "numpy", "onnx_attnfuse.fusion.pipeline"}])
     """
     assert in_a_process_of_its_own(code).strip() == "[]"
 

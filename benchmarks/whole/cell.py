@@ -22,7 +22,7 @@ from benchmarks.whole.variants import TORCH, Variant
 MARK, READY = "CELL ", "READY"
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """What an error says, in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
 
@@ -46,7 +46,7 @@ def measured(model: Spec, variant: Variant, folder: pathlib.Path, provider: str,
             say(case=case.label, **found)
             del job, result
         except Exception as error:  # noqa: BLE001 - a failure is a result
-            say(case=case.label, error=told(error))
+            say(case=case.label, error=error_line(error))
         gc.collect()
 
 
@@ -102,7 +102,7 @@ def main() -> None:
             weights.fill(Variant("plain").path(chosen.folder, model.name))
             say(made=variants.make(model, variant, chosen.folder, chosen.provider, chosen.arch))
         except Exception as error:  # noqa: BLE001 - a failure is a result
-            say(error=told(error))
+            say(error=error_line(error))
         return
     if chosen.provider == "cuda" or variant.tool in TORCH:
         import torch  # noqa: F401 - its CUDA libraries are those that ONNX Runtime finds

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from benchmarks.whole import spec as specs
 from benchmarks.whole import variants
-from benchmarks.whole.cell import by_torch, told
+from benchmarks.whole.cell import by_torch, error_line
 from benchmarks.whole.measure import Job
 from benchmarks.whole.spec import Case, Spec
 from benchmarks.whole.variants import TORCH, Variant
@@ -121,7 +121,7 @@ def _tried(part: Callable[[], None]) -> None:
     try:
         part()
     except Exception as error:  # noqa: BLE001 - what is known of the rest is worth having
-        print(told(error))
+        print(error_line(error))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from onnx_attnfuse_cli.show import print_table, start_logging
 from onnx_attnfuse_cli.suggestions import Choice
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.bench.contest import Figures
+    from onnx_attnfuse.bench.compare import Figures
+    from onnx_attnfuse.bench.op_sweep import Cell
     from onnx_attnfuse.bench.run import Contest
-    from onnx_attnfuse.bench.seeds import Cell
 
 
 _EXAMPLES = [
@@ -83,7 +83,7 @@ def command(
         raise click.UsageError("--small is for --seeds; give that too, or leave it out")
     arch = 0
     if ep == "cuda":
-        from onnx_attnfuse.bench.ran import check_gpu
+        from onnx_attnfuse.bench.confirm_kernels import check_gpu
 
         arch = check_gpu()
     if model is None:
@@ -143,7 +143,7 @@ def _sizes(lengths: Mapping[str, int]) -> str:
 
 
 def _seeds(ep: str, arch: int, *, small: bool, runs: int, limit: float, as_json: bool) -> int:
-    from onnx_attnfuse.bench.seeds import kernels, measure, table
+    from onnx_attnfuse.bench.op_sweep import kernels, measure, table
 
     if ep == "cpu" and not small:
         raise click.UsageError("--seeds at full size is for CUDA; give --small, or --ep cuda")

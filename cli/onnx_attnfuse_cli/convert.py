@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnx_attnfuse.converting.options import Conversion
+from onnx_attnfuse.transforms.half_precision.options import Conversion
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.converting.report import ConversionReport
+    from onnx_attnfuse.transforms.half_precision.report import ConversionReport
 
 
 _EXAMPLES = [

@@ -13,7 +13,7 @@ from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.doctor import Diagnosis
+    from onnx_attnfuse.bench.doctor import Diagnosis
 
 
 _EXAMPLES = [
@@ -31,7 +31,7 @@ def command(*, as_json: bool) -> int:
 
     The questions are those by which ORTModule's attention is chosen for training; the first that is answered yes is to be taken.
     """
-    from onnx_attnfuse.doctor import examine
+    from onnx_attnfuse.bench.doctor import examine
 
     found = examine()
     if as_json:

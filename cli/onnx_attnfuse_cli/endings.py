@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnx_attnfuse_cli.exits import Exit
-from onnx_attnfuse_cli.suggestions import told
+from onnx_attnfuse_cli.suggestions import reported
 
 if TYPE_CHECKING:
     from onnx_attnfuse.containment import Failure
@@ -36,7 +36,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     if isinstance(error, (InputError, MissingDependencyError, RunError)):
         return refused(str(error), model)
     if isinstance(error, click.ClickException):
-        return refused(told(error), model)
+        return refused(reported(error), model)
     from onnx_attnfuse_cli.defect import write_report
 
     path = write_report(error, args)

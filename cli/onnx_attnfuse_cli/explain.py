@@ -23,7 +23,7 @@ _FIELDS = "ep arch padding dim target assume always keep_outputs patterns skip_p
 
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """What was asked for, besides the fields of `onnx_attnfuse.Options`."""
+    """Options of `attnfuse explain` besides the fields of `onnx_attnfuse.Options`."""
 
     json: bool = False
     """Print the report as JSON (docs/report.md)."""

@@ -21,7 +21,7 @@ _FEW = 3
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What is read and written for one model."""
+    """The model that one run of the command reads, and the files that it writes for it."""
 
     model: pathlib.Path
     out: pathlib.Path | None
@@ -87,7 +87,7 @@ def are_several(arguments: Sequence[pathlib.Path]) -> bool:
 def several(
     arguments: Sequence[pathlib.Path], output: pathlib.Path | None, reports: pathlib.Path | None, *, dry_run: bool
 ) -> list[Files]:
-    """What is read and written for every model that arguments name.
+    """The files to read and to write for every model that the arguments name.
 
     Below a folder to write to, a result stands where its model stands below the folder that all models have in common, so that no
     two results meet. What an earlier run wrote is no model of a folder or a pattern.
@@ -107,8 +107,8 @@ def several(
     for model in models:
         place = model.absolute().relative_to(root)
         out = (output / place if output else model).with_suffix(SUFFIX)
-        told = (reports / place.with_suffix(".html"), reports / place.with_suffix(".json")) if reports else ()
-        found.append(Files(model, None if dry_run else out, told, place.as_posix()))
+        reported = (reports / place.with_suffix(".html"), reports / place.with_suffix(".json")) if reports else ()
+        found.append(Files(model, None if dry_run else out, reported, place.as_posix()))
     _check_apart(found)
     return found
 

@@ -19,7 +19,7 @@ from onnx_attnfuse_cli.show import print_table, start_logging
 from onnx_attnfuse_cli.suggestions import Choice
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.kernel_log import Confirmation
+    from onnx_attnfuse.kernels.kernel_log import Confirmation
     from onnx_attnfuse.report.model import Report
 
 
@@ -76,8 +76,8 @@ def command(
         raise click.UsageError("--confirm runs the model as it is on the GPU here; leave --arch and --dtype out")
     if confirm:
         return _confirmed(model, seq, as_json, chosen)
-    from onnx_attnfuse.forecasting import forecast
-    from onnx_attnfuse.report.forecasts import ForecastTable
+    from onnx_attnfuse.fusion.forecast_model import forecast
+    from onnx_attnfuse.report.forecast_table import ForecastTable
 
     reports: dict[str, Report] = {}
     with progress_bar(shown=True) as progress:
@@ -93,7 +93,7 @@ def command(
 def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:
     """Options by the name of a device."""
     if arch is None:
-        from onnx_attnfuse import gpus
+        from onnx_attnfuse.kernels import gpus
 
         names = list(dict.fromkeys(f"sm{gpu.arch}" for gpu in gpus.installed())) or ["sm80", "sm90"]
     else:
@@ -104,11 +104,11 @@ def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:
 
 
 def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapping[str, Any]) -> int:
-    from onnx_attnfuse.bench.ran import check_gpu, confirm_kernels
+    from onnx_attnfuse.bench.confirm_kernels import check_gpu, confirm_kernels
 
     arch = check_gpu()
     from onnx_attnfuse.api import optimize
-    from onnx_attnfuse.forecasting import sequence_symbols
+    from onnx_attnfuse.fusion.forecast_model import sequence_symbols
     from onnx_attnfuse.graph import io
 
     dim: dict[str, int] = {**dict.fromkeys(sequence_symbols(io.load(model)) if seq else (), seq or 0), **chosen["dim"]}

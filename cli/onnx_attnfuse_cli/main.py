@@ -16,7 +16,7 @@ import click
 from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, write_examples
-from onnx_attnfuse_cli.suggestions import Group, told
+from onnx_attnfuse_cli.suggestions import Group, reported
 
 _COMMANDS = {
     "optimize": "onnx_attnfuse_cli.optimize",
@@ -105,7 +105,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
     except click.ClickException as error:
-        return refused(told(error))
+        return refused(reported(error))
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         return Exit.INTERRUPTED

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """What was asked for, besides the fields of `onnx_attnfuse.Options`."""
+    """Options of `attnfuse optimize` besides the fields of `onnx_attnfuse.Options`."""
 
     output: pathlib.Path | None = dataclasses.field(default=None, metadata={"short": "o"})
     """Where to write: a file, for several models a folder.  [default: MODEL's name with .attnfuse.onnx]"""
@@ -102,16 +102,16 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
     """Each model by itself; what ends one does not end the others."""
     for item in files:
         item.check_packages()
-    told: dict[str, Report | None] = {}
+    reported: dict[str, Report | None] = {}
     worst = Exit.DONE
     for item in files:
         try:
             report, item = _optimized(item, wanted, chosen)  # noqa: PLW2901 - the same model, now written
         except Exception as error:  # noqa: BLE001 - the others are to be done all the same
-            told[item.title] = None
+            reported[item.title] = None
             worst = max(worst, ended_by(error, args, str(item.model)))
             continue
-        told[item.title] = report
+        reported[item.title] = report
         if not wanted.quiet:
             show_verdict(item, report, verbose=wanted.verbose)
         about = str(item.model)
@@ -119,9 +119,9 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
     if wanted.report:
         from onnx_attnfuse.report.index import write_index
 
-        write_index(told, wanted.report / "index.html")
+        write_index(reported, wanted.report / "index.html")
     if not wanted.quiet:
-        show_summary(told.values())
+        show_summary(reported.values())
     return worst
 
 

@@ -18,7 +18,7 @@ from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.suggestions import Group
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.catalogue.entries import Entry
+    from onnx_attnfuse.language.registry.registry import Entry
     from onnx_attnfuse.testing.checking import Checked
 
 _SELECTING = ("patterns", "skip_patterns", "only_patterns")
@@ -129,7 +129,7 @@ def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[s
     found it and what became of it, or the attempt that came nearest, with the operator that stopped it. Exit 1 if a pattern found
     nothing, 3 if one failed.
     """
-    from onnx_attnfuse.catalogue.packs import from_path
+    from onnx_attnfuse.language.registry.discovery import from_path
     from onnx_attnfuse.testing.checking import check
 
     entries = from_path(file)
@@ -190,7 +190,7 @@ def _told(checked: Checked) -> list[str]:
 
 def _entries(chosen: dict[str, Any]) -> tuple[Entry, ...]:
     from onnx_attnfuse import Options
-    from onnx_attnfuse.catalogue.packs import load
+    from onnx_attnfuse.language.registry.discovery import load
 
     catalogue = load(Options(**chosen))
     for pack in catalogue.broken:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from onnx_attnfuse.policy import Policy, read_environment
+from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse_cli.options import field_docs
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from onnx_attnfuse.policy import SELECTION, switch
+from onnx_attnfuse.kernels.policy import SELECTION, switch
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
@@ -54,7 +54,7 @@ def print_table(table: Any) -> None:
 
 def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
     """Print what became of one model of several: a line, or the whole report under its name."""
-    from onnx_attnfuse.report.rows import last_line
+    from onnx_attnfuse.report.grouping import last_line
 
     where = f", {files.written}" if files.out else ""
     if verbose:

@@ -67,7 +67,7 @@ class Choice(_Words):
             raise click.BadParameter(f"{error.message.rstrip('.')}; {meant}", ctx, param) from error
 
 
-def told(error: click.ClickException) -> str:
+def reported(error: click.ClickException) -> str:
     """The line that tells of an error in the arguments."""
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()

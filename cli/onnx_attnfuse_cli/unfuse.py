@@ -19,7 +19,7 @@ from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import start_logging
 
 if TYPE_CHECKING:
-    from onnx_attnfuse.unfusing.report import UnfusedSite, UnfuseReport
+    from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
 
 _SUFFIX = ".unfused.onnx"
 

@@ -1,4 +1,4 @@
-"""What stands in a contest: the model as it is, as we fuse it, and as other tools do, each made with a time limit."""
+"""Contenders of a benchmark: the model as it is, as we fuse it, and as other tools do, each made with a time limit."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def contenders(
     path = folder / "attnfuse.onnx"
     result.save(path)
     session = result.report.session
-    told: dict[str, Any] = (
+    session_choices: dict[str, Any] = (
         {} if session is None else {"provider_options": session.provider_options, "environment": session.environment}
     )
     others = [
         Contender(name, model) if name == ORIGINAL else _by_peer(name, model, result.report, folder, seconds) for name in names
     ]
-    return [Contender(OURS, path, **told), *others], result.report
+    return [Contender(OURS, path, **session_choices), *others], result.report
 
 
 def _by_peer(name: str, model: pathlib.Path, report: Report, folder: pathlib.Path, seconds: float) -> Contender:

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from onnx_attnfuse.bench.child import MARK
+from onnx_attnfuse.bench.worker import MARK
 
-_MODULE = "onnx_attnfuse.bench.child"
+_MODULE = "onnx_attnfuse.bench.worker"
 
 
 class ChildError(Exception):
@@ -114,7 +114,7 @@ class Process:
 
 
 class Child(Process):
-    """A process with one model, as `onnx_attnfuse.bench.child` has it."""
+    """A process with one model, as `onnx_attnfuse.bench.worker` has it."""
 
     def __init__(self, task: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
         """Starts it with a task; `environment` as for `Process`."""

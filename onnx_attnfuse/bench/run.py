@@ -7,11 +7,11 @@ import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from onnx_attnfuse.bench import contest
-from onnx_attnfuse.bench.alone import Alone, cut_attention
+from onnx_attnfuse.bench import compare
+from onnx_attnfuse.bench.compare import Figures
 from onnx_attnfuse.bench.contenders import check_names, contenders
-from onnx_attnfuse.bench.contest import Figures
-from onnx_attnfuse.bench.samples import Sample, fitting, sample
+from onnx_attnfuse.bench.inputs import Sample, fitting, sample
+from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.options import Options
 
@@ -71,5 +71,5 @@ class Bench:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             found, report = contenders(path, self.against, self.options, folder, self.seconds)
-            figures = contest.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds)
+            figures = compare.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds)
         return Contest(what, inputs.lengths, tuple(figures), report.fused + report.already_fused, report.candidates)

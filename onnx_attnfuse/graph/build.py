@@ -24,8 +24,9 @@ from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 """The opset from which on a reduction is given its axes as an input, where it is not 18."""
 _OPPOSITES, _COMPARED_SINCE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}, 12
+_ALLOWS_ZERO_SINCE = 14
 _WHICH = {"Max": "Greater", "Min": "Less"}
-_FURTHEST = (1 << 63) - 1
+_END_OF_AXIS = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
 """The operators that compute atoms; what is not here is a quotient."""
 
@@ -167,20 +168,21 @@ class Builder:
     def reshape(self, value: ir.Value, dims: Sequence[Dim]) -> ir.Value:
         """`value` with axes of lengths `dims`; itself if they are its own."""
         old = self.facts.dims(value)
-        if old is not None and tuple(old) == tuple(dims):
+        if old is not None and len(old) == len(dims) and all(map(self.facts.same, old, dims)):
             return value
-        shape = self._reshape_target(old, dims)
-        return self.node("Reshape", [value, shape], dims=dims, dtype=self.facts.dtype(value))
+        shape, attributes = self._reshape_target(old, dims)
+        return self.node("Reshape", [value, shape], attributes, dims=dims, dtype=self.facts.dtype(value))
 
-    def _reshape_target(self, old: Sequence[Dim] | None, dims: Sequence[Dim]) -> ir.Value:
+    def _reshape_target(self, old: Sequence[Dim] | None, dims: Sequence[Dim]) -> tuple[ir.Value, dict[str, int]]:
+        """The shape and the attributes of a Reshape; in a shape that is computed a 0 is a length, as an empty past has."""
         items = [
             0 if isinstance(dim, Size) and old is not None and axis < len(old) and old[axis] == dim else dim
             for axis, dim in enumerate(dims)
         ]
         dynamic = [axis for axis, item in enumerate(items) if isinstance(item, Size)]
         if len(dynamic) > 1:
-            return self.shape(dims)
-        return self.constant([item if isinstance(item, int) else -1 for item in items])
+            return self.shape(dims), {"allowzero": 1} if self.opset >= _ALLOWS_ZERO_SINCE else {}
+        return self.constant([item if isinstance(item, int) else -1 for item in items]), {}
 
     def expand(self, value: ir.Value, dims: Sequence[Dim], where: Sequence[bool]) -> ir.Value:
         """`value` repeated to lengths `dims` along the axes that `where` marks."""
@@ -191,7 +193,7 @@ class Builder:
         """`value[start:end:step]` along one axis; a negative start counts from the end, which None stands for."""
         dims = self.facts.dims(value)
         assert dims is not None
-        stop = self.constant([_FURTHEST]) if end is None else self.shape([end])
+        stop = self.constant([_END_OF_AXIS]) if end is None else self.shape([end])
         inputs = [value, self.constant([start]), stop, self.constant([axis]), *([] if step == 1 else [self.constant([step])])]
         kept = (dims[axis] if end is None and start >= 0 else 0 if end is None else end) - start
         kept = kept if step == 1 else floor_quotient(kept + (step - 1), step)

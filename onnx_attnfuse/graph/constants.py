@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_SMALL = 1 << 16
+_MAX_READ_ELEMENTS = 1 << 16
 
 
 def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
@@ -49,7 +49,7 @@ def is_constant(value: ir.Value | None) -> bool:
     return constant_tensor(value) is not None
 
 
-def constant_array(value: ir.Value | None, limit: int = _SMALL) -> Array | None:
+def constant_array(value: ir.Value | None, limit: int = _MAX_READ_ELEMENTS) -> Array | None:
     """The constant as an array, if it has at most `limit` elements; larger ones (weights) are not read from disk."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.size > limit:

@@ -50,7 +50,7 @@ class Opset:
 
     @property
     def version(self) -> int:
-        """What it is now, in the oldest part of the model."""
+        """The opset version of the standard's operators now, in the oldest part of the model."""
         imports = (self._model.opset_imports, *(function.opset_imports for function in self._model.functions.values()))
         found = [item.get("", item.get("ai.onnx", 0)) for item in imports]
         return min(version for version in found if version or found == [0])

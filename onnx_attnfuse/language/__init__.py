@@ -7,13 +7,12 @@ Everything an author needs is here; `docs/write-a-pattern.md` shows how.
 
 from __future__ import annotations
 
-from onnx_attnfuse.language.grains import (
+from onnx_attnfuse.attention.match.step_readers import ScoreStepReader, WeightStepReader
+from onnx_attnfuse.language.decorators import (
     Equation,
     Operator,
     Pattern,
     Refusal,
-    ScoreStepReader,
-    WeightStepReader,
     equation,
     operator,
     pattern,
@@ -21,7 +20,7 @@ from onnx_attnfuse.language.grains import (
     score_step,
     weight_step,
 )
-from onnx_attnfuse.language.tensor import (
+from onnx_attnfuse.language.expression import (
     Tensor,
     absolute,
     any_of,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from onnx_attnfuse.language.tensor import Tensor, any_of, variable
+from onnx_attnfuse.language.expression import Tensor, any_of, variable
 
 GIVEN, NONE = "given", "none"
 _Returned = TypeVar("_Returned")

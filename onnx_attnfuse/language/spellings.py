@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
-from onnx_attnfuse.language.normal import Form, Op, Product, Slotted, parts
+from onnx_attnfuse.language.normal_form import Form, Op, Product, Slotted, parts
 
 _Spelling: TypeAlias = Callable[[Form], Form]
 _Chosen: TypeAlias = Mapping[str, _Spelling]

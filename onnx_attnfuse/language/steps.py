@@ -1,146 +1,43 @@
-"""What may stand between Q·Kᵀ and Softmax, and between Softmax and the product with the values.
+"""Steps between Q·Kᵀ and Softmax, and between Softmax and the product with the values, as readers of steps return them.
 
-A *step reader* looks at one node and says which of its inputs carries the scores and what it does to them. Readers come from the
-pattern pack by `score_step` and `weight_step`; the walk (`match.scores`, `match.weights`) knows no operator by itself.
+A *step reader* looks at one node and says which of its inputs carries the scores and what it does to them; it becomes one by
+`score_step` or `weight_step`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Generic, TypeAlias, TypeVar
+from onnx_attnfuse.attention.match.steps import (
+    Added,
+    Floored,
+    Kept,
+    NaNZeroed,
+    Negated,
+    Passed,
+    Replaced,
+    Scaled,
+    ScoreStep,
+    Shifted,
+    Squashed,
+    Voided,
+    Weighted,
+    WeightStep,
+    Zeroed,
+)
 
-import onnx_ir as ir
-
-from onnx_attnfuse.axes.factors import Axes
-
-
-@dataclasses.dataclass(frozen=True)
-class Passed:
-    """The scores come out as they went in."""
-
-    scores: ir.Value
-    also: tuple[ir.Node, ...] = ()
-    """Further nodes that belong to the step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Scaled:
-    """The scores are multiplied or divided by `operand`."""
-
-    scores: ir.Value
-    operand: ir.Value
-    divide: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Negated:
-    """The scores change their sign."""
-
-    scores: ir.Value
-
-
-@dataclasses.dataclass(frozen=True)
-class Added:
-    """`operand` is added to the scores, or subtracted from them."""
-
-    scores: ir.Value
-    operand: ir.Value
-    negative: bool = False
-    mirrored: bool = False
-    """The scores are subtracted from `operand` instead."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Replaced:
-    """The scores become `fill` where `condition` is not `keep_where`."""
-
-    scores: ir.Value
-    condition: ir.Value
-    keep_where: bool
-    fill: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Floored:
-    """The scores are held at or above `low`."""
-
-    scores: ir.Value
-    low: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Shifted:
-    """The largest score of each row is subtracted from it, which a softmax without a sink does not see."""
-
-    scores: ir.Value
-    also: tuple[ir.Node, ...] = ()
-    """The nodes that find the largest."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Squashed:
-    """tanh of the scores, as in a soft cap."""
-
-    scores: ir.Value
-
-
-ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Shifted | Squashed
-
-
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """The attention weights go on in `output` unchanged."""
-
-    output: ir.Value
-    also: tuple[ir.Node, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class NaNZeroed:
-    """Weights that are NaN become zero in `output`."""
-
-    output: ir.Value
-    also: tuple[ir.Node, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Zeroed:
-    """Weights become zero in `output` where `condition` is not `keep_where`."""
-
-    output: ir.Value
-    condition: ir.Value
-    keep_where: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Weighted:
-    """Weights are multiplied or divided by `operand`, which is the same for all keys."""
-
-    output: ir.Value
-    operand: ir.Value
-    divide: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Voided:
-    """Weights become NaN in `output` in rows whose scores are all so low that their exponentials are 0."""
-
-    output: ir.Value
-    also: tuple[ir.Node, ...] = ()
-    defined: bool = True
-    """Whether they are NaN; else what they are depends on how the exponentials are spelled."""
-
-
-WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Voided
-
-_Step = TypeVar("_Step", ScoreStep, WeightStep)
-
-
-@dataclasses.dataclass(frozen=True)
-class Taken(Generic[_Step]):
-    """A step where the walk met it."""
-
-    step: _Step
-    node: ir.Node
-    axes: Axes
-    """The axes of the scores, or weights, there."""
+__all__ = [
+    "Added",
+    "Floored",
+    "Kept",
+    "NaNZeroed",
+    "Negated",
+    "Passed",
+    "Replaced",
+    "Scaled",
+    "ScoreStep",
+    "Shifted",
+    "Squashed",
+    "Voided",
+    "WeightStep",
+    "Weighted",
+    "Zeroed",
+]

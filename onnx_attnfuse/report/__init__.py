@@ -1,1 +1,1 @@
-"""What was found and done, as frozen records, and how it is printed."""
+"""The report: frozen records of every site, and their renderers as text, JSON and pages."""

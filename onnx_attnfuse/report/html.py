@@ -17,17 +17,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.report.drawing import Layout, lay_out, strokes
+from onnx_attnfuse.report.grouping import Row, common, folded, last_line, op_changes
 from onnx_attnfuse.report.model import Kernel, LaterKernel, Report, SiteReport
-from onnx_attnfuse.report.picture import Drawing, MaskPicture
-from onnx_attnfuse.report.rows import Row, common, folded, last_line, op_changes
+from onnx_attnfuse.report.pictures.drawing import Layout, lay_out, strokes
+from onnx_attnfuse.report.pictures.model import Drawing, MaskPicture
 
 if TYPE_CHECKING:
     import jinja2
 
-_WIDE = 800
+_MAX_WIDTH_SIDE_BY_SIDE = 800
 """Drawings that are wider do not stand side by side."""
-_TOLD = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
+_REPORTED_PACKAGES = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
 """Packages whose versions stand below a page."""
 _NEEDED = {"jinja2": "Jinja2", "grandalf": "grandalf"}
 
@@ -44,7 +44,10 @@ class _Card:
     @property
     def is_wide(self) -> bool:
         """Whether a drawing needs the whole width, or there is none."""
-        return max((layout.width for _, layout in self.drawn.values()), default=_WIDE + 1) > _WIDE
+        return (
+            max((layout.width for _, layout in self.drawn.values()), default=_MAX_WIDTH_SIDE_BY_SIDE + 1)
+            > _MAX_WIDTH_SIDE_BY_SIDE
+        )
 
     @property
     def site(self) -> SiteReport:
@@ -149,7 +152,7 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
 def _versions() -> list[str]:
     """What the run rests on, as far as it is installed."""
     found: list[str] = []
-    for package in _TOLD:
+    for package in _REPORTED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{package} {importlib.metadata.version(package)}")
     return found

@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping
 
 from onnx_attnfuse.report.files import write_text
+from onnx_attnfuse.report.grouping import last_line
 from onnx_attnfuse.report.html import templates
 from onnx_attnfuse.report.model import Report
-from onnx_attnfuse.report.rows import last_line
 
 
 @dataclasses.dataclass(frozen=True)

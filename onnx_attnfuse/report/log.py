@@ -1,10 +1,10 @@
-"""What was chosen for each attention, as lines of a log: the choice at level INFO, every refusal at level DEBUG."""
+"""Log lines on each attention: the chosen operator and kernel at level INFO, every refusal at level DEBUG."""
 
 from __future__ import annotations
 
 import logging
 
-from onnx_attnfuse.policy import SELECTION
+from onnx_attnfuse.kernels.policy import SELECTION
 from onnx_attnfuse.report.model import SiteReport
 
 _LOG = logging.getLogger(SELECTION)

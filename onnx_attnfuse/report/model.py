@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.containment import Failure
-from onnx_attnfuse.kernels import Gain
-from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.kernels.forecast import Gain
+from onnx_attnfuse.kernels.ort_settings import Session
+from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.picture import SitePicture
-from onnx_attnfuse.session import Session
-from onnx_attnfuse.spec import Layouts
+from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.verify.verdict import Verified
 
 SCHEMA = 1
@@ -91,7 +91,7 @@ class SiteReport:
     mask_form: str | None = None
     """How a fused operator is given it: none, unidirectional, attention_bias and its shape, ...; forms a test selects from."""
     mask_text: str | None = None
-    """The same as a formula: which keys a row sees, and what is added."""
+    """The meaning of the mask as a formula: which keys a row sees, and what is added."""
     kernel: Kernel | None = None
     layout: Layouts = dataclasses.field(default_factory=Layouts)
     verified: Verified | None = None

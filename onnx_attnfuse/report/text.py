@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, op_changes
 from onnx_attnfuse.report.model import PatternReport, Report
-from onnx_attnfuse.report.rows import Row, folded, last_line, meaning, op_changes
 
 _TABLE_WIDTH = 110
 _STYLES = {"fused": "green", "already-fused": "cyan", "skipped": "yellow", "not-attention": "dim"}

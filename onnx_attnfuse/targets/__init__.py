@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec
 from onnx_attnfuse.targets import attention, group_query_attention, multi_head_attention, onnx_attention
-from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 
 
 class Target(Protocol):
@@ -20,17 +20,19 @@ class Target(Protocol):
     """The execution providers on which it is considered where nobody asks for it."""
 
     ALONE: bool
-    """It takes in what stands before the attention, so no other operator shares a site with it."""
+    """Whether the operator takes in what stands before the attention, so that no other operator shares a site with it."""
 
-    def refuse(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+    def refuse(self, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
         """Why this operator cannot compute `spec`, or None if it can."""
         ...
 
-    def ways(self, spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
+    def encodings(self, spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
         """How the mask can be handed over, and for which batches each way is exact."""
         ...
 
-    def emit(self, spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+    def emit(
+        self, spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False
+    ) -> Emitted:
         """Builds the operator beside the nodes it replaces."""
         ...
 

@@ -13,23 +13,23 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange
-from onnx_attnfuse.axes.factors import Axis, length
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axis, length
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.masks.meaning import Meaning
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import AttentionSpec, Source
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
-from onnx_attnfuse.targets.linear import Projections, in_order, read_projections
+from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
-from onnx_attnfuse.targets.rows import Rows, read_rows
-from onnx_attnfuse.targets.ways import refuse_scores, shown, ways
+from onnx_attnfuse.targets.projections import Projections, in_order, read_projections
 
-__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "refuse", "ways"]
+__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "encodings", "refuse"]
 
 OP: str = "Attention"
 DOMAIN: str = "com.microsoft"
@@ -42,26 +42,26 @@ _DTYPES = {
 }
 
 
-def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
     del meaning
-    if spec.dtype not in _DTYPES[bench.device.ep]:
+    if spec.dtype not in _DTYPES[context.device.ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"Attention has no kernel on {bench.device.ep} for {name}")
+        return Reason("no-kernel-for-type", f"Attention has no kernel on {context.device.ep} for {name}")
     refused = refuse_scores(spec, OP) or _refuse_operands(spec)
     if refused is not None:
         return refused
     if spec.scale_values or spec.scale == 0:
         return Reason("scale-at-run-time", "Attention takes a scale that is a number, not 0 and not computed at run time")
     try:
-        read_projections(spec, bench.builder.facts)
+        read_projections(spec, context.builder.facts)
     except Refused as found:
         return found.reason
     return None
 
 
 def _refuse_operands(spec: AttentionSpec) -> Reason | None:
-    """What stands between the projections and the scores that the operator cannot do."""
+    """The reason why the operator cannot compute something between the projections and the scores; None if it can."""
     if spec.cache is not None:
         return Reason("cached", f"keys and values are appended to earlier ones, and {OP} projects all of them itself")
     if spec.sink is not None:
@@ -71,7 +71,7 @@ def _refuse_operands(spec: AttentionSpec) -> Reason | None:
     return None
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
     Raises:
@@ -79,11 +79,13 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     """
     del flat
     assert spec.dtype is not None
-    builder = bench.builder
+    builder = context.builder
     projections = read_projections(spec, builder.facts)
     axes = spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    rows = read_rows(spec, meaning, bias if way.mask == "bias" else None, bench) if way.when == "always" else Rows(None)
+    rows = (
+        read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context) if encoding.when == "always" else Rows(None)
+    )
     if rows.zero_query is not None:
         raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")
     query, key, _ = projections.operands
@@ -91,18 +93,18 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     inputs: list[ir.Value | None] = [operand, *_merged(builder, projections, spec)]
     if rows.bias is not None:
         inputs += [None, None, bias.full(rows.bias)]
-    elif way.mask in {"lengths", "ranges"}:
-        padding = read_padding(spec, meaning, bench)
-        inputs.append(padding.lengths() if way.mask == "lengths" else padding.ranges())
+    elif encoding.mask in {"lengths", "ranges"}:
+        padding = read_padding(spec, meaning, context)
+        inputs.append(padding.lengths() if encoding.mask == "lengths" else padding.ranges())
     attributes: dict[str, object] = {"num_heads": axes.num_heads, "scale": spec.scale * query.factor * key.factor}
-    if way.causal:
+    if encoding.causal:
         attributes["unidirectional"] = 1
     if length(axes.h) != length(axes.v):
         attributes["qkv_hidden_sizes"] = [_width(columns) for columns in _columns(spec)]
     fused = operator(builder, spec, OP, DOMAIN, inputs, attributes)
-    chosen = [Source(Laid(item.weight.value, (item.columns,)), item.factor) for item in projections.operands]
+    chosen = [Source(IndexedValue(item.weight.value, (item.columns,)), item.factor) for item in projections.operands]
     targets = [(columns,) for columns in _columns(spec)]
-    emitted = replacing(builder, fused, spec, rows, chosen, targets, shown(way, rows.bias, "mask_index"))
+    emitted = replacing(builder, fused, spec, rows, chosen, targets, shown(encoding, rows.bias, "mask_index"))
     return dataclasses.replace(
         emitted, operands=(projections.input.value, *projections.constants), needless=tuple(projections.values)
     )

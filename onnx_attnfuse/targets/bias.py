@@ -6,14 +6,14 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange
-from onnx_attnfuse.axes.factors import Axes, leaves, length, refined
-from onnx_attnfuse.axes.views import Laid, aligned
+from onnx_attnfuse.attention.axes.factors import Axes, leaves, length, refined
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills
+from onnx_attnfuse.attention.spec import Added, Axes4, Floored, Mask, Replaced, Scaled, step_gains
 from onnx_attnfuse.graph.build import Builder, largest
-from onnx_attnfuse.masks.fully_masked import ABSORBS, Fills
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import Added, Axes4, Floored, Mask, Replaced, Scaled, step_gains
-from onnx_attnfuse.targets.narrowed import lowest_of, narrowed
+from onnx_attnfuse.targets.mask_dtype import lowest_of, narrowed
 
 _UNKNOWN_GAIN = 1e9
 """A factor that is computed at run time is taken to be smaller than this where a mask is narrowed."""
@@ -27,7 +27,7 @@ class BiasEmitter:
         self._axes = axes
         self._dtype = dtype
 
-    def compact(self, mask: Mask, fills: Fills = "lowest") -> Laid:
+    def compact(self, mask: Mask, fills: Fills = "lowest") -> IndexedValue:
         """The mask as (b or 1, n or 1, s or 1, t or 1).
 
         Args:
@@ -37,20 +37,22 @@ class BiasEmitter:
         Raises:
             Refused: It is of a wider type than the operator, and would lose something.
         """
-        laid = self._canonical(self._emit(mask) if fills == "lowest" else self._emit_exactly(mask))
-        dtype = self._builder.facts.dtype(laid.value)
+        indexed = self._canonical(self._emit(mask) if fills == "lowest" else self._emit_exactly(mask))
+        dtype = self._builder.facts.dtype(indexed.value)
         if dtype is not None and dtype != self._dtype:
-            low = lowest_of(laid.value, self._dtype, ABSORBS, self._builder.facts) if _bits(dtype) > _bits(self._dtype) else 0.0
+            low = (
+                lowest_of(indexed.value, self._dtype, ABSORBS, self._builder.facts) if _bits(dtype) > _bits(self._dtype) else 0.0
+            )
             if low is None:
                 message = f"the mask is {dtype.name.lower()}, and MultiHeadAttention would take it as {self._dtype.name.lower()}"
                 raise Refused("narrowed-mask", message)
-            laid = Laid(narrowed(self._builder, laid.value, self._dtype, low), laid.axes)
-        return laid
+            indexed = IndexedValue(narrowed(self._builder, indexed.value, self._dtype, low), indexed.axes)
+        return indexed
 
-    def replaced_rows(self, mask: Mask) -> Laid:
+    def replaced_rows(self, mask: Mask) -> IndexedValue:
         """Rows in which every score is replaced, (b or 1, n or 1, s or 1, 1)."""
         kept = [step for step in mask if isinstance(step, Replaced)]
-        together: Laid | None = None
+        together: IndexedValue | None = None
         for step in kept:
             condition = self._keeps(step)
             together = condition if together is None else self._binary("And", together, condition)
@@ -58,10 +60,10 @@ class BiasEmitter:
         together = self._canonical(together)
         builder, number = self._builder, ir.DataType.FLOAT
         some = builder.cast(builder.reduce("ReduceMax", builder.cast(together.value, number), [3]), ir.DataType.BOOL)
-        return Laid(builder.elementwise("Not", [some], ir.DataType.BOOL), (*together.axes[:3], ()))
+        return IndexedValue(builder.elementwise("Not", [some], ir.DataType.BOOL), (*together.axes[:3], ()))
 
-    def full(self, compact: Laid) -> ir.Value:
-        """The same with both matrix axes at full length, as MultiHeadAttention demands."""
+    def full(self, compact: IndexedValue) -> ir.Value:
+        """The bias with both matrix axes at full length, as MultiHeadAttention demands."""
         wanted = length(self._axes.i), length(self._axes.j)
         dims = self._builder.facts.dims(compact.value)
         if dims is not None and dims[2:] == wanted:
@@ -69,13 +71,13 @@ class BiasEmitter:
         assert dims is not None
         return self._builder.expand(compact.value, [*dims[:2], *wanted], [False, False, True, True])
 
-    def _emit(self, mask: Mask) -> Laid:
+    def _emit(self, mask: Mask) -> IndexedValue:
         """The steps in order, replaced scores last: these become the lowest number, or -inf."""
-        total: Laid | None = None
+        total: IndexedValue | None = None
         for step, gain in zip(mask, step_gains(mask), strict=True):
             if isinstance(step, Added):
                 size = _UNKNOWN_GAIN if gain.values else abs(gain.number)
-                total = self._sum(total, self._term(step.laid.refined(), size), negative=step.negative)
+                total = self._sum(total, self._term(step.indexed.refined(), size), negative=step.negative)
             elif isinstance(step, Scaled) and total is not None:
                 total = self._scaled(total, step)
             elif isinstance(step, Floored) and total is not None:
@@ -86,13 +88,13 @@ class BiasEmitter:
         assert total is not None
         return total
 
-    def _emit_exactly(self, mask: Mask) -> Laid:
+    def _emit_exactly(self, mask: Mask) -> IndexedValue:
         """The steps in order, replaced scores as the source fills them."""
-        total: Laid | None = None
+        total: IndexedValue | None = None
         for step in mask:
             match step:
-                case Added(laid, negative):
-                    total = self._sum(total, laid.refined(), negative=negative)
+                case Added(indexed, negative):
+                    total = self._sum(total, indexed.refined(), negative=negative)
                 case Scaled() if total is not None:
                     total = self._scaled(total, step)
                 case Replaced():
@@ -109,94 +111,96 @@ class BiasEmitter:
         assert total is not None
         return total
 
-    def _sum(self, total: Laid | None, term: Laid, *, negative: bool) -> Laid:
+    def _sum(self, total: IndexedValue | None, term: IndexedValue, *, negative: bool) -> IndexedValue:
         if total is not None:
             return self._binary("Sub" if negative else "Add", total, term)
         return self._with_scalar("Mul", term, -1.0) if negative else term
 
-    def _scaled(self, total: Laid, step: Scaled) -> Laid:
+    def _scaled(self, total: IndexedValue, step: Scaled) -> IndexedValue:
         operator = "Div" if step.divide else "Mul"
-        if isinstance(step.factor, Laid):
+        if isinstance(step.factor, IndexedValue):
             return self._binary(operator, total, step.factor.refined())
         return self._with_scalar(operator, total, step.factor)
 
-    def _keeps(self, step: Replaced) -> Laid:
+    def _keeps(self, step: Replaced) -> IndexedValue:
         """Where a replacement leaves the score."""
         condition = step.condition.refined()
         value = self._builder.cast(condition.value, ir.DataType.BOOL)
         if not step.keep_where:
             value = self._builder.elementwise("Not", [value], ir.DataType.BOOL)
-        return Laid(value, condition.axes)
+        return IndexedValue(value, condition.axes)
 
-    def _term(self, laid: Laid, gain: float) -> Laid:
+    def _term(self, indexed: IndexedValue, gain: float) -> IndexedValue:
         """A mask in a wider type that only chooses between 0 and a fill is made anew in the operator's type."""
         facts = self._builder.facts
-        dtype, node = facts.dtype(laid.value), laid.value.producer()
+        dtype, node = facts.dtype(indexed.value), indexed.value.producer()
         while node is not None and node.op_type in {"Cast", "Identity"} and node.inputs[0] is not None:
             node = node.inputs[0].producer()
         if dtype is None or _bits(dtype) <= _bits(self._dtype) or node is None or node.op_type != "Where":
-            return laid
+            return indexed
         condition, chosen, other = node.inputs
         if condition is None or chosen is None or other is None:
-            return laid
+            return indexed
         numbers = facts.number(chosen), facts.number(other)
-        axes = aligned(condition, laid.axes, facts)
+        axes = aligned(condition, indexed.axes, facts)
         for kept, fill, keep_where in ((*numbers, True), (*numbers[::-1], False)):
             if kept == 0 and fill is not None and fill <= ABSORBS and axes is not None:
                 low = -math.inf if math.isinf(fill) else -largest(self._dtype) / max(1.0, gain)
-                return self._filled(None, Replaced(Laid(condition, axes), keep_where, fill), low)
-        return laid
+                return self._filled(None, Replaced(IndexedValue(condition, axes), keep_where, fill), low)
+        return indexed
 
-    def _with_scalar(self, op: str, laid: Laid, number: float) -> Laid:
-        dtype = self._builder.facts.dtype(laid.value)
-        return Laid(self._builder.elementwise(op, [laid.value, self._builder.scalar(number, dtype)], dtype), laid.axes)
+    def _with_scalar(self, op: str, indexed: IndexedValue, number: float) -> IndexedValue:
+        dtype = self._builder.facts.dtype(indexed.value)
+        return IndexedValue(
+            self._builder.elementwise(op, [indexed.value, self._builder.scalar(number, dtype)], dtype), indexed.axes
+        )
 
-    def _filled(self, total: Laid | None, step: Replaced, fill: float | None) -> Laid:
+    def _filled(self, total: IndexedValue | None, step: Replaced, fill: float | None) -> IndexedValue:
         """A mask with a number, by default the lowest, where scores are replaced."""
         condition = step.condition.refined()
-        kept = Laid(self._builder.cast(condition.value, ir.DataType.BOOL), condition.axes)
+        kept = IndexedValue(self._builder.cast(condition.value, ir.DataType.BOOL), condition.axes)
         if total is None:
             dtype = self._dtype
-            total = Laid(self._builder.scalar(0.0, dtype), ())
+            total = IndexedValue(self._builder.scalar(0.0, dtype), ())
         else:
             dtype = self._builder.facts.dtype(total.value) or self._dtype
             kept, total = self._alike(kept, total)
         number = self._builder.scalar(-largest(dtype) if fill is None else fill, dtype)
         chosen = [total.value, number] if step.keep_where else [number, total.value]
-        return Laid(self._builder.elementwise("Where", [kept.value, *chosen], dtype), _union(kept.axes, total.axes))
+        return IndexedValue(self._builder.elementwise("Where", [kept.value, *chosen], dtype), _union(kept.axes, total.axes))
 
-    def _floored(self, total: Laid, low: float, fills: Fills) -> Laid:
+    def _floored(self, total: IndexedValue, low: float, fills: Fills) -> IndexedValue:
         """A mask whose numbers at a floor or below become the floor, or the lowest number, which leaves nothing of a score."""
         dtype = self._builder.facts.dtype(total.value) or self._dtype
         floor = self._builder.scalar(low, dtype)
         above = self._builder.elementwise("Greater", [total.value, floor], ir.DataType.BOOL)
         number = self._builder.scalar(-largest(dtype), dtype) if fills == "lowest" else floor
-        return Laid(self._builder.elementwise("Where", [above, total.value, number], dtype), total.axes)
+        return IndexedValue(self._builder.elementwise("Where", [above, total.value, number], dtype), total.axes)
 
-    def _binary(self, op: str, left: Laid, right: Laid) -> Laid:
+    def _binary(self, op: str, left: IndexedValue, right: IndexedValue) -> IndexedValue:
         left, right = self._alike(left, right)
-        dtypes = [self._builder.facts.dtype(laid.value) for laid in (left, right)]
+        dtypes = [self._builder.facts.dtype(indexed.value) for indexed in (left, right)]
         if dtypes[0] != dtypes[1] and None not in dtypes:
             wider = max((dtype for dtype in dtypes if dtype is not None), key=_bits)
-            left, right = (Laid(self._builder.cast(laid.value, wider), laid.axes) for laid in (left, right))
+            left, right = (IndexedValue(self._builder.cast(indexed.value, wider), indexed.axes) for indexed in (left, right))
             dtypes = [wider]
         value = self._builder.elementwise(op, [left.value, right.value], dtypes[0])
-        return Laid(value, _union(left.axes, right.axes))
+        return IndexedValue(value, _union(left.axes, right.axes))
 
-    def _alike(self, left: Laid, right: Laid) -> tuple[Laid, Laid]:
+    def _alike(self, left: IndexedValue, right: IndexedValue) -> tuple[IndexedValue, IndexedValue]:
         """Both in layouts that broadcast against each other."""
         pairs = zip(reversed(left.axes), reversed(right.axes), strict=False)
         if all(not a or not b or leaves(a) == leaves(b) for a, b in pairs) and not _crossed(left.axes, right.axes):
             return left, right
         return self._canonical(left), self._canonical(right)
 
-    def _canonical(self, laid: Laid) -> Laid:
-        axes = refined(laid.axes)
+    def _canonical(self, indexed: IndexedValue) -> IndexedValue:
+        axes = refined(indexed.axes)
         present = {leaf for axis in axes for leaf in axis}
         target = tuple(axis if present & set(axis) else () for axis in self._axes.scores)
         if axes == target:
-            return Laid(laid.value, axes)
-        return Laid(arrange(self._builder, Laid(laid.value, axes), target), target)
+            return IndexedValue(indexed.value, axes)
+        return IndexedValue(arrange(self._builder, IndexedValue(indexed.value, axes), target), target)
 
 
 def _union(left: Axes, right: Axes) -> Axes:

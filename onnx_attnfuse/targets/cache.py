@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange, is_view
-from onnx_attnfuse.axes.factors import Axes, Axis, length
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
+from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.spec import AttentionSpec, Cache
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec, Cache
 
 
 def refuse_cache(spec: AttentionSpec, kv_heads: Axis) -> Reason | None:
@@ -22,9 +22,9 @@ def refuse_cache(spec: AttentionSpec, kv_heads: Axis) -> Reason | None:
     if length(axes.h) != length(axes.v):
         return Reason("v-head-size", "a cache wants values of the head size of the keys")
     for columns, pair in ((cache.past_axis, cache.past), (axes.j, cache.present)):
-        for laid, channels in zip(pair, (axes.h, axes.v), strict=True):
-            if not is_view(laid, _layout(spec, kv_heads, columns, channels)):
-                return Reason("cache-layout", f"'{laid.value.name}' does not lie as batch, heads, positions, channels")
+        for indexed, channels in zip(pair, (axes.h, axes.v), strict=True):
+            if not is_view(indexed, _layout(spec, kv_heads, columns, channels)):
+                return Reason("cache-layout", f"'{indexed.value.name}' does not lie as batch, heads, positions, channels")
     return None
 
 
@@ -32,8 +32,8 @@ def past(builder: Builder, spec: AttentionSpec, cache: Cache, kv_heads: Axis) ->
     """Keys and values of earlier positions as (b, n, p, h)."""
     axes = spec.axes
     key, value = (
-        arrange(builder, laid, _layout(spec, kv_heads, cache.past_axis, channels))
-        for laid, channels in zip(cache.past, (axes.h, axes.v), strict=True)
+        arrange(builder, indexed, _layout(spec, kv_heads, cache.past_axis, channels))
+        for indexed, channels in zip(cache.past, (axes.h, axes.v), strict=True)
     )
     return key, value
 
@@ -47,7 +47,7 @@ def presents(
     for old, output, channels in zip(cache.present, node.outputs[1:3], (axes.h, axes.v), strict=True):
         layout = _layout(spec, kv_heads, axes.j, channels)
         builder.facts.record(output, [length(axis) for axis in layout], spec.dtype)
-        found.append((old.value, arrange(builder, Laid(output, layout), old.axes)))
+        found.append((old.value, arrange(builder, IndexedValue(output, layout), old.axes)))
     return tuple(found)
 
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange
-from onnx_attnfuse.axes.factors import leaves, length
+from onnx_attnfuse.attention.axes.factors import leaves, length
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.masks.classify import Causal, Meaning, Window
+from onnx_attnfuse.attention.spec import AttentionSpec, Rotary
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.masks.meaning import Causal, Meaning, Window
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec, Rotary
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.cache import refuse_cache
-from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rotary import OP as ROTARY
 from onnx_attnfuse.targets.rotary import long_tables
-from onnx_attnfuse.targets.rows import Rows
 
 OP: str = "GroupQueryAttention"
 DOMAIN: str = "com.microsoft"
@@ -39,9 +39,9 @@ caches for those of all positions, where they are those of the new ones, and rea
 _DTYPES = {"cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16}, "cuda": {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
-def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
-    ep = bench.device.ep
+    ep = context.device.ep
     if spec.dtype not in _DTYPES[ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"GroupQueryAttention has no kernel on {ep} for {name}")
@@ -69,7 +69,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | 
     return None
 
 
-def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
+def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
     """Without a mask, for batches without padding where there may be some.
 
     Several new positions on top of cached ones are taken for one batch entry only.
@@ -78,7 +78,7 @@ def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
     padded = any(not isinstance(item, (Causal, Window)) for item in meaning.predicates)
     one = 1 in {length(spec.axes.b), length(spec.axes.i)}
     return (
-        Way(
+        MaskEncoding(
             "none",
             causal=True,
             when="unpadded" if padded else "always",
@@ -89,7 +89,7 @@ def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
     )
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
     Raises:
@@ -97,8 +97,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     """
     del flat
     assert spec.dtype is not None
-    builder, axes = bench.builder, spec.axes
-    operands = grouped(builder, spec, Rows(None), cached=way.cached, absorbs=absorbs_rotary)
+    builder, axes = context.builder, spec.axes
+    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs_rotary)
     last, total = _lengths(builder, length(axes.b), length(axes.j))
     window = _window(spec, meaning)
     assert window is not None
@@ -123,7 +123,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     fused = operator(builder, spec, OP, DOMAIN, inputs, attributes, outputs=3)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
     form = f"{OP} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
-    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=way.cached)
+    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
 
 
 def absorbs_rotary(rotary: Rotary) -> bool:

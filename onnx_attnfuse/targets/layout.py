@@ -9,21 +9,22 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes, Axis, leaves, length, named, refined
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, named, refined
+from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
+from onnx_attnfuse.targets.base import Emitted
 from onnx_attnfuse.targets.cache import past, presents
-from onnx_attnfuse.targets.emitted import Emitted
+from onnx_attnfuse.targets.fully_masked_rows import Refill, Rows, apply_rows, scale_rows
 from onnx_attnfuse.targets.rotary import factors_of, is_same, rotated, takes
-from onnx_attnfuse.targets.rows import Refill, Rows, apply_rows, scale_rows
 
 _RESCALE, _ROTATE, _SPELLED = 10.0, 10.0, 50.0
-"""What it costs to multiply a tensor by a number, to rotate it by one operator, and by those that spell it out, on the scale of
-`axes.arrange.cost`."""
+"""Prices of multiplying a tensor by a number, of rotating it by one operator, and by decomposed ones, on the scale of
+`attention.axes.rearrange.cost`.
+"""
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
@@ -35,15 +36,15 @@ def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType)
     Raises:
         Refused: It is of no type that could be converted, or runs over an axis that the layout has not.
     """
-    laid = source.laid
+    indexed = source.indexed
     if source.rotary is not None:
-        present = factors_of(source.rotary).union(*refined(laid.axes))
+        present = factors_of(source.rotary).union(*refined(indexed.axes))
         layout = tuple(tuple(leaf for leaf in axis if leaf in present) for axis in refined(target))
-        value = arrange(builder, laid, layout)
+        value = arrange(builder, indexed, layout)
         if dtype == ir.DataType.FLOAT:
             value = typed(builder, value, dtype)
-        laid = Laid(rotated(builder, value, source.rotary, layout), layout)
-    return typed(builder, arrange(builder, laid, target), dtype)
+        indexed = IndexedValue(rotated(builder, value, source.rotary, layout), layout)
+    return typed(builder, arrange(builder, indexed, target), dtype)
 
 
 def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
@@ -66,19 +67,19 @@ def cheapest(operand: tuple[Source, ...], target: Axes) -> Source:
 
 
 def price(operand: tuple[Source, ...], source: Source, target: Axes) -> float:
-    """What it takes to use `source`: rearranging it, and keeping alive what it is made by, unless that is needed anyway."""
-    price, furthest = cost(source.laid, target), operand[-1]
+    """The price of using `source`: rearranging it, and keeping alive what makes it, unless that is needed anyway."""
+    price, furthest = cost(source.indexed, target), operand[-1]
     if source.rotary is not None:
         price += _ROTATE
     if source is furthest or _is_needed(source):
         return price
     rescaled = _RESCALE if source.factor != furthest.factor else 0.0
-    return price + rescaled + cost(furthest.laid, source.laid.axes) + _rotating(operand, source)
+    return price + rescaled + cost(furthest.indexed, source.indexed.axes) + _rotating(operand, source)
 
 
 def _is_needed(source: Source) -> bool:
     """Whether a value is looked at elsewhere too."""
-    value = source.laid.value
+    value = source.indexed.value
     return value.is_graph_output() or len(viewers(value)) > 1
 
 
@@ -170,7 +171,7 @@ def grouped(
 def shared_heads(spec: AttentionSpec) -> Axis:
     """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
     heads = spec.axes.n
-    present = [{leaf for axis in operand[-1].laid.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
+    present = [{leaf for axis in operand[-1].indexed.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
     own = tuple(leaf for leaf in heads if leaf in present[0] and leaf in present[1])
     return own if own and own == heads[: len(own)] and isinstance(length(own), int) else heads
 
@@ -224,11 +225,11 @@ def replacing(
     axes, node = spec.axes, fused.producer()
     assert node is not None
     assert spec.dtype is not None
-    result = Laid(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
-    end = min(reversed(spec.output), key=lambda laid: cost(result, laid.axes))
+    result = IndexedValue(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
+    end = min(reversed(spec.output), key=lambda indexed: cost(result, indexed.axes))
     final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
     names = axes.names() if spec.cache is None else axes.names() | named("l", (spec.cache.new_axis,))
-    query, key, value = (einops(source.laid, target, names) for source, target in zip(chosen, targets, strict=True))
+    query, key, value = (einops(source.indexed, target, names) for source, target in zip(chosen, targets, strict=True))
     layouts = Layouts(query, key, value, einops(result, end.axes, names))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     kept = presents(builder, spec, spec.cache, shared_heads(spec), node) if cached and spec.cache is not None else ()

@@ -6,20 +6,20 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, length
-from onnx_attnfuse.masks.meaning import Meaning
+from onnx_attnfuse.attention.axes.factors import Axes, length
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec, Axes4
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
+from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
-from onnx_attnfuse.targets.projection import read_projection
-from onnx_attnfuse.targets.rows import Rows, read_rows
+from onnx_attnfuse.targets.projection_bias import read_projection
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
-from onnx_attnfuse.targets.ways import refuse_scores, shown, ways
 
-__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "refuse", "ways"]
+__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "encodings", "refuse"]
 
 OP: str = "MultiHeadAttention"
 DOMAIN: str = "com.microsoft"
@@ -28,33 +28,35 @@ ALONE: bool = False
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
-def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
-    del meaning, bench
+    del meaning, context
     if spec.dtype not in _DTYPES:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
     return refuse_scores(spec, OP)
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
     Args:
         spec: The attention.
         meaning: Its mask, understood.
-        bench: What to build with.
-        way: How to hand the mask over, one of `ways`.
+        context: What to build with.
+        encoding: How to hand the mask over, one of `encodings`.
         flat: Do not take keys and values as (b, n, t, h).
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
     assert spec.dtype is not None
-    builder, axes = bench.builder, spec.axes
+    builder, axes = context.builder, spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    rows = read_rows(spec, meaning, bias if way.mask == "bias" else None, bench) if way.when == "always" else Rows(None)
-    flat = flat or way.causal or spec.sink is not None
+    rows = (
+        read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context) if encoding.when == "always" else Rows(None)
+    )
+    flat = flat or encoding.causal or spec.sink is not None
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
@@ -65,7 +67,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         and rows.zero_query is None
         and len(targets[1]) == len(targets[0])
     )
-    projected = read_projection(builder, chosen, targets, spec.dtype) if plain and bench.device.ep == "cuda" else None
+    projected = read_projection(builder, chosen, targets, spec.dtype) if plain and context.device.ep == "cuda" else None
     inputs: list[ir.Value | None] = []
     if projected is not None:
         inputs += [*projected.operands, projected.bias]
@@ -78,9 +80,9 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         inputs += [None, with_sink(builder, full, spec.sink, axes, spec.dtype)]
     elif rows.bias is not None:
         inputs += [None, bias.full(rows.bias)]
-    elif way.mask in {"lengths", "ranges"}:
-        padding = read_padding(spec, meaning, bench)
-        inputs.append(padding.lengths() if way.mask == "lengths" else padding.ranges())
+    elif encoding.mask in {"lengths", "ranges"}:
+        padding = read_padding(spec, meaning, context)
+        inputs.append(padding.lengths() if encoding.mask == "lengths" else padding.ranges())
     while inputs[-1] is None:
         inputs.pop()
     fused = operator(
@@ -89,9 +91,11 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         OP,
         DOMAIN,
         inputs,
-        {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if way.causal else {})},
+        {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if encoding.causal else {})},
     )
-    form = shown(way, rows.bias, "key_padding_mask") if spec.sink is None else "attention_bias b n s t, a column for the sink"
+    form = (
+        shown(encoding, rows.bias, "key_padding_mask") if spec.sink is None else "attention_bias b n s t, a column for the sink"
+    )
     emitted = replacing(builder, fused, spec, rows, chosen, targets, form)
     return emitted if projected is None else dataclasses.replace(emitted, operands=projected.operands)
 

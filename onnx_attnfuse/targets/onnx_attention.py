@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import length
-from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.masks.meaning import Causal, Meaning
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Causal, Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.cache import refuse_cache
-from onnx_attnfuse.targets.emitted import Emitted, Way, Workbench
+from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
-from onnx_attnfuse.targets.rows import Rows, read_rows
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 OP: str = "Attention"
@@ -29,29 +29,29 @@ _SINCE = 23
 _DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
-def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
     del meaning
-    builder, axes = bench.builder, spec.axes
+    builder, axes = context.builder, spec.axes
     repeated = length(shared_heads(spec)) != length(axes.n) and length(axes.i) != length(axes.j)
-    pays = spec.softcap is not None or spec.cache is not None or (repeated and bench.device.ep == "cpu")
-    if builder.opset < _SINCE and not (pays or bench.opset.asked):
+    pays = spec.softcap is not None or spec.cache is not None or (repeated and context.device.ep == "cpu")
+    if builder.opset < _SINCE and not (pays or context.opset.asked):
         return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {builder.opset}")
-    if spec.dtype not in _DTYPES[bench.device.ep]:
+    if spec.dtype not in _DTYPES[context.device.ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {bench.device.ep}")
+        return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {context.device.ep}")
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"ai.onnx Attention takes no scale of {spec.scale:g}")
-    return bench.opset.refuse(_SINCE)
+    return context.opset.refuse(_SINCE)
 
 
-def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
+def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
     """How the mask is handed over.
 
     The operator's triangle begins with the first new row and the first key, or with the first new key where there is a cache.
     """
     if spec.sink is not None:
-        return (Way("bias"),)
+        return (MaskEncoding("bias"),)
     cached = spec.cache is not None and not spec.causal and refuse_cache(spec, shared_heads(spec)) is None
     first = length(spec.cache.past_axis) if cached and spec.cache is not None else 0
     triangles = [item for item in meaning.predicates if isinstance(item, Causal)]
@@ -59,14 +59,14 @@ def ways(spec: AttentionSpec, meaning: Meaning) -> tuple[Way, ...]:
     causal = len(triangles) == 1 and triangles[0].offset == first
     plain = not meaning.biases and (causal or not triangles)
     if plain and not rest:
-        return (Way("none", causal, cached=cached),)
-    bias = Way("bias", spec.causal, cached=cached)
+        return (MaskEncoding("none", causal, cached=cached),)
+    bias = MaskEncoding("bias", spec.causal, cached=cached)
     if cached and plain and is_padding(rest, spec):
-        return Way("none", causal, "unpadded", cached=True), bias
+        return MaskEncoding("none", causal, "unpadded", cached=True), bias
     return (bias,)
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, flat: bool = False) -> Emitted:
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
     """Builds the operator for `spec` beside its nodes, raising the opset if it has to.
 
     Raises:
@@ -74,14 +74,16 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
     """
     del flat
     assert spec.dtype is not None
-    builder, axes = bench.builder, spec.axes
-    bench.opset.raise_to(_SINCE)
+    builder, axes = context.builder, spec.axes
+    context.opset.raise_to(_SINCE)
     builder.opset = max(builder.opset, _SINCE)
     bias = BiasEmitter(builder, axes, spec.dtype)
     rows = (
-        read_rows(spec, meaning, bias if way.mask == "bias" else None, bench, zeroes=True) if way.when == "always" else Rows(None)
+        read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context, zeroes=True)
+        if encoding.when == "always"
+        else Rows(None)
     )
-    operands = grouped(builder, spec, rows, cached=way.cached)
+    operands = grouped(builder, spec, rows, cached=encoding.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
     mask = None if rows.bias is None else bias.full(rows.bias)
@@ -95,7 +97,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         "q_num_heads": axes.num_heads,
         "kv_num_heads": length(operands.kv_heads),
         "scale": operands.scale,
-        "is_causal": int(way.causal),
+        "is_causal": int(encoding.causal),
     }
     fused = operator(
         builder,
@@ -104,15 +106,15 @@ def emit(spec: AttentionSpec, meaning: Meaning, bench: Workbench, way: Way, *, f
         DOMAIN,
         inputs,
         attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
-        outputs=3 if way.cached else 1,
+        outputs=3 if encoding.cached else 1,
     )
-    form = _shown(way, rows.bias) if spec.sink is None else "attn_mask b n s t, a column for the sink"
-    return replacing(builder, fused, spec, rows, operands.chosen, operands.targets, form, cached=way.cached)
+    form = _shown(encoding, rows.bias) if spec.sink is None else "attn_mask b n s t, a column for the sink"
+    return replacing(builder, fused, spec, rows, operands.chosen, operands.targets, form, cached=encoding.cached)
 
 
-def _shown(way: Way, bias: Laid | None) -> str:
+def _shown(encoding: MaskEncoding, bias: IndexedValue | None) -> str:
     """The form in which the mask is handed over."""
-    words = ["is_causal"] if way.causal else []
+    words = ["is_causal"] if encoding.causal else []
     if bias is not None:
         letters = (letter if axis else "1" for letter, axis in zip("bnst", bias.axes, strict=True))
         words.append(f"attn_mask {' '.join(letters)}")

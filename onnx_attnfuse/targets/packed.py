@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange, cost, einops
-from onnx_attnfuse.axes.factors import Axes, Axis, length
-from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate
-from onnx_attnfuse.masks.walk import index_factors
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
+from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning, Padding, Predicate
+from onnx_attnfuse.attention.masks.traverse import index_factors
+from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.emitted import Workbench
 from onnx_attnfuse.targets.layout import typed
 from onnx_attnfuse.targets.padding import is_padding
 
@@ -39,16 +39,18 @@ class Packing:
     """(b + 1): where entries start."""
 
 
-def refuse(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Reason | None:
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can, by itself."""
     axes = spec.axes
-    if bench.device.ep != "cuda":
-        return Reason("no-kernel-for-device", f"PackedMultiHeadAttention has no kernel on {bench.device.ep}")
+    if context.device.ep != "cuda":
+        return Reason("no-kernel-for-device", f"PackedMultiHeadAttention has no kernel on {context.device.ep}")
     if spec.dtype not in _DTYPES:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"PackedMultiHeadAttention has no kernel for {name}")
     if spec.softcap is not None:
         return Reason("no-softcap", "PackedMultiHeadAttention cannot cap scores by tanh")
+    if spec.sink is not None:
+        return Reason("no-sink", "PackedMultiHeadAttention knows no score beside those of the keys")
     if spec.scale_values or spec.result_scales or spec.scale == 0:
         return Reason("scaled-at-run-time", "PackedMultiHeadAttention takes one scale, which is a constant and not 0")
     if spec.cache is not None:
@@ -85,22 +87,22 @@ class Attended:
 def choose(operand: Sequence[Source], batch: Axis, rows: Axis, channels: Axis) -> Source:
     """The source that costs least to bring into (b, s, n·h); of equals the one furthest up, so that views die."""
     target: Axes = (batch, rows, channels)
-    return min(reversed(operand), key=lambda source: cost(source.laid, target))
+    return min(reversed(operand), key=lambda source: cost(source.indexed, target))
 
 
 def attend(
-    bench: Workbench,
+    context: BuildContext,
     spec: AttentionSpec,
     meaning: Meaning,
     chosen: Sequence[Source],
-    operands: Sequence[Laid],
+    operands: Sequence[IndexedValue],
     packing: Packing,
     wanted: Axes,
 ) -> Attended:
     """Builds the operator.
 
     Args:
-        bench: What to build with.
+        context: What to build with.
         spec: The attention.
         meaning: Its mask; where it adds something too, all of it is handed over.
         chosen: The sources of query, key and value.
@@ -108,14 +110,14 @@ def attend(
         packing: Where the tokens come from.
         wanted: Layout of the channels of the result.
     """
-    builder, axes = bench.builder, spec.axes
+    builder, axes = context.builder, spec.axes
     assert spec.dtype is not None
     tokens = operands[0].axes[0]
     targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
-    laid = [Laid(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
+    indexed = [IndexedValue(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
     bias = BiasEmitter(builder, axes, spec.dtype)
     added = [bias.full(bias.compact(spec.mask))] if spec.mask and meaning.biases else []
-    inputs = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(laid, targets, strict=True)]
+    inputs = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(indexed, targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     fused = builder.node(
         OP,
@@ -130,9 +132,9 @@ def attend(
     assert node is not None
     if chosen[2].factor != 1.0:
         fused = builder.elementwise("Mul", [fused, builder.scalar(chosen[2].factor, spec.dtype)], spec.dtype)
-    result = Laid(fused, targets[2])
+    result = IndexedValue(fused, targets[2])
     names = axes.names() | dict.fromkeys(tokens, "t")
-    query, key, value = (einops(item, target, names) for item, target in zip(laid, targets, strict=True))
+    query, key, value = (einops(item, target, names) for item, target in zip(indexed, targets, strict=True))
     layouts = Layouts(query, key, value, einops(result, (tokens, *wanted), names))
     final = typed(builder, arrange(builder, result, (tokens, *wanted)), spec.output_dtype or spec.dtype)
     return Attended(node, final, scale, layouts)

@@ -12,16 +12,27 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import length
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning, Padding, Predicate, position
+from onnx_attnfuse.attention.masks.expression import (
+    And,
+    Compare,
+    Element,
+    Expression,
+    Index,
+    Linear,
+    NonZero,
+    Not,
+    Or,
+    conjunction,
+)
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep_unused
-from onnx_attnfuse.masks.expression import And, Compare, Element, Expression, Index, Linear, NonZero, Not, Or, conjunction
-from onnx_attnfuse.masks.meaning import Meaning, Padding, Predicate, position
-from onnx_attnfuse.spec import AttentionSpec, Axes4
+from onnx_attnfuse.targets.base import BuildContext, Precondition
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.emitted import When, Workbench
 
 _TRUTH, _INTEGER, _SMALL = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32
 
@@ -45,7 +56,7 @@ class KeyPadding:
     clean: ir.Value | None
     """Truth values that broadcast to (b, t): the mask is what `keep` says; None where that is certain."""
     of_scores: bool = False
-    """It was read off what is added to the scores, which must be nothing else then."""
+    """The padding was read off what is added to the scores, which must be nothing else then."""
 
     def lengths(self) -> ir.Value:
         """How many keys are kept, (b) int32."""
@@ -59,7 +70,7 @@ class KeyPadding:
         total = self.batch * 3 + 2
         return build.node("Concat", [self.lengths(), *offsets], {"axis": 0}, dims=[total], dtype=_SMALL)
 
-    def exact(self, when: When) -> ir.Value:
+    def exact(self, when: Precondition) -> ir.Value:
         """One truth value: the batch is as `when` says."""
         build = self.builder
         if when == "unpadded":
@@ -68,28 +79,28 @@ class KeyPadding:
             places = build.reshape(_counting(build, self.columns), [1, self.columns])
             counts = build.reshape(build.cast(self.lengths(), _INTEGER), [self.batch, 1])
             inside = build.elementwise("Less", [places, counts], _TRUTH)
-            alive = build.elementwise("Greater", [counts, build.constant([0])], _TRUTH)
+            has_key = build.elementwise("Greater", [counts, build.constant([0])], _TRUTH)
             same = build.elementwise("Equal", [inside, self.keep], _TRUTH)
-            held = build.elementwise("And", [same, alive], _TRUTH)
+            held = build.elementwise("And", [same, has_key], _TRUTH)
         if self.clean is not None:
             held = build.elementwise("And", [held, self.clean], _TRUTH)
         return _all(build, held)
 
 
-def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> KeyPadding:
+def read_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> KeyPadding:
     """Emits which keys are kept.
 
     Raises:
         Refused: The mask gives no such thing.
     """
-    builder, axes = bench.builder, spec.axes
+    builder, axes = context.builder, spec.axes
     padded = conjunction(item.predicate for item in meaning.predicates if isinstance(item, Padding))
     emitter, before = _Emitter(builder, axes), len(builder.added)
     keep, clean = emitter.truth(padded), None
     of_scores = keep is None
     if keep is None:
         sweep_unused(builder.added[before:])
-        keep, clean = _last_row(spec, bench)
+        keep, clean = _last_row(spec, context)
     else:
         clean = builder.logical("And", emitter.clean) if emitter.clean else None
     batch, columns = length(axes.b), length(axes.j)
@@ -98,9 +109,9 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, bench: Workbench) -> Key
     return KeyPadding(builder, batch, length(axes.i), columns, keep, clean, of_scores)
 
 
-def _last_row(spec: AttentionSpec, bench: Workbench) -> tuple[ir.Value, ir.Value]:
+def _last_row(spec: AttentionSpec, context: BuildContext) -> tuple[ir.Value, ir.Value]:
     """From the mask itself: its last row sees every key that is not padding."""
-    builder = bench.builder
+    builder = context.builder
     assert spec.dtype is not None
     value = BiasEmitter(builder, spec.axes, spec.dtype).compact(spec.mask).value
     dims = builder.facts.dims(value)
@@ -109,7 +120,7 @@ def _last_row(spec: AttentionSpec, bench: Workbench) -> tuple[ir.Value, ir.Value
         if dims[axis] != 1:
             value = builder.slice(value, axis, -1, None)
     row = builder.cast(builder.reshape(value, [dims[0], dims[3]]), ir.DataType.FLOAT)
-    zero, low = (builder.scalar(number, ir.DataType.FLOAT) for number in (0.0, bench.bounds.masked_from))
+    zero, low = (builder.scalar(number, ir.DataType.FLOAT) for number in (0.0, context.bounds.masked_from))
     keep = builder.elementwise("Equal", [row, zero], _TRUTH)
     forbidden = builder.elementwise("LessOrEqual", [row, low], _TRUTH)
     return keep, builder.elementwise("Or", [keep, forbidden], _TRUTH)

@@ -9,24 +9,24 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length, refined
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.spec import Rotary, Table
 
 OP = "RotaryEmbedding"
 DOMAIN = "com.microsoft"
-_LARGEST = 1024
+_MAX_ROTATED_CHANNELS = 1024
 """Channels of a head that a block of a GPU's threads can rotate."""
 
 
 def takes(rotary: Rotary, target: Axes) -> bool:
     """Whether the operator can rotate a value laid out as `target`, (b, s, n·h) or (b, n, s, h): not if heads differ."""
     channels = leaves(rotary.channels)
-    if leaves(target[-1])[-len(channels) :] != channels or _known(length(channels)) > _LARGEST:
+    if leaves(target[-1])[-len(channels) :] != channels or _known(length(channels)) > _MAX_ROTATED_CHANNELS:
         return False
     return factors_of(rotary) <= {*leaves(target[0]), *leaves(target[-2])}
 
@@ -38,7 +38,7 @@ def factors_of(rotary: Rotary) -> set[Factor]:
     return {
         leaf
         for table in (rotary.cos, rotary.sin)
-        for index, axis in enumerate(refined(table.laid.axes))
+        for index, axis in enumerate(refined(table.indexed.axes))
         for leaf in axis
         if index != table.axis
     }
@@ -63,7 +63,7 @@ def tables(
     if rotary.positions is not None:
         given = rotary.positions
         positions = given.value if len(given.axes) == 1 else arrange(builder, given, (batch, rows))
-        return _typed(builder, rotary.cos.laid.value, dtype), _typed(builder, rotary.sin.laid.value, dtype), positions
+        return _typed(builder, rotary.cos.indexed.value, dtype), _typed(builder, rotary.sin.indexed.value, dtype), positions
     batched = not factors_of(rotary).isdisjoint(leaves(batch))
     turn: Axis = (*batch, *rows) if batched else rows
     cos, sin = (_cache(builder, table, turn, rotary.width // 2, dtype) for table in (rotary.cos, rotary.sin))
@@ -81,7 +81,7 @@ def is_same(one: Rotary, other: Rotary) -> bool:
 
 
 def _key(rotary: Rotary) -> tuple[object, ...]:
-    tables = ((table.laid.value, table.axis, table.start, table.step, table.negative) for table in (rotary.cos, rotary.sin))
+    tables = ((table.indexed.value, table.axis, table.start, table.step, table.negative) for table in (rotary.cos, rotary.sin))
     places = None if rotary.positions is None else rotary.positions.value
     return (*tables, rotary.width, rotary.interleaved, places)
 
@@ -89,7 +89,7 @@ def _key(rotary: Rotary) -> tuple[object, ...]:
 def long_tables(
     builder: Builder, rotary: Rotary, batch: Axis, rows: Axis, least: Dim, dtype: ir.DataType | None
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """The same for an operator that wants caches of `least` positions and a place for every row: (position, pair) and (b, s)."""
+    """Tables for an operator that wants caches of `least` positions or more, (position, pair), and an index per row, (b, s)."""
     cos, sin, positions = tables(builder, rotary, batch, rows, dtype)
     wanted = length(batch), length(rows)
     if builder.facts.rank(positions) == 1:
@@ -117,7 +117,7 @@ def _rows(builder: Builder, table: ir.Value) -> Dim:
 
 def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.DataType | None) -> ir.Value:
     """The columns of a table in the order of pairs, a row for each element of `turn`."""
-    value, axes = _shared(builder, table.laid.value), refined(table.laid.axes)
+    value, axes = _shared(builder, table.indexed.value), refined(table.indexed.axes)
     columns = (Factor(pairs),)
     if table.start or table.step != 1 or length(axes[table.axis]) != pairs:
         end = table.start + table.step * (pairs - 1) + 1
@@ -129,7 +129,7 @@ def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.Dat
     unproven = [dim != wanted for dim, wanted in zip(dims, lengths, strict=True)]
     if any(unproven):
         value = builder.expand(value, lengths, unproven)
-    value = _typed(builder, arrange(builder, Laid(value, axes), (turn, columns)), dtype)
+    value = _typed(builder, arrange(builder, IndexedValue(value, axes), (turn, columns)), dtype)
     return builder.elementwise("Neg", [value], dtype) if table.negative else value
 
 

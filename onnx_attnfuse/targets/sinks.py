@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.arrange import arrange
-from onnx_attnfuse.axes.factors import Axes, leaves, length
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axes, leaves, length
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.spec import Axes4
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.spec import Axes4
 
 
 def with_zeros(builder: Builder, value: ir.Value, axis: int) -> ir.Value:
@@ -21,7 +21,7 @@ def with_zeros(builder: Builder, value: ir.Value, axis: int) -> ir.Value:
     return builder.node("Concat", [value, zeros], {"axis": axis}, dims=longer, dtype=dtype)
 
 
-def with_sink(builder: Builder, bias: ir.Value | None, sink: Laid, axes: Axes4, dtype: ir.DataType) -> ir.Value:
+def with_sink(builder: Builder, bias: ir.Value | None, sink: IndexedValue, axes: Axes4, dtype: ir.DataType) -> ir.Value:
     """A bias of shape (b or 1, n or 1, s, t), or none, with the sink after its last column."""
     sink = sink.refined()
     present = {leaf for axis in sink.axes for leaf in axis}

@@ -11,14 +11,14 @@ from typing import Any
 import onnx_ir as ir
 
 import onnx_attnfuse
-from onnx_attnfuse.catalogue.packs import load
-from onnx_attnfuse.court import references
 from onnx_attnfuse.graph.constants import attribute
-from onnx_attnfuse.language.grains import Pattern
+from onnx_attnfuse.language.decorators import Pattern
+from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.report.model import Report, SiteReport
 from onnx_attnfuse.testing.cases import Case, Expectation
 from onnx_attnfuse.testing.models import Model, as_model
-from onnx_attnfuse.verify.model import judge_models
+from onnx_attnfuse.verify.compare_models import check_models
+from onnx_attnfuse.verify.verifier import references
 
 _EVIDENCE = pathlib.Path(tempfile.gettempdir()) / "attnfuse-evidence"
 
@@ -52,17 +52,17 @@ def assert_fuses(
     before = as_model(model, inputs, **(export or {}))
     chosen = onnx_attnfuse.Options(patterns=patterns, evidence=_EVIDENCE)
     result = onnx_attnfuse.optimize(before.clone(), chosen, **options)
-    report, told = result.report, _told(result.report)
+    report, reported = result.report, _reported(result.report)
     if not report.candidates or report.skipped or report.already_fused:
-        raise AssertionError(f"not every attention was fused:\n{told}")
+        raise AssertionError(f"not every attention was fused:\n{reported}")
     if sites is not None and report.fused != sites:
-        raise AssertionError(f"{report.fused} sites were fused and not {sites}:\n{told}")
+        raise AssertionError(f"{report.fused} sites were fused and not {sites}:\n{reported}")
     if into is not None and any(site.op != into for site in report.sites if site.status == "fused"):
-        raise AssertionError(f"not every site became {into}:\n{told}")
+        raise AssertionError(f"not every site became {into}:\n{reported}")
     found = {(site.pattern or "").partition("(")[0] for site in report.sites}
     for pattern in patterns:
         if isinstance(pattern, Pattern) and pattern.name not in found:
-            raise AssertionError(f"the pattern '{pattern.name}' was not what fused it:\n{told}")
+            raise AssertionError(f"the pattern '{pattern.name}' was not what fused it:\n{reported}")
     _assert_same(before, result.model, patterns)
     return result
 
@@ -94,14 +94,14 @@ def assert_refuses(
     before = as_model(model, inputs, **(export or {}))
     chosen = onnx_attnfuse.Options(patterns=patterns, evidence=_EVIDENCE)
     result = onnx_attnfuse.optimize(before.clone(), chosen, **options)
-    told = _told(result.report)
+    reported = _reported(result.report)
     if result.report.fused:
-        raise AssertionError(f"{result.report.fused} sites were fused:\n{told}")
+        raise AssertionError(f"{result.report.fused} sites were fused:\n{reported}")
     if code is None and result.report.candidates:
-        raise AssertionError(f"attention was found:\n{told}")
+        raise AssertionError(f"attention was found:\n{reported}")
     codes = {reason.code for site in result.report.sites for reason in site.reasons}
     if code is not None and code not in codes:
-        raise AssertionError(f"no site gives the reason {code}:\n{told}")
+        raise AssertionError(f"no site gives the reason {code}:\n{reported}")
     _assert_same(before, result.model, patterns)
     return result
 
@@ -123,15 +123,17 @@ def assert_case(case: Case, *patterns: object, **options: Any) -> onnx_attnfuse.
     before = as_model(case.text)
     chosen = onnx_attnfuse.Options(patterns=patterns, verify="none", keep_outputs="keep_outputs" in case.flags)
     result = onnx_attnfuse.optimize(before.clone(), chosen, **options)
-    told = _told(result.report)
+    reported = _reported(result.report)
     if len(result.report.sites) != len(case.expected):
-        raise AssertionError(f"{case.name}: {len(result.report.sites)} sites where {len(case.expected)} are expected:\n{told}")
+        raise AssertionError(
+            f"{case.name}: {len(result.report.sites)} sites where {len(case.expected)} are expected:\n{reported}"
+        )
     nodes = [node for graph in (result.model.graph, *result.model.functions.values()) for node in graph.all_nodes()]
     fused = iter([node for node in nodes if node.domain == "com.microsoft" or node.op_type == "Attention"])
     for site, expected in zip(result.report.sites, case.expected, strict=True):
         problem = _unlike(site, expected, fused)
         if problem:
-            raise AssertionError(f"{case.name}: {site.name} {problem}:\n{told}")
+            raise AssertionError(f"{case.name}: {site.name} {problem}:\n{reported}")
     for op, count in case.ops.items():
         found = sum(node.op_type == op for node in nodes)
         if found != count:
@@ -142,7 +144,7 @@ def assert_case(case: Case, *patterns: object, **options: Any) -> onnx_attnfuse.
 
 
 def _unlike(site: SiteReport, expected: Expectation, fused: Iterator[ir.Node]) -> str | None:
-    """What is not as expected."""
+    """The first difference between a site and what is expected of it; None if there is none."""
     if site.status != expected.status:
         return f"is {site.status} and not {expected.status}"
     if site.status != "fused":
@@ -163,14 +165,14 @@ def _unlike(site: SiteReport, expected: Expectation, fused: Iterator[ir.Node]) -
 def _assert_same(before: ir.Model, after: ir.Model, patterns: Sequence[object]) -> None:
     """Two models give the same results on hostile inputs."""
     catalogue = load(onnx_attnfuse.Options(patterns=tuple(patterns)))
-    verdict = judge_models(ir.to_proto(before), ir.to_proto(after), references(catalogue.operators.values()))
+    verdict = check_models(ir.to_proto(before), ir.to_proto(after), references(catalogue.operators.values()))
     if verdict.undecided is not None:
         raise AssertionError(f"it could not be held against the original: {verdict.undecided}")
     if not verdict.equal:
         raise AssertionError(f"it differs from the original: {verdict.detail}")
 
 
-def _told(report: Report) -> str:
+def _reported(report: Report) -> str:
     """A line for every site."""
     lines = [
         f"  {site.name}: {site.status} {site.op or ''}{f' by {site.pattern}' if site.pattern else ''} "

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx_attnfuse.catalogue.packs import load
-from onnx_attnfuse.court import Court
-from onnx_attnfuse.equations.trace import Miss, Trace
+from onnx_attnfuse.fusion.pipeline import Run
 from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.language.matcher.near_miss import Miss, Trace
+from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.pipeline import Run
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.testing.models import Model, as_model
+from onnx_attnfuse.verify.verifier import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def check(model: Model, *patterns: object, inputs: Sequence[Any] | None = None, 
     chosen = dataclasses.replace(Options(patterns=patterns), **options)
     catalogue = load(chosen)
     trace = Trace({entry.name for entry in catalogue.entries if not entry.owner.startswith("pack ")})
-    court = Court(chosen, catalogue.operators.values(), keep_evidence=False)
-    report = Run(as_model(model, inputs).clone(), chosen, court, catalogue, trace).go()
+    verifier = Verifier(chosen, catalogue.operators.values(), keep_evidence=False)
+    report = Run(as_model(model, inputs).clone(), chosen, verifier, catalogue, trace).go()
     misses = {label(node): miss for node, miss in trace.nearest.items() if node is not None}
     return Checked(report, misses, trace.nearest.get(None))

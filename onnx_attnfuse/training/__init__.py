@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.kernels.policy import Policy
 
 if TYPE_CHECKING:
     from onnx_attnfuse.training.hook import disable, enable

@@ -16,14 +16,14 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes, Axis, leaves
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.contraction import Contraction, read_contraction
+from onnx_attnfuse.attention.match.softmax import Softmax
+from onnx_attnfuse.attention.spec import AttentionSpec, Replaced
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.match.contraction import Contraction, read_contraction
-from onnx_attnfuse.match.softmax import Softmax
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.spec import AttentionSpec, Replaced
 from onnx_attnfuse.training.operators import reads_gradient
 from onnx_attnfuse.training.products import Labelled, labelled, operand_of
 from onnx_attnfuse.training.site import Backward, BiasGradient, Dropout
@@ -55,7 +55,7 @@ def read_backward(
 class _Step:
     """Where the walk down from dS is."""
 
-    laid: Laid
+    indexed: IndexedValue
     factor: float = 1.0
     selected: tuple[tuple[ir.Value, bool], ...] = ()
     """Conditions under which the gradient was set to 0 on the way, and the truth value that keeps it."""
@@ -70,19 +70,19 @@ class _Reading:
         self.spec, self.softmax, self.dropout, self.facts = spec, softmax, dropout, facts
         self.forward = {*spec.nodes, *replaced}
         self.weights = _weights(spec, facts)
-        self.query, self.key, self.value = (Views(operand[0].laid, facts) for operand in spec.operands())
+        self.query, self.key, self.value = (Views(operand[0].indexed, facts) for operand in spec.operands())
         self.selects = tuple((step.condition.value, step.keep_where) for step in spec.mask if isinstance(step, Replaced))
         self.products: list[tuple[Contraction, int, Axes]] = []
         self.gradients: list[tuple[ir.Node, Axes]] = []
-        self.found: dict[str, Laid] = {}
+        self.found: dict[str, IndexedValue] = {}
         self.biases: list[BiasGradient] = []
         self.inner: list[ir.Value] = []
 
     def read(self) -> Backward:
         """Reads from the weights to the gradients."""
         self._check_inner_uses()
-        for laid in _chain(self.weights, self.softmax.weights, self.facts):
-            self._uses_of_weights(laid)
+        for indexed in _chain(self.weights, self.softmax.weights, self.facts):
+            self._uses_of_weights(indexed)
         if len(self.gradients) > 1 or len(self.products) > 1:
             raise Refused("several-gradients", "the weights have several gradients", self.softmax.node.name)
         if not self.gradients and not self.products:
@@ -90,13 +90,13 @@ class _Reading:
         output = self._output_gradient()
         self._value_gradient(output)
         for node, axes in self.gradients:
-            self._below_scores(_Step(Laid(node.outputs[0], axes)))
+            self._below_scores(_Step(IndexedValue(node.outputs[0], axes)))
         query, key, value = (self.found.get(role) for role in ("query", "key", "value"))
         return Backward(output, query, key, value, tuple(self.biases), tuple(self.inner))
 
     def _check_inner_uses(self) -> None:
         """Inner values other than the weights serve the forward part alone."""
-        kept = {laid.value for laid in _chain(self.weights, self.softmax.weights, self.facts)}
+        kept = {indexed.value for indexed in _chain(self.weights, self.softmax.weights, self.facts)}
         kept.add(self.spec.output[0].value)
         for node in self.spec.nodes:
             for value in node.outputs:
@@ -106,33 +106,33 @@ class _Reading:
                 user = f"{others[0].op_type} '{others[0].name}'" if others else "the graph's results"
                 raise Refused("inner-value-used", f"the inner value '{value.name}' is also used by {user}", node.name)
 
-    def _uses_of_weights(self, laid: Laid) -> None:
+    def _uses_of_weights(self, indexed: IndexedValue) -> None:
         """Sorts the users of the weights, and of views of them, into products and gradients of the softmax."""
-        if laid.value.is_graph_output():
-            raise Refused("weights-used", f"the attention weights '{laid.value.name}' are a result of the graph")
-        for user, index in laid.value.uses():
+        if indexed.value.is_graph_output():
+            raise Refused("weights-used", f"the attention weights '{indexed.value.name}' are a result of the graph")
+        for user, index in indexed.value.uses():
             if user in self.forward or user.op_type == "Shape":
                 continue
             contraction = read_contraction(user, self.facts)
-            view = under(user, laid.axes, self.facts)
+            view = under(user, indexed.axes, self.facts)
             if contraction is not None and index < 2:
-                self.products.append((contraction, index, laid.axes))
+                self.products.append((contraction, index, indexed.axes))
             elif reads_gradient(user) and index == 1:
-                self._softmax_gradient(user, laid)
+                self._softmax_gradient(user, indexed)
             elif view is not None:
                 self._uses_of_weights(view)
             else:
-                message = f"the attention weights '{laid.value.name}' are also used by {user.op_type} '{user.name}'"
+                message = f"the attention weights '{indexed.value.name}' are also used by {user.op_type} '{user.name}'"
                 raise Refused("weights-used", message, user.name)
 
-    def _softmax_gradient(self, node: ir.Node, laid: Laid) -> None:
-        axis: int = attribute(node, "axis", -1 if node.op_type.endswith("_13") else 1) % len(laid.axes)
-        last = axis == len(laid.axes) - 1 or node.op_type.endswith("_13")
-        if not last or set(leaves(laid.axes[axis])) != set(leaves(self.spec.key_axis)):
+    def _softmax_gradient(self, node: ir.Node, indexed: IndexedValue) -> None:
+        axis: int = attribute(node, "axis", -1 if node.op_type.endswith("_13") else 1) % len(indexed.axes)
+        last = axis == len(indexed.axes) - 1 or node.op_type.endswith("_13")
+        if not last or set(leaves(indexed.axes[axis])) != set(leaves(self.spec.key_axis)):
             raise Refused("other-softmax-axis", "the softmax is differentiated along another axis", node.name)
-        self.gradients.append((node, laid.axes))
+        self.gradients.append((node, indexed.axes))
 
-    def _output_gradient(self) -> Laid:
+    def _output_gradient(self) -> IndexedValue:
         """X: what both dV and dP are computed from."""
         found = [self._from_weights_gradient(node, axes) for node, axes in self.gradients]
         for contraction, index, axes in self.products if not found else ():
@@ -142,12 +142,12 @@ class _Reading:
             found.append(operand_of(product, 1 - index, self.facts))
         return found[0]
 
-    def _from_weights_gradient(self, node: ir.Node, axes: Axes) -> Laid:
+    def _from_weights_gradient(self, node: ir.Node, axes: Axes) -> IndexedValue:
         """X, from the gradient of the softmax up to X·Vᵀ."""
-        laid, dropped = Laid(_given(node, 0), axes), False
+        indexed, dropped = IndexedValue(_given(node, 0), axes), False
         while True:
-            self.inner.append(laid.value)
-            producer = laid.value.producer()
+            self.inner.append(indexed.value)
+            producer = indexed.value.producer()
             if producer is None:
                 raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", node.name)
             contraction = read_contraction(producer, self.facts)
@@ -155,18 +155,18 @@ class _Reading:
                 break
             if producer.op_type in {"DropoutGrad", "BitmaskDropoutGrad"}:
                 self._check_dropout(producer)
-                laid, dropped = Laid(_given(producer, 0), laid.axes), True
+                indexed, dropped = IndexedValue(_given(producer, 0), indexed.axes), True
                 continue
-            above = over(laid, self.facts)
+            above = over(indexed, self.facts)
             if above is None:
                 message = f"{producer.op_type} in the gradient of the weights cannot be read"
                 raise Refused("no-weights-gradient", message, producer.name)
-            laid = above
+            indexed = above
         if dropped != (self.dropout is not None):
             raise Refused("other-dropout", "dropout is applied in one direction only", node.name)
         for index in (0, 1):
             values = self.value.axes_of(contraction.operands[index])
-            known = None if values is None else labelled(contraction, {index: values}, laid.axes, (), self.facts)
+            known = None if values is None else labelled(contraction, {index: values}, indexed.axes, (), self.facts)
             if known is not None and contraction.factor == 1.0 and known.summed == frozenset(leaves(self.spec.v_head_axis)):
                 return operand_of(known, 1 - index, self.facts)
         raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", contraction.node.name)
@@ -176,7 +176,7 @@ class _Reading:
         if mine is None or node.inputs[1] is not mine.mask or ratio != mine.ratio:
             raise Refused("other-dropout", "dropout's gradient is that of another one", node.name)
 
-    def _value_gradient(self, output: Laid) -> None:
+    def _value_gradient(self, output: IndexedValue) -> None:
         """The gradient of the values, Pᵀ·X."""
         views = Views(output, self.facts)
         for contraction, index, axes in self.products:
@@ -197,9 +197,9 @@ class _Reading:
 
     def _below_scores(self, step: _Step) -> None:
         """Follows dS down to dQ and dK; what else looks at it differentiates something that was added to the scores."""
-        unread = step.laid.value.is_graph_output()
-        self.inner.append(step.laid.value)
-        for node, index in step.laid.value.uses():
+        unread = step.indexed.value.is_graph_output()
+        self.inner.append(step.indexed.value)
+        for node, index in step.indexed.value.uses():
             if node.op_type == "Shape":
                 continue
             further = self._through(node, index, step)
@@ -210,28 +210,28 @@ class _Reading:
         if not unread:
             return
         if step.selected:
-            raise Refused("masked-bias", "a bias that is masked after it was added has a gradient", step.laid.value.name)
-        self.biases.append(BiasGradient(step.laid, step.factor))
+            raise Refused("masked-bias", "a bias that is masked after it was added has a gradient", step.indexed.value.name)
+        self.biases.append(BiasGradient(step.indexed, step.factor))
 
     def _through(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
         """One operator that the gradient passes on its way through the steps between Q·Kᵀ and the softmax."""
-        view = under(node, step.laid.axes, self.facts)
+        view = under(node, step.indexed.axes, self.facts)
         if view is not None:
-            return dataclasses.replace(step, laid=view)
+            return dataclasses.replace(step, indexed=view)
         if not is_standard(node, "Mul", "Div", "Neg", "Where"):
             return None
-        laid = Laid(node.outputs[0], step.laid.axes)
+        indexed = IndexedValue(node.outputs[0], step.indexed.axes)
         if node.op_type == "Neg":
-            return dataclasses.replace(step, laid=laid, factor=-step.factor)
+            return dataclasses.replace(step, indexed=indexed, factor=-step.factor)
         if node.op_type == "Where":
             kept = self._selected(node, index)
-            return None if kept is None else dataclasses.replace(step, laid=laid, selected=(*step.selected, kept))
+            return None if kept is None else dataclasses.replace(step, indexed=indexed, selected=(*step.selected, kept))
         other = _given(node, 1 - index)
         number, rank = self.facts.number(other), self.facts.rank(other)
-        if not number or (node.op_type == "Div" and index == 1) or rank is None or rank > len(step.laid.axes):
+        if not number or (node.op_type == "Div" and index == 1) or rank is None or rank > len(step.indexed.axes):
             return None
         factor = step.factor * number if node.op_type == "Mul" else step.factor / number
-        return dataclasses.replace(step, laid=laid, factor=factor)
+        return dataclasses.replace(step, indexed=indexed, factor=factor)
 
     def _selected(self, node: ir.Node, index: int) -> tuple[ir.Value, bool] | None:
         """The condition under which the gradient of a replaced score is kept, if the forward part replaced by the same."""
@@ -250,7 +250,7 @@ class _Reading:
         roles = (("query", self.key, spec.key_axis), ("key", self.query, spec.query_axis))
         for role, views, summed in roles:
             axes = views.axes_of(contraction.operands[1 - index])
-            given = None if axes is None else {index: step.laid.axes, 1 - index: axes}
+            given = None if axes is None else {index: step.indexed.axes, 1 - index: axes}
             product = None if given is None else labelled(contraction, given, None, (), self.facts)
             if product is None or not self._is(product, summed, spec.head_axis):
                 continue
@@ -270,9 +270,9 @@ def _given(node: ir.Node, index: int) -> ir.Value:
     return value
 
 
-def _weights(spec: AttentionSpec, facts: Facts) -> Laid:
+def _weights(spec: AttentionSpec, facts: Facts) -> IndexedValue:
     """The weights as they enter the product with the values."""
-    output, values = spec.output[0], spec.value[0].laid
+    output, values = spec.output[0], spec.value[0].indexed
     producer = output.value.producer()
     contraction = None if producer is None else read_contraction(producer, facts)
     if contraction is None:
@@ -284,12 +284,12 @@ def _weights(spec: AttentionSpec, facts: Facts) -> Laid:
     return operand_of(found, 1 - index, facts)
 
 
-def _chain(weights: Laid, softmax: ir.Value, facts: Facts) -> Iterator[Laid]:
+def _chain(weights: IndexedValue, softmax: ir.Value, facts: Facts) -> Iterator[IndexedValue]:
     """The weights where they enter the product, and before each view up to the softmax."""
-    laid: Laid | None = weights
-    while laid is not None:
-        yield laid
-        if laid.value is softmax:
+    indexed: IndexedValue | None = weights
+    while indexed is not None:
+        yield indexed
+        if indexed.value is softmax:
             return
-        laid = over(laid, facts)
+        indexed = over(indexed, facts)
     raise Refused("changed-weights", "something is done to the weights that has no fused gradient")

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from onnx_attnfuse.containment import Subject, failed
-from onnx_attnfuse.policy import Policy, read_environment
+from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.training.installed import ortmodule, torch_version
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def choosing(chosen: Chosen) -> Generator[None]:
-    """What is built inside is fused as `chosen` says."""
+    """Fuses, as `chosen` says, the training graphs that are built inside the block."""
     _HOOK.register()
     token = _CHOSEN.set(chosen)
     try:
@@ -109,7 +109,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     """Fuses one graph, and tells."""
     import dataclasses
 
-    from onnx_attnfuse.training.fusing import fuse_graph
+    from onnx_attnfuse.training.pipeline import fuse_graph
     from onnx_attnfuse.training.report import TrainingReport
     from onnx_attnfuse.training.serializing import read_graph, write_graph
 

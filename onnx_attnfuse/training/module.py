@@ -11,7 +11,7 @@ from onnx_attnfuse.training.installed import ortmodule
 if TYPE_CHECKING:
     import torch
 
-    from onnx_attnfuse.policy import Policy
+    from onnx_attnfuse.kernels.policy import Policy
     from onnx_attnfuse.training.report import TrainingReport
 
 _ORIGINAL: Any = ortmodule().ORTModule

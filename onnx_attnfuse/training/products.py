@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from onnx_attnfuse.axes.factors import Axes, Axis, Factor, leaves, length
-from onnx_attnfuse.axes.views import Laid
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.contraction import Contraction
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.match.contraction import Contraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Labelled:
     known: dict[str, Axis]
 
     @property
-    def result(self) -> Laid:
+    def result(self) -> IndexedValue:
         """What the product gives."""
         labels = self.contraction.out
-        return Laid(self.contraction.node.outputs[0], tuple(self.known[label] for label in labels))
+        return IndexedValue(self.contraction.node.outputs[0], tuple(self.known[label] for label in labels))
 
     @property
     def summed(self) -> frozenset[Factor]:
@@ -70,9 +70,9 @@ def _fits(contraction: Contraction, known: dict[str, Axis], facts: Facts) -> boo
     return True
 
 
-def operand_of(found: Labelled, index: int, facts: Facts) -> Laid:
+def operand_of(found: Labelled, index: int, facts: Facts) -> IndexedValue:
     """One operand of a labelled product; an axis of length 1 has no factors."""
     value = found.contraction.operands[index]
     dims = facts.dims(value) or ()
     axes = tuple(() if dim == 1 else found.known[label] for dim, label in zip(dims, found.contraction.labels[index], strict=True))
-    return Laid(value, axes)
+    return IndexedValue(value, axes)

@@ -1,4 +1,4 @@
-"""What is told of a module's attentions when its training graph is built: data, and a line per site."""
+"""Report on a module's attentions when its training graph is built: data, and a line per site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of one attention in training: the forward part as the engine reads it, and the backward part."""
+"""One attention in training: the forward part as the engine reads it, and the backward part."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.views import Laid
-from onnx_attnfuse.masks.meaning import Meaning
-from onnx_attnfuse.spec import AttentionSpec
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Dropout:
 class BiasGradient:
     """A value that is the gradient of the scores, times a number, as the gradient of something added to them."""
 
-    laid: Laid
+    indexed: IndexedValue
     factor: float
 
 
@@ -33,20 +33,20 @@ class BiasGradient:
 class Backward:
     """The gradients of one attention: what they are computed from, and the values that hold them."""
 
-    output: Laid
+    output: IndexedValue
     """The gradient of the result, which all others are computed from."""
-    query: Laid | None
+    query: IndexedValue | None
     """None for an operand whose gradient nobody asks for; the same for key and value."""
-    key: Laid | None
-    value: Laid | None
+    key: IndexedValue | None
+    value: IndexedValue | None
     biases: tuple[BiasGradient, ...] = ()
     inner: tuple[ir.Value, ...] = ()
     """Values between these, which nothing else looks at."""
 
     @property
-    def results(self) -> tuple[Laid, ...]:
+    def results(self) -> tuple[IndexedValue, ...]:
         """The gradients of the operands that there are."""
-        return tuple(laid for laid in (self.query, self.key, self.value) if laid is not None)
+        return tuple(indexed for indexed in (self.query, self.key, self.value) if indexed is not None)
 
 
 @dataclasses.dataclass(frozen=True)

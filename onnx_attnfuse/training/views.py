@@ -8,44 +8,44 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.axes.factors import Axes
-from onnx_attnfuse.axes.views import Laid, downward, upward
+from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 
-_FURTHEST = 24
+_MAX_VIEW_CHAIN = 24
 _FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE])
 
 
-def over(laid: Laid, facts: Facts) -> Laid | None:
-    """What `laid` is a view of, or was before it was converted to another float type."""
-    node = laid.value.producer()
+def over(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
+    """What `indexed` is a view of, or was before it was converted to another float type."""
+    node = indexed.value.producer()
     if is_standard(node, "Cast") and node.inputs[0] is not None and facts.dtype(node.inputs[0]) in _FLOATS:
-        return Laid(node.inputs[0], laid.axes)
-    return upward(laid, facts)
+        return IndexedValue(node.inputs[0], indexed.axes)
+    return upward(indexed, facts)
 
 
-def under(node: ir.Node, axes: Axes, facts: Facts) -> Laid | None:
+def under(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
     """What a view, or a conversion between float types, makes of an input that lies as `axes`."""
     if is_standard(node, "Cast") and facts.dtype(node.outputs[0]) in _FLOATS:
-        return Laid(node.outputs[0], axes)
+        return IndexedValue(node.outputs[0], axes)
     return downward(node, axes, facts)
 
 
 class Views:
     """The views of one value."""
 
-    def __init__(self, laid: Laid, facts: Facts) -> None:
+    def __init__(self, indexed: IndexedValue, facts: Facts) -> None:
         self._facts = facts
         self._known: dict[ir.Value, Axes | None] = {}
-        above: Laid | None = laid
-        while above is not None and len(self._known) < _FURTHEST:
+        above: IndexedValue | None = indexed
+        while above is not None and len(self._known) < _MAX_VIEW_CHAIN:
             self._known[above.value] = above.axes
             above = over(above, facts)
 
     def axes_of(self, value: ir.Value | None, depth: int = 0) -> Axes | None:
         """How `value` lies, or None if it is no view of that value."""
-        if value is None or depth > _FURTHEST:
+        if value is None or depth > _MAX_VIEW_CHAIN:
             return None
         if value not in self._known:
             self._known[value] = self._below(value, depth)

@@ -1,1 +1,1 @@
-"""The judge: runs what a rewrite replaces and what it puts there, and says whether they are equal."""
+"""The verifier: runs what a rewrite replaces and what replaces it on the same inputs, and says whether they are equal."""

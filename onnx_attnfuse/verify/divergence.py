@@ -15,13 +15,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
-from onnx_attnfuse.verify.compare import Bounds, compare
 from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.model_result import Divergence
+from onnx_attnfuse.verify.model_session import Source, session
 from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
-from onnx_attnfuse.verify.sources import Source, session
-from onnx_attnfuse.verify.verification import Divergence
+from onnx_attnfuse.verify.tolerance import Bounds, compare
 
-_BLOCK = 128
+_VALUES_PER_RUN = 128
 """Values that are looked at in one run."""
 _ATTENTION = frozenset(
     """
@@ -56,7 +56,7 @@ def first_divergence(
         result = compare(*_comparable(left, right), tolerance)
         if not result.equal:
             site = _attention_above(first[name], known) or _attention_above(second[name], known)
-            return Divergence(name, _told(first[name]), _told(second[name]), site, result.detail)
+            return Divergence(name, _described(first[name]), _described(second[name]), site, result.detail)
         known.add(name)
     return None
 
@@ -70,8 +70,8 @@ def _values(
     sessions: Sequence[Session | Reference], inputs: Sequence[Mapping[str, Array]], names: Sequence[str]
 ) -> Iterator[tuple[str, Array, Array]]:
     """Values by name, as both models have them; without those of a block that one of them refuses to give."""
-    for start in range(0, len(names), _BLOCK):
-        block = names[start : start + _BLOCK]
+    for start in range(0, len(names), _VALUES_PER_RUN):
+        block = names[start : start + _VALUES_PER_RUN]
         try:
             left, right = (one.run(block, given) for one, given in zip(sessions, inputs, strict=True))
         except RuntimeRefusal:
@@ -90,7 +90,7 @@ def _comparable(left: Array, right: Array) -> tuple[Array, Array]:
     return bounded.astype(wide), other  # NumPy 1 widens a single number
 
 
-def _told(value: ir.Value) -> str:
+def _described(value: ir.Value) -> str:
     node = value.producer()
     assert node is not None
     return f"{node.name or value.name} ({node.op_type})"

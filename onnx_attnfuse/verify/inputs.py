@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_attnfuse.verify.cut import Role
+from onnx_attnfuse.verify.subgraph import Role
 
 Array = npt.NDArray[Any]
 Pattern = Literal["full", "right", "left", "holes", "empty", "index"]
@@ -73,7 +73,7 @@ class Slot:
     summed: int = 1
     """Along how many elements a product with it sums, if it is a weight."""
     array: Array | None = None
-    """What it is always filled with, if it is a constant."""
+    """The array of a constant, which fills this input in every case; None for other inputs."""
 
 
 def case_groups(slots: Sequence[Slot]) -> list[list[Case]]:

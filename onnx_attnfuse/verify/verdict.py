@@ -1,4 +1,4 @@
-"""What the judge found."""
+"""Verdicts on two results: equal, different with the evidence, or undecided."""
 
 from __future__ import annotations
 

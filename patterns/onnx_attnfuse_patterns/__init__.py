@@ -1,6 +1,7 @@
 """The built-in pattern pack: one file per idea, entering by the same door as anyone's.
 
-What its modules hold are readers of single steps and formulas; `onnx_attnfuse.catalogue.packs` finds them by the entry point.
+Its modules hold readers of single steps, and formulas; `onnx_attnfuse.language.registry.discovery` finds them by the entry
+point.
 """
 
 from onnx_attnfuse_patterns import floors, guards, masks, passing, scaling, soft_cap, spelled_out

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 import onnx_attnfuse
 from onnx_attnfuse.report.index import write_index
-from tests.recorded import BUNDLED, name_of
+from tests.support.bundled import BUNDLED, name_of
 
 _SHOTS = pathlib.Path(__file__).parents[2] / "build" / "screenshots"
 _SCREENS = {

@@ -10,7 +10,7 @@ import numpy as np
 from tests.fuzz.frame import CAPACITY, GROWING
 from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Given, Sizes
-from tests.recorded import Array
+from tests.support.bundled import Array
 
 PATTERNS = ("full", "right", "left", "holes", "empty", "large")
 """What masks keep: everything; a prefix or a suffix of each entry; most; nothing in one entry; most, where scores are large."""

@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnx_attnfuse.policy import Policy
-from onnx_attnfuse.training import fusing
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.training import pipeline
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.verify.runtime import RuntimeRefusal, one_line
 from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Given
-from tests.recorded import Array
+from tests.support.bundled import Array
 
 Gradients = dict[str, list[str]]
 OPSET = 17
@@ -218,7 +218,7 @@ def fused(recipe: Recipe, model: onnx.ModelProto, level: str) -> tuple[onnx.Mode
     device = TrainingDevice("cuda", 90, triton=True) if efficient else TrainingDevice("cpu")
     policy = Policy(flash=False, efficient=True) if efficient else Policy()
     found = ir.from_proto(model)
-    report = fusing.fuse_graph(found.graph, device, policy, check_masks=level != "none")
+    report = pipeline.fuse_graph(found.graph, device, policy, check_masks=level != "none")
     return ir.to_proto(found), report
 
 

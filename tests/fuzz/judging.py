@@ -29,7 +29,7 @@ from tests.fuzz.model import Written, write
 from tests.fuzz.opinions import Opinions, Runner, apart, tolerance, widened
 from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Sizes
-from tests.recorded import Array
+from tests.support.bundled import Array
 
 FAILURES = ("wrong", "invalid", "fails", "traceback", "again", "crash", "hang", "broken")
 """What must not be: other numbers; a model that is none; one that ends in an error where the original ran; an exception of ours;

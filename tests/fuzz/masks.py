@@ -9,7 +9,7 @@ import numpy as np
 from tests.fuzz.frame import GROWING, Frame
 from tests.fuzz.recipe import BIASES, Mask
 from tests.fuzz.writer import Dims, Writer
-from tests.recorded import Array
+from tests.support.bundled import Array
 
 LONGEST = 24
 """Positions that constant tables have."""

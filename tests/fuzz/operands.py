@@ -10,7 +10,7 @@ import numpy as np
 from tests.fuzz.frame import CAPACITY, Frame
 from tests.fuzz.masks import LONGEST
 from tests.fuzz.writer import Operand, Writer
-from tests.recorded import Array
+from tests.support.bundled import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from onnx_attnfuse.verify.compare import Bounds, compare
+from onnx_attnfuse.verify.tolerance import Bounds, compare
 from tests.fuzz.recipe import Recipe
-from tests.recorded import Array
+from tests.support.bundled import Array
 
 _RUNS = 5
 _WIDER = 2.0

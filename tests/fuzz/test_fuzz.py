@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import onnx
@@ -31,6 +32,13 @@ def test_generated_graphs_compute_what_they_did(first: int) -> None:
             failures.append(f"seed {seed} {outcome.kind}: {outcome.detail}\n    --recipe '{recipe.line()}'")
     assert not failures, "\n".join(failures)
     assert "fused" in kinds
+
+
+@pytest.mark.parametrize("line", (pathlib.Path(__file__).parent / "found.jsonl").read_text(encoding="utf-8").splitlines())
+def test_what_was_wrong_once_is_right_without_verification_too(line: str) -> None:
+    for level in ("none", "sites"):
+        outcome = Subject(read(line)).outcome(level)
+        assert not outcome.bad, f"--verify {level}: {outcome.kind}: {outcome.detail}"
 
 
 def test_a_seed_gives_the_same_model_every_time() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.recipe import Recipe
-from tests.recorded import Array
-from tests.written import Operand, Written
+from tests.support.bundled import Array
+from tests.support.graph_builder import GraphBuilder, Operand
 
 TYPES = {
     "float32": 1, "float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "double": 11,
@@ -45,7 +45,7 @@ class Sizes:
         return 1 if dim.endswith("?") else int({"b": self.b, "s": self.s, "t": self.t, "p": self.p}[dim])
 
 
-class Writer(Written):
+class Writer(GraphBuilder):
     """A graph in one element type; constants are of that type unless they are integers."""
 
     def __init__(self, recipe: Recipe, sizes: Sizes) -> None:

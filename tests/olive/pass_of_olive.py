@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from tests.examples import run
+from tests.support.doc_examples import run
 
 
 def test_it_does_what_it_says(tmp_path: pathlib.Path) -> None:

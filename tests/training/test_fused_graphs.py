@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnx_attnfuse.policy import Policy
-from onnx_attnfuse.training import fusing
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.training import pipeline
 from onnx_attnfuse.training.kernels import cpu_flash, cudnn, efficient, flash, triton_flash
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.report import TrainingSiteReport
@@ -43,7 +43,7 @@ def _same_seed(monkeypatch) -> None:
 
 def fused(name: str, device: TrainingDevice, policy: Policy = Policy()) -> tuple[TrainingSiteReport, Step, ir.Model]:  # noqa: B008
     model = ir.from_proto(recorded(name))
-    (site,) = fusing.fuse_graph(model.graph, device, policy).sites
+    (site,) = pipeline.fuse_graph(model.graph, device, policy).sites
     return site, evaluated(ir.to_proto(model), CASES[name]), model
 
 
@@ -80,7 +80,7 @@ def test_fused_on_the_cpu(name: str) -> None:
 def test_left_alone_on_the_cpu(name: str) -> None:
     before = recorded(name)
     model = ir.from_proto(before)
-    (site,) = fusing.fuse_graph(model.graph, CPU, Policy()).sites
+    (site,) = pipeline.fuse_graph(model.graph, CPU, Policy()).sites
     codes = {reason.code for reason in (*site.reasons, *(reason for _, reason in site.others))}
     assert codes == {CASES[name].refused}
     assert sorted(map(str, ir.to_proto(model).graph.node)) == sorted(map(str, before.graph.node))
@@ -98,7 +98,7 @@ def test_fused_by_the_efficient_kernel(name: str) -> None:
 @pytest.mark.parametrize("kernel", [flash, cudnn])
 @pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
 def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
-    monkeypatch.setattr(fusing, "KERNELS", (AsHalf(kernel),))
+    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
     site, step, model = fused(name, GPU)
     if kernel is cudnn and name == "dropout":
         assert [reason.code for _, reason in site.others] == ["dropout"]
@@ -110,14 +110,14 @@ def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None
 
 @pytest.mark.parametrize("kernel", [flash, cudnn])
 def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
-    monkeypatch.setattr(fusing, "KERNELS", (AsHalf(kernel),))
+    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
     assert [reason.code for _, reason in fused("padding", GPU)[0].others] == ["no-mask"]
     assert [reason.code for _, reason in fused("trained_bias", GPU)[0].others] == ["bias-gradient"]
 
 
 @pytest.mark.parametrize("name", ["plain", "padding", "padding_throughout", "rows", "filled_throughout", "triangle", "bias"])
 def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(fusing, "KERNELS", (AsHalf(triton_flash),))
+    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(triton_flash),))
     site, step, _ = fused(name, GPU)
     assert site.kernel == triton_flash.NAME, site.line()
     assert_same(step, eager(CASES[name]))
@@ -125,7 +125,7 @@ def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
 
 @pytest.mark.parametrize("kernel", [flash, cudnn])
 def test_half_precision_needs_no_change_of_type(kernel, monkeypatch) -> None:
-    monkeypatch.setattr(fusing, "KERNELS", (kernel,))
+    monkeypatch.setattr(pipeline, "KERNELS", (kernel,))
     site, step, model = fused("autocast_triangle", GPU)
     assert site.kernel == kernel.NAME, site.line()
     assert_same(step, eager(CASES["autocast_triangle"]), tolerance("autocast_triangle"))
@@ -140,7 +140,7 @@ def test_dropout_of_zero_is_none() -> None:
 
 def test_a_second_run_changes_nothing() -> None:
     model = ir.from_proto(recorded("padding"))
-    fusing.fuse_graph(model.graph, CPU, Policy())
+    pipeline.fuse_graph(model.graph, CPU, Policy())
     before = sorted(map(str, ir.to_proto(model).graph.node))
-    assert [site.handed for site in fusing.fuse_graph(model.graph, CPU, Policy()).sites] == ["one call of PyTorch already"]
+    assert [site.handed for site in pipeline.fuse_graph(model.graph, CPU, Policy()).sites] == ["one call of PyTorch already"]
     assert sorted(map(str, ir.to_proto(model).graph.node)) == before

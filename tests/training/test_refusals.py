@@ -10,14 +10,14 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnx_attnfuse.attention.match.contraction import read_contraction
 from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.match.contraction import read_contraction
-from onnx_attnfuse.policy import Policy
-from onnx_attnfuse.training.fusing import fuse_graph
+from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training.hook import enable
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
-from onnx_attnfuse.training.standins import StandIns
+from onnx_attnfuse.training.normalize import StandIns
+from onnx_attnfuse.training.pipeline import fuse_graph
 from tests.training.evaluating import eager, evaluated, recorded
 from tests.training.modules import CASES
 

@@ -19,7 +19,7 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 ContentRule: TypeAlias = Callable[[ir.Node, Known], Content]
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
-_LONGEST = 64
+_MAX_CONTENT_LENGTH = 64
 
 
 def _map(function: Callable[..., Scalar], *operands: Content) -> Content:
@@ -232,7 +232,7 @@ def _regroup(node: ir.Node, facts: Known) -> Content:
     if not dims:
         return items[0] if len(items) == 1 else None
     if node.op_type == "Expand" and len(items) == 1:
-        return items * dims[0] if isinstance(dims[0], int) and dims[0] <= _LONGEST else None
+        return items * dims[0] if isinstance(dims[0], int) and dims[0] <= _MAX_CONTENT_LENGTH else None
     return items
 
 
@@ -248,14 +248,14 @@ def _constant_of_shape(node: ir.Node, facts: Known) -> Content:
         return None
     if not dims:
         return item
-    return (item,) * dims[0] if isinstance(dims[0], int) and dims[0] <= _LONGEST else None
+    return (item,) * dims[0] if isinstance(dims[0], int) and dims[0] <= _MAX_CONTENT_LENGTH else None
 
 
 def _range(node: ir.Node, facts: Known) -> Content:
     start, limit, delta = (input_content(node, index, facts) for index in range(3))
     if not isinstance(start, int) or not isinstance(limit, int) or not isinstance(delta, int) or not delta:
         return None
-    return tuple(range(start, limit, delta)) if abs((limit - start) // delta) <= _LONGEST else None
+    return tuple(range(start, limit, delta)) if abs((limit - start) // delta) <= _MAX_CONTENT_LENGTH else None
 
 
 def _reduce_product(node: ir.Node, facts: Known) -> Content:

@@ -15,12 +15,12 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 ShapeRule: TypeAlias = Callable[[ir.Node, Known], Sequence[Dims | None]]
 """The shape of each output, None where it cannot be told; outputs that are left out at the end cannot either."""
 
-_LAST = 1 << 40
+_END_OF_AXIS = 1 << 40
 """A Slice end at least this large means the end of the axis."""
 
 
 def rules(names: str, rule: ShapeRule) -> dict[str, ShapeRule]:
-    """The same rule for several operators."""
+    """A table that gives one shape rule to several operators, named in a string."""
     return dict.fromkeys(names.split(), rule)
 
 
@@ -99,11 +99,11 @@ def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
     if step != 1:
         if not isinstance(dim, int) or not isinstance(start, int) or not isinstance(end, int):
             return None
-        return len(range(dim)[slice(start, None if abs(end) >= _LAST else end, step)])
+        return len(range(dim)[slice(start, None if abs(end) >= _END_OF_AXIS else end, step)])
     if isinstance(dim, int) and isinstance(start, int) and isinstance(end, int):
         return len(range(dim)[start:end])
     low = from_start(start, dim)
-    high = dim if isinstance(end, int) and end >= _LAST else from_start(end, dim)
+    high = dim if isinstance(end, int) and end >= _END_OF_AXIS else from_start(end, dim)
     if low is None or high is None:
         return None
     if high == dim:

@@ -8,7 +8,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.calls import Call, Result, emit_call
 from onnx_attnfuse.training.kernels.kernel import (

@@ -8,7 +8,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.calls import Call, Result, emit_call
 from onnx_attnfuse.training.kernels.kernel import (
@@ -27,7 +27,7 @@ from onnx_attnfuse.training.kernels.refusals import HALVES, head_sizes, no_bias,
 NAME: str = "flash"
 LAYOUT: Layout = "bnsh"
 SWITCH: Literal["flash", "efficient"] | None = "flash"
-_LARGEST = 256
+_MAX_HEAD_SIZE = 256
 
 
 def refuse(demand: Demand, device: TrainingDevice, policy: Policy) -> Reason | None:
@@ -36,7 +36,7 @@ def refuse(demand: Demand, device: TrainingDevice, policy: Policy) -> Reason | N
     found = other_device(device, "cuda", 80) or other_type(demand, HALVES) or no_bias(demand) or not_square(demand)
     if found is not None:
         return found
-    sizes = head_sizes(demand, _LARGEST, 8, same=True)
+    sizes = head_sizes(demand, _MAX_HEAD_SIZE, 8, same=True)
     if sizes is not None:
         return sizes
     assert isinstance(demand.head_size, int)

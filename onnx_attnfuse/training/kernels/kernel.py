@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.policy import Policy
+from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.calls import Result
 

@@ -153,7 +153,7 @@ def test_a_defect_costs_the_fusing_and_not_the_training(monkeypatch) -> None:
     def broken(*arguments) -> None:
         raise TypeError("no such thing")
 
-    monkeypatch.setattr("onnx_attnfuse.training.fusing.fuse_graph", broken)
+    monkeypatch.setattr("onnx_attnfuse.training.pipeline.fuse_graph", broken)
     module = ORTModule(PLAIN.module())
     found = step(module, PLAIN.inputs())
     (report,) = module.attention_reports

@@ -1,0 +1,1 @@
+"""Layouts as algebra: axes are products of factors, views rearrange them, `rearrange` emits a rearrangement."""

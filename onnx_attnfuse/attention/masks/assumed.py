@@ -1,0 +1,39 @@
+"""What the reading of one attention takes for granted: each is named, told with the site, and taken back by `--assume`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx_attnfuse.assumptions import ASSUMPTIONS, ONLY_LOWEST, AssumptionName
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.traverse import elements_of
+from onnx_attnfuse.attention.spec import AttentionSpec, Floored
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+
+
+def assumed_by(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> tuple[AssumptionName, ...]:
+    """The assumptions that the reading of `spec` and its mask rests on, in the order in which they are documented."""
+    found = set(_assumed(spec, meaning, facts))
+    return tuple(name for name in ASSUMPTIONS if name in found)
+
+
+def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[AssumptionName]:
+    if any(fill > ONLY_LOWEST for fill in meaning.fills):
+        yield "large-fills"
+        yield "bounded-scores"
+    if any(isinstance(step, Floored) for step in spec.mask) or (meaning.biases and not meaning.is_trivial):
+        yield "bounded-scores"
+    axes = spec.axes
+    if any(facts.is_shared(name) for axis in (axes.b, axes.i, axes.j) for name in sizes.symbols(length(axis))):
+        yield "named-sizes"
+    if not all(isinstance(length(axis), int) for axis in (axes.b, axes.i, axes.j)):
+        yield "nonempty-axes"
+    if spec.wider:
+        yield "masks-fit"
+    elements = [element for part in (meaning.allowed, *meaning.biases) for element in elements_of(part)]
+    if any(elements_of(place) for element in elements for place in element.at):
+        yield "indices-in-range"
+    if spec.unshifted:
+        yield "finite-exponentials"

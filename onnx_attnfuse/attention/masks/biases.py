@@ -1,0 +1,116 @@
+"""Kinds of biases added to the scores of keys that are seen: ALiBi, relative positions, tables; ALiBi's slopes recovered.
+
+The field's names: alibi, relative_position (a table over heads, rows and columns), relative_position_buckets (T5: a table that a
+function of the distance is looked up in), decomposed_relative_position (rows and columns of an image apart), table (a constant),
+constant_bias, computed_bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.masks.expression import Apply, Element, Expression
+from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
+from onnx_attnfuse.attention.spec import Axes4
+from onnx_attnfuse.graph.constants import constant_array, is_constant
+
+_VIEWS = frozenset(["Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"])
+_TABLE = 1 << 22
+_MAX_SHOWN_SLOPES = 3
+
+
+def bias_kinds(biases: Sequence[Expression], axes: Axes4) -> list[str]:
+    """The names of several added terms."""
+    kinds = [_kind(bias, axes) for bias in biases]
+    if len(biases) == 2 and kinds == ["computed_bias"] * 2 and _part_columns(biases, axes):
+        return ["decomposed_relative_position"]
+    return kinds
+
+
+def with_slopes(bias: Expression, axes: Axes4) -> str:
+    """ALiBi's slopes as words to follow a formula; empty where there are none."""
+    slopes = _slopes(bias, axes)
+    if slopes is None:
+        return ""
+    shown = [f"{slope:.4g}" for slope in slopes]
+    words = shown if len(shown) <= _MAX_SHOWN_SLOPES else [*shown[: _MAX_SHOWN_SLOPES - 1], "...", shown[-1]]
+    return f" (slopes {', '.join(words)})"
+
+
+def _kind(bias: Expression, axes: Axes4) -> str:
+    elements = elements_of(bias)
+    if not elements:
+        return "alibi" if index_factors(bias) else "constant_bias"
+    if _slope_element(bias, axes) is not None or _slopes(bias, axes) is not None:
+        return "alibi"
+    if index_factors(bias) <= {*axes.i, *axes.j, *axes.n}:
+        buckets = any(_is_looked_up(element.value) for element in elements)
+        return "relative_position_buckets" if buckets else "relative_position"
+    return "table" if all(is_constant(element.value) for element in elements) else "computed_bias"
+
+
+def _slope_element(bias: Expression, axes: Axes4) -> Element | None:
+    """The factor that differs by head, where the others do not and say something of positions."""
+    factors = _multiplied(bias)
+    slopes = [item for item in factors if isinstance(item, Element) and index_factors(item) and index_factors(item) <= {*axes.n}]
+    rest = [item for item in factors if item not in slopes]
+    places = {factor for item in rest for factor in index_factors(item)}
+    if len(slopes) != 1 or not places & {*axes.j} or places & {*axes.n}:
+        return None
+    return slopes[0]
+
+
+def _multiplied(part: Expression) -> list[Expression]:
+    if isinstance(part, Apply) and part.op in {"Mul", "Neg"}:
+        return [factor for argument in part.arguments for factor in _multiplied(argument)]
+    return [part]
+
+
+def _slopes(bias: Expression, axes: Axes4) -> npt.NDArray[np.float64] | None:
+    """One number for each head: what the bias grows by from key to key."""
+    element = _slope_element(bias, axes)
+    if element is not None:
+        array = _constant_behind(element.value)
+        return None if array is None or array.size != axes.num_heads else np.abs(array.reshape(-1))
+    if not isinstance(bias, Element) or not index_factors(bias) <= {*axes.i, *axes.j, *axes.n}:
+        return None
+    table = _constant_behind(bias.value)
+    if table is None or table.ndim < 2 or table.size != axes.num_heads * table.shape[-1] or table.shape[-1] < _MAX_SHOWN_SLOPES:
+        return None
+    steps = np.diff(table.reshape(axes.num_heads, -1), axis=1)
+    return steps[:, 0] if np.allclose(steps, steps[:, :1], rtol=1e-3) and steps.any() else None
+
+
+def _behind_views(value: ir.Value | None) -> ir.Value | None:
+    """What a value is a view of."""
+    while value is not None and not is_constant(value):
+        node = value.producer()
+        if node is None or node.op_type not in _VIEWS:
+            break
+        value = node.inputs[0]
+    return value
+
+
+def _constant_behind(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
+    """The constant that a value is a view of."""
+    array = constant_array(_behind_views(value), limit=_TABLE)
+    return None if array is None else np.asarray(array, np.float64)
+
+
+def _is_looked_up(value: ir.Value) -> bool:
+    """Whether the value is rows of a constant table at places that are computed."""
+    origin = _behind_views(value)
+    node = None if origin is None else origin.producer()
+    if node is None or node.op_type != "Gather":
+        return False
+    return is_constant(node.inputs[0]) and _constant_behind(node.inputs[1]) is None
+
+
+def _part_columns(biases: Sequence[Expression], axes: Axes4) -> bool:
+    """Whether each reads at a part of the key's place only, and all of them together at the whole."""
+    parts = [index_factors(bias) & {*axes.j} for bias in biases]
+    return all(parts) and not parts[0] & parts[1] and parts[0] | parts[1] == {*axes.j}

@@ -1,0 +1,381 @@
+"""What a mask means: which keys a row may see, as a conjunction of known predicates, and what is added besides.
+
+The field's names: no_mask, causal, causal_bottom_right, sliding_window, two_sided_window, anticausal, padding, padding_causal,
+query_padding, prefix, segments, arbitrary; biases: alibi, relative_position, table, computed. A meaning is for choosing a form
+and for telling; the mask itself stays in the `AttentionSpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axis, leaves, length, named
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks import simplify
+from onnx_attnfuse.attention.masks.biases import bias_kinds, with_slopes
+from onnx_attnfuse.attention.masks.expression import (
+    FALSE,
+    TRUE,
+    And,
+    Apply,
+    Choice,
+    Compare,
+    Element,
+    Expression,
+    Linear,
+    Number,
+    Or,
+    choice,
+    combine,
+    conjunction,
+    constant,
+    disjunction,
+    index,
+    negation,
+    scaled,
+    truth,
+)
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.printer import Printer
+from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors, parts_of
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A mask split into what it forbids and what it adds."""
+
+    allowed: Expression = TRUE
+    biases: tuple[Expression, ...] = ()
+    fills: frozenset[float] = frozenset()
+    """What masked scores are filled with or have added."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal:
+    """`j <= i + offset`."""
+
+    offset: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """`i <= j + reach`: keys further back than `reach` (plus the causal offset) are not seen."""
+
+    reach: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """A key is seen or not by all rows and heads of a batch entry alike, as data says."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """Rows see keys of their own segment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryPadding:
+    """A row sees its keys or none, as data says."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """Keys up to a number are seen by all rows, later ones by later rows only."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A predicate of no known kind."""
+
+    predicate: Expression
+
+
+Predicate = Causal | Window | Padding | QueryPadding | Segments | Prefix | Other
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """A mask understood."""
+
+    allowed: Expression
+    """Where a key is seen."""
+    predicates: tuple[Predicate, ...]
+    """`allowed` as a conjunction of known predicates."""
+    biases: tuple[Expression, ...]
+    text: str
+    """The predicate and biases as a reader writes them."""
+    kind: str
+    """Names of the kinds, joined by ` + `."""
+    fills: frozenset[float]
+    """What masked scores are filled with or have added, as far as it is known."""
+    rows_see_a_key: bool
+    """Every row certainly sees at least one key."""
+    is_distrusted: bool = False
+    """The mask turned out to be something else than it was read as."""
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether nothing is masked and nothing added."""
+        return not self.predicates and not self.biases
+
+    @property
+    def nan(self) -> Reason | None:
+        """Why a mask with NaN in it cannot be handed over, or None."""
+        if any(map(_has_nan, self.biases)):
+            return Reason("nan-fill", "the mask has NaN in it, which makes whole rows NaN")
+        return None
+
+    @property
+    def only_causal(self) -> Causal | None:
+        """The causal predicate, if there is nothing else."""
+        alone = self.predicates[0] if len(self.predicates) == 1 and not self.biases else None
+        return alone if isinstance(alone, Causal) else None
+
+
+def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
+    """Reads the mask of `spec`."""
+    axes = spec.axes
+    heads = axes.n
+    wording = Printer(named("bnij", axes.scores))
+    parts = _parts(spec.mask, reader)
+    row, column = position(spec.query_axis), position(spec.key_axis)
+    causal = [Causal(0)] if spec.causal else []
+    allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
+    predicates = (*causal, *(_predicate(part, row, column, heads) for part in allowed))
+    kinds = _kinds(predicates, spec) + bias_kinds(parts.biases, axes)
+    words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
+    words = (["j <= i"] if causal else []) + words
+    sentence = " and ".join(words)
+    text = "; ".join(filter(None, [sentence, *(f"+ {wording.write(bias)}{with_slopes(bias, axes)}" for bias in parts.biases)]))
+    return Meaning(
+        allowed=parts.allowed,
+        predicates=predicates,
+        biases=parts.biases,
+        text=text,
+        kind=" + ".join(kinds) or "no_mask",
+        fills=parts.fills,
+        rows_see_a_key=_rows_see_a_key(predicates, spec),
+    )
+
+
+def distrusted(meaning: Meaning, why: str) -> Meaning:
+    """An arbitrary mask in place of what was read and is not so."""
+    text, other = f"not {meaning.text}: {why}", Other(meaning.allowed)
+    return dataclasses.replace(
+        meaning, predicates=(other,), kind="arbitrary", text=text, rows_see_a_key=False, is_distrusted=True
+    )
+
+
+def kept_where(rule: RowRule, reader: Reader) -> Expression:
+    """Where a rule on rows keeps the weights."""
+    assert rule.condition is not None
+    return keep_condition(rule.condition, rule.keep_where, reader)
+
+
+def position(axis: Axis) -> Linear:
+    """The position along an axis, as an index form over its factors."""
+    form = constant(0)
+    for factor in leaves(axis):
+        form = combine(scaled(form, factor.size), index(factor))
+    return form
+
+
+def _parts(mask: Mask, reader: Reader) -> Parts:
+    """What all steps of a mask forbid and add together."""
+    parts = Parts()
+    for step, gain in zip(mask, step_gains(mask), strict=True):
+        if isinstance(step, Added):
+            parts = _joined(parts, split_added(step, gain, reader))
+        elif isinstance(step, Replaced) and step.fill != 0:
+            kept = keep_condition(step.condition, step.keep_where, reader)
+            parts = _joined(parts, Parts(kept, fills=frozenset([step.fill * gain.number])))
+    return parts
+
+
+def split_added(step: Added, gain: Gain, reader: Reader) -> Parts:
+    """What an added value forbids and adds, once later steps have multiplied it."""
+    part = _multiplied(element(step.indexed, reader), -gain.number if step.negative else gain.number)
+    if part == Number(0.0) or not gain.values:
+        return _split(part, reader.facts.assumed.masked_from)
+    return Parts(biases=(_scaled(part, gain.values, reader),))
+
+
+def _has_nan(part: Expression) -> bool:
+    return math.isnan(part.value) if isinstance(part, Number) else any(map(_has_nan, parts_of(part)))
+
+
+def keep_condition(condition: IndexedValue, keep_where: bool, reader: Reader) -> Expression:
+    """Where a condition keeps a score or a weight."""
+    kept = truth(element(condition, reader))
+    return kept if keep_where else negation(kept)
+
+
+def _scaled(part: Expression, factors: Sequence[Scaled], reader: Reader) -> Expression:
+    """An expression times factors that are computed at run time."""
+    for step in factors:
+        assert isinstance(step.factor, IndexedValue)
+        part = Apply("Div" if step.divide else "Mul", (part, element(step.factor, reader)))
+    return part
+
+
+def _multiplied(part: Expression, gain: float) -> Expression:
+    if gain == 1.0:
+        return part
+    product = simplify.apply("Mul", (part, Number(gain)), ir.DataType.FLOAT)
+    return Apply("Mul", (part, Number(gain))) if product is None else product
+
+
+def element(indexed: IndexedValue, reader: Reader) -> Expression:
+    """The element of a laid-out value, as a function of the index variables of its axes."""
+    return reader.element(indexed.value, tuple(position(axis) for axis in indexed.axes))
+
+
+def _joined(left: Parts, right: Parts) -> Parts:
+    return Parts(conjunction([left.allowed, right.allowed]), (*left.biases, *right.biases), left.fills | right.fills)
+
+
+def _split(part: Expression, limit: float) -> Parts:
+    """What an added value forbids, as it is `limit` or less, and what it adds where it does not."""
+    if isinstance(part, Linear) and not part.terms and isinstance(part.offset, int):
+        part = Number(float(part.offset))
+    if isinstance(part, Number):
+        if part.value <= limit:
+            return Parts(FALSE, fills=frozenset([part.value]))
+        return Parts() if part.value == 0 else Parts(biases=(part,))
+    if isinstance(part, Apply) and part.op == "Add":
+        return _joined(*(_split(argument, limit) for argument in part.arguments))
+    if (size := _magnitude(part)) >= -limit:
+        return Parts(Apply("Unmasked", (part,)), fills=frozenset([-size]))
+    if isinstance(part, Choice):
+        chosen, other = _split(part.chosen, limit), _split(part.other, limit)
+        opposite = negation(part.condition)
+        allowed = chosen.allowed
+        if allowed != other.allowed:
+            allowed = disjunction([conjunction([part.condition, chosen.allowed]), conjunction([opposite, other.allowed])])
+        fills = chosen.fills | other.fills
+        if chosen.allowed == FALSE:
+            return Parts(conjunction([opposite, other.allowed]), other.biases, fills)
+        if other.allowed == FALSE:
+            return Parts(conjunction([part.condition, chosen.allowed]), chosen.biases, fills)
+        if chosen.biases == other.biases:
+            return Parts(allowed, other.biases, fills)
+        return Parts(allowed, (choice(part.condition, _total(chosen.biases), _total(other.biases)),), fills)
+    return Parts(biases=(part,))
+
+
+def _magnitude(part: Expression) -> float:
+    """The plain number that something unread is multiplied by."""
+    if not isinstance(part, Apply) or part.op != "Mul":
+        return 1.0
+    return math.prod(abs(item.value) if isinstance(item, Number) else _magnitude(item) for item in part.arguments)
+
+
+def _total(biases: tuple[Expression, ...]) -> Expression:
+    total: Expression = Number(0.0)
+    for bias in biases:
+        total = bias if total == Number(0.0) else Apply("Add", (total, bias))
+    return total
+
+
+def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
+    used = index_factors(part)
+    if used & index_factors(column) and not used & (index_factors(row) | set(heads)) and elements_of(part):
+        return Padding(part)
+    if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
+        return QueryPadding(part)
+    if isinstance(part, Or) and _is_prefix(part, row, column):
+        return Prefix(part)
+    if not isinstance(part, Compare):
+        return Other(part)
+    if part.equal:
+        return Segments() if _is_segments(part.form, row, column) else Other(part)
+    behind, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
+    if not behind.terms:
+        return Causal(behind.offset * -1)
+    if not ahead.terms:
+        return Window(ahead.offset * -1)
+    return Other(part)
+
+
+def _is_prefix(part: Or, row: Linear, column: Linear) -> bool:
+    """`j <= i or j < number`, the number one for each batch entry at most."""
+    forms = [item.form for item in part.parts if isinstance(item, Compare) and not item.equal]
+    triangles = [form for form in forms if not combine(form, combine(column, row, -1), -1).terms]
+    rest = [combine(form, column, -1) for form in forms if form not in triangles]
+    counted = [form for form in rest if not index_factors(form) & (index_factors(row) | index_factors(column))]
+    return len(part.parts) == len(forms) == 2 and len(triangles) == len(counted) == 1
+
+
+def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
+    atoms = [(atom, coefficient) for atom, coefficient in form.terms if isinstance(atom, Element)]
+    if len(atoms) != 2 or len(form.terms) != 2 or form.offset != 0:
+        return False
+    (first, one), (second, other) = atoms
+    ends = {str(first.at[-1:] == (row,)), str(second.at[-1:] == (row,))}
+    return first.value is second.value and one == other * -1 and len(ends) == 2 and (column in {*first.at, *second.at})
+
+
+def _kinds(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> list[str]:
+    kinds: list[str] = []
+    causal = next((item for item in predicates if isinstance(item, Causal)), None)
+    window = any(isinstance(item, Window) for item in predicates)
+    padding = any(isinstance(item, Padding) for item in predicates)
+    triangle = None if causal is None else _triangle(causal, spec)
+    if window and triangle == "causal_shifted":
+        triangle = None
+        kinds.append("two_sided_window")
+    elif window:
+        kinds.append("sliding_window" if triangle else "anticausal")
+    if triangle:
+        kinds.append(f"padding_{triangle}" if padding else triangle)
+    elif padding:
+        kinds.append("padding")
+    if any(isinstance(item, Segments) for item in predicates):
+        kinds.append("segments")
+    names = {QueryPadding: "query_padding", Prefix: "prefix", Other: "arbitrary"}
+    kinds += [name for kind, name in names.items() if any(isinstance(item, kind) for item in predicates)]
+    return kinds
+
+
+def _triangle(causal: Causal, spec: AttentionSpec) -> str:
+    if causal.offset == 0:
+        return "causal"
+    bottom_right = causal.offset == length(spec.key_axis) - length(spec.query_axis)
+    return "causal_bottom_right" if bottom_right else "causal_shifted"
+
+
+def _possibly_empty(dim: Dim, spec: AttentionSpec) -> set[str]:
+    """The symbols of a size that may be 0 without the attention having no rows or no entries."""
+    certain = {leaf.size for axis in spec.axes.scores[:3] for leaf in leaves(axis)}
+    return {name for name in sizes.symbols(dim) if sizes.symbol(name) not in certain}
+
+
+def _rows_see_a_key(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
+    """Whether key `i + offset` (or key 0, without a window) is allowed in every row."""
+    causal = [item for item in predicates if isinstance(item, Causal)]
+    windows = [item for item in predicates if isinstance(item, Window)]
+    if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
+        return False
+    offset = causal[0].offset if causal else 0
+    empty = _possibly_empty(offset, spec) if not windows else _possibly_empty(offset + windows[0].reach, spec)
+    if sizes.least(offset, empty) < 0:
+        return False
+    if not windows:
+        return True
+    room = length(spec.key_axis) - length(spec.query_axis) - offset
+    return sizes.least(room, empty) >= 0 and sizes.least(windows[0].reach + offset, empty) >= 0

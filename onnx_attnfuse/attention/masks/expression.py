@@ -1,0 +1,279 @@
+"""Masks as expressions over index variables.
+
+An element of a mask is a function of where it stands. Integers are linear forms over indices and read elements, with sizes as
+coefficients, so that `j - i <= 0` looks the same however it was spelled; truth values are comparisons of such forms, reads, and
+their combinations; floats are numbers, choices between numbers, and terms nobody needs to look into.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Factor
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.sizes import Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """A variable that runs over `range(factor.size)`."""
+
+    factor: Factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """The element of a value at an index, where the value is data: an input, a constant table, or what cannot be read."""
+
+    value: ir.Value
+    at: tuple[Expression, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """`offset + sum of coefficient · atom`, over integers."""
+
+    terms: tuple[tuple[Index | Element, Dim], ...]
+    offset: Dim = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number that is no index."""
+
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Truth:
+    """True or false everywhere."""
+
+    value: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """`form <= 0` or `form == 0`."""
+
+    form: Linear
+    equal: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NonZero:
+    """A read element is not zero (or is true)."""
+
+    element: Element
+
+
+@dataclasses.dataclass(frozen=True)
+class Not:
+    """The opposite."""
+
+    inner: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class And:
+    """All of several."""
+
+    parts: tuple[Expression, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Or:
+    """At least one of several."""
+
+    parts: tuple[Expression, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """`chosen` where `condition` holds, else `other`."""
+
+    condition: Expression
+    chosen: Expression
+    other: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+    """An element-wise operator that is not looked into."""
+
+    op: str
+    arguments: tuple[Expression, ...]
+
+
+Expression: TypeAlias = "Linear | Element | Number | Truth | Compare | NonZero | Not | And | Or | Choice | Apply"
+
+TRUE, FALSE = Truth(True), Truth(False)
+
+
+def index(factor: Factor) -> Linear:
+    """The variable of a factor."""
+    return Linear(((Index(factor), 1),))
+
+
+def constant(dim: Dim) -> Linear:
+    """A size as an expression."""
+    return Linear((), dim)
+
+
+def combine(left: Linear, right: Linear, sign: int = 1) -> Linear:
+    """`left + sign · right`."""
+    terms: dict[Index | Element, Dim] = dict(left.terms)
+    for atom, coefficient in right.terms:
+        terms[atom] = terms.get(atom, 0) + coefficient * sign
+    kept = sorted(((atom, c) for atom, c in terms.items() if c != 0), key=lambda term: _rank(term[0]))
+    return Linear(tuple(kept), left.offset + right.offset * sign)
+
+
+def _rank(atom: Index | Element) -> tuple[int, int, str]:
+    return (0, atom.factor.serial, "") if isinstance(atom, Index) else (1, 0, str(atom.value.name))
+
+
+def scaled(form: Linear, factor: Dim) -> Linear:
+    """`factor · form`."""
+    if factor == 0:
+        return constant(0)
+    return Linear(tuple((atom, coefficient * factor) for atom, coefficient in form.terms), form.offset * factor)
+
+
+def divided(form: Linear, divisor: Dim) -> tuple[Linear, Linear] | None:
+    """Quotient and remainder by a size, if the remainder is certainly within it."""
+    quotient: list[tuple[Index | Element, Dim]] = []
+    rest: list[tuple[Index | Element, Dim]] = []
+    for atom, coefficient in form.terms:
+        exact = sizes.exact_quotient(coefficient, divisor)
+        (rest.append((atom, coefficient)) if exact is None else quotient.append((atom, exact)))
+    exact = sizes.exact_quotient(form.offset, divisor)
+    remainder = Linear(tuple(rest), form.offset if exact is None else 0)
+    low, high = bounds(remainder)
+    if low is None or high is None or not _at_least(low, 0) or not _at_least(divisor - 1, high):
+        return None
+    return Linear(tuple(quotient), 0 if exact is None else exact), remainder
+
+
+def bounds(form: Linear) -> tuple[Dim | None, Dim | None]:
+    """The smallest and largest value of a form; None where a read element makes it unknown."""
+    low: Dim | None = form.offset
+    high: Dim | None = form.offset
+    for atom, coefficient in form.terms:
+        if isinstance(atom, Element):
+            return None, None
+        reach = coefficient * (atom.factor.size - 1)
+        positive = _at_least(coefficient, 0)
+        if not positive and not _at_least(coefficient * -1, 0):
+            return None, None
+        low, high = (low, high + reach) if positive else (low + reach, high)
+    return low, high
+
+
+def _at_least(left: Dim, right: Dim) -> bool:
+    """Whether `left >= right` whatever the symbols are; any may be 0, as a past is in the first step."""
+    gap = left - right
+    return sizes.least(gap, sizes.symbols(gap)) >= 0
+
+
+def at_most_zero(form: Linear) -> Expression:
+    """`form <= 0`, decided where it can be."""
+    low, high = bounds(form)
+    if high is not None and _at_least(0, high):
+        return TRUE
+    if low is not None and _at_least(low, 1):
+        return FALSE
+    return Compare(form)
+
+
+def is_zero(form: Linear) -> Expression:
+    """`form == 0`, decided where it can be."""
+    if not form.terms and isinstance(form.offset, int):
+        return Truth(form.offset == 0)
+    low, high = bounds(form)
+    if (low is not None and _at_least(low, 1)) or (high is not None and _at_least(-1, high)):
+        return FALSE
+    if len(form.terms) == 1 and form.offset == 0 and isinstance(form.terms[0][0], Element):
+        return Not(NonZero(form.terms[0][0]))
+    return Compare(form, equal=True)
+
+
+def negation(part: Expression) -> Expression:
+    """The opposite of a truth value, negations pushed inwards."""
+    if isinstance(part, Truth):
+        return Truth(not part.value)
+    if isinstance(part, Not):
+        return part.inner
+    if isinstance(part, Compare) and not part.equal:
+        return at_most_zero(combine(constant(1), part.form, -1))
+    if isinstance(part, And):
+        return disjunction(negation(item) for item in part.parts)
+    if isinstance(part, Or):
+        return conjunction(negation(item) for item in part.parts)
+    return Not(part)
+
+
+def conjunction(parts: Iterable[Expression]) -> Expression:
+    """All of `parts`, flattened; what is always true falls out."""
+    found: dict[Expression, None] = {}
+    for part in parts:
+        for item in part.parts if isinstance(part, And) else (part,):
+            if item == FALSE:
+                return FALSE
+            if item != TRUE:
+                found[item] = None
+    kept = tuple(found)
+    return TRUE if not kept else kept[0] if len(kept) == 1 else And(kept)
+
+
+def disjunction(parts: Iterable[Expression]) -> Expression:
+    """Any of `parts`, flattened; what is never true falls out."""
+    found: dict[Expression, None] = {}
+    for part in parts:
+        for item in part.parts if isinstance(part, Or) else (part,):
+            if item == TRUE:
+                return TRUE
+            if item != FALSE:
+                found[item] = None
+    kept = tuple(found)
+    return FALSE if not kept else kept[0] if len(kept) == 1 else Or(kept)
+
+
+def choice(condition: Expression, chosen: Expression, other: Expression) -> Expression:
+    """`chosen` or `other`, decided where the condition is."""
+    if isinstance(condition, Truth):
+        return chosen if condition.value else other
+    return chosen if chosen == other else Choice(condition, chosen, other)
+
+
+def truth(part: Expression) -> Expression:
+    """A number as a truth value: not zero."""
+    if isinstance(part, (Truth, Compare, NonZero, Not, And, Or)):
+        return part
+    if isinstance(part, Element):
+        return NonZero(part)
+    if isinstance(part, Linear):
+        return negation(is_zero(part))
+    if isinstance(part, Number):
+        return Truth(part.value != 0)
+    if isinstance(part, Choice):
+        return disjunction(
+            [conjunction([part.condition, truth(part.chosen)]), conjunction([negation(part.condition), truth(part.other)])]
+        )
+    if part.op == "Mul":
+        return conjunction(truth(argument) for argument in part.arguments)
+    return Not(Apply("Equal", (part, Number(0.0))))
+
+
+def is_binary(part: Expression) -> bool:
+    """Whether a number is certainly 0 or 1."""
+    if isinstance(part, Choice):
+        return is_binary(part.chosen) and is_binary(part.other)
+    if isinstance(part, Number):
+        return part.value in {0.0, 1.0}
+    if isinstance(part, Linear):
+        return not part.terms and part.offset in {0, 1}
+    return isinstance(part, (Truth, Compare, NonZero, Not, And, Or))

@@ -1,0 +1,241 @@
+"""Rows in which every key is masked: whether there can be any, and what the source makes of them.
+
+A key is *masked* if its score is replaced by a large negative number, or has one added. As long as a row has one ordinary key,
+how low the others are does not matter. In a fully masked row it does: softmax sees the numbers themselves. `sees_a_key` says
+whether such rows can be excluded. If not, `masked_keys` sorts the keys by the steps that mask them:
+
+    where(causal, scores, -1e9) + (1 - padding) * -1e4
+
+    masked by                   value before Softmax
+    the first step              -1e9              no longer depends on the score
+    the second                  score - 1e4
+    both                        -1.0001e9         no longer depends on the score
+
+A fused operator adds one number to each score, so it is exact in fully masked rows only under the conditions of `choose_fills`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.masks.classify import Meaning, keep_condition, split_added
+from onnx_attnfuse.attention.masks.expression import And, Apply, Element, Expression
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
+from onnx_attnfuse.attention.masks.traverse import parts_of
+from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, MaskStep, Replaced, Scaled, step_gains
+from onnx_attnfuse.reasons import Refused
+
+Fills = Literal["lowest", "exact"]
+"""What replaced scores become in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's
+own fill, with the queries of rows that are replaced throughout set to zero."""
+
+ABSORBS = -1e12
+"""Added in float32, a number this low leaves nothing of an ordinary score."""
+_LOWEST, _ABOVE_LOWEST = -3.4e38, -3e38
+_ROUNDS, _ROUNDS_ALL = -2e4, -1e9
+"""Between these, adding the number rounds a float32 score visibly and still leaves something of it."""
+_APART = 2e3
+"""Two masked keys whose numbers differ by this much do not share a row's weight: ordinary scores lie closer together."""
+_MAX_EVENTS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedKey:
+    """Keys that the same steps mask."""
+
+    scored: bool
+    """Whether their value before Softmax still depends on the score."""
+    low: float
+    high: float
+    """What the number lies between that is added to the score, or stands in its place."""
+
+    def absorbs(self, limit: float = ABSORBS) -> bool:
+        """Whether the number leaves nothing of a score that it is added to."""
+        return self.high <= limit
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedKeys:
+    """Every combination of steps that can mask a key, and what else matters in fully masked rows."""
+
+    keys: tuple[MaskedKey, ...]
+    biased: bool = False
+    """An ordinary bias is added after scores were replaced."""
+    added_later: bool = False
+    """Anything is added after scores were replaced."""
+    floored: bool = False
+    """Masked scores are held above a number."""
+    additions: int = 0
+    """How often a number is added or multiplied, each time rounding the sum."""
+    summed_in_half: bool = False
+    """A mask of float16 is summed with something else."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Event:
+    """One step that masks some keys: `kept` is where it does not, None if that is not known."""
+
+    step: int
+    kept: Expression | None
+    number: Interval
+    replaces: bool = False
+
+
+def sees_a_key(meaning: Meaning, bounds: Bounds) -> bool:
+    """Whether every row certainly has a key that is not masked: the predicates leave one, and nothing that is added masks it."""
+    return meaning.rows_see_a_key and all(bounds.expression(bias)[0] > bounds.masked_from for bias in meaning.biases)
+
+
+def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABSORBS) -> MaskedKeys:
+    """Sorts the masked keys of a mask by the steps that mask them.
+
+    Args:
+        mask: The steps.
+        reader: Reads their values.
+        bounds: Intervals of their values.
+        absorbs: From here down an added number leaves nothing of a score; higher where sums are rounded to a half type.
+
+    Raises:
+        Refused: Too many steps mask keys (`many-masks`), or a floor lies among the numbers of masked keys (`floor-near-fill`).
+    """
+    events, biased = _events(mask, reader, bounds)
+    if len(events) > _MAX_EVENTS:
+        raise Refused("many-masks", f"{len(events)} steps mask scores; rows without a key cannot be told apart")
+    found = dict.fromkeys(_key(mask, active, bounds, absorbs) for active in _combinations(events))
+    first = next((place for place, step in enumerate(mask) if isinstance(step, (Replaced, Floored))), len(mask))
+    later = any(isinstance(step, Added) for step in mask[first:])
+    floored = any(isinstance(step, Floored) for step in mask)
+    additions = sum(isinstance(step, (Added, Scaled)) for step in mask)
+    summed = any(_is_summed_in_half(step, mask, reader, bounds) for step in mask)
+    return MaskedKeys(tuple(found), biased, later, floored, additions, summed)
+
+
+def _is_summed_in_half(step: MaskStep, mask: Mask, reader: Reader, bounds: Bounds) -> bool:
+    """Whether a float16 mask is summed with a bias, or goes through further steps: a CPU rounds such sums in some places only."""
+    if not isinstance(step, Added) or reader.facts.dtype(step.indexed.value) != ir.DataType.FLOAT16:
+        return False
+    if len(mask) > 1:
+        return True
+    parts = split_added(step, Gain(), reader)
+    computed = [bias for bias in parts.biases if not isinstance(bias, Element)]
+    return bool(parts.biases and parts.fills) or any(bounds.expression(bias)[0] <= bounds.masked_from for bias in computed)
+
+
+def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
+    """How replaced scores are written so that fully masked rows come out as in the source.
+
+    Args:
+        masked: The masked keys.
+        absorbs: From here down an added number leaves nothing of a score; higher where sums are rounded to a half type.
+
+    Raises:
+        Refused: No way is exact (`weak-fill`), or it depends on the order in which numbers are added (`rounded-mask`).
+    """
+    replaced = [key for key in masked.keys if not key.scored]
+    scored = [key for key in masked.keys if key.scored]
+    rounding = [key for key in scored if key.low > _ROUNDS_ALL and key.high < _ROUNDS and absorbs < key.high]
+    if rounding and masked.additions > 1:
+        message = f"with {rounding[0].high:g} added, rows without a key depend on the order of float32 additions"
+        raise Refused("rounded-mask", message)
+    if masked.summed_in_half and absorbs == ABSORBS:
+        raise Refused(
+            "rounded-mask", "a bias and a mask are summed in float16, which the device computes in float32 in some places"
+        )
+    for key, other in itertools.product(replaced, scored):
+        if not key.absorbs(absorbs) and not other.low >= key.high + _APART:
+            message = f"scores are replaced by {key.high:g} and others masked by adding; rows without a key would mix both"
+            raise Refused("weak-fill", message)
+    alike = len({number for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
+    infinite = masked.added_later and any(key.low == -math.inf for key in replaced)
+    if not masked.biased and not infinite and alike and all(itertools.starmap(_stays_below, itertools.product(replaced, scored))):
+        return "lowest"
+    if masked.floored:
+        message = "scores are held above a number and replaced by another; rows without a key would mix both"
+        raise Refused("weak-fill", message)
+    return "exact"
+
+
+def _stays_below(replaced: MaskedKey, scored: MaskedKey) -> bool:
+    """Whether two masked keys share a row's weight as they did once the one that was replaced has the lowest number."""
+    return replaced.high <= _LOWEST or scored.low >= max(replaced.high + _APART, _ABOVE_LOWEST)
+
+
+def implied(premise: Expression, conclusion: Expression) -> bool:
+    """Whether a conjunction contains every part of another."""
+    return _conjuncts(conclusion) <= _conjuncts(premise)
+
+
+def _conjuncts(part: Expression) -> set[Expression]:
+    return set(part.parts) if isinstance(part, And) else {part}
+
+
+def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], bool]:
+    """The steps that mask keys, and whether an ordinary bias follows one that replaces scores."""
+    events: list[_Event] = []
+    biased = False
+    for place, (step, gain) in enumerate(zip(mask, step_gains(mask), strict=True)):
+        if isinstance(step, Replaced):
+            fill = step.fill * gain.number
+            low, high = sorted((fill * number for number in bounds.gain(gain)), key=float)
+            events.append(_Event(place, keep_condition(step.condition, step.keep_where, reader), (low, high), replaces=True))
+        elif isinstance(step, Added):
+            parts = split_added(step, gain, reader)
+            if parts.fills:
+                unknown = _has_unread_amount(parts.allowed)
+                number = (-math.inf, bounds.masked_from) if unknown else (min(parts.fills), max(parts.fills))
+                events.append(_Event(place, parts.allowed, number))
+            lows = [bounds.expression(bias)[0] for bias in parts.biases]
+            events += [_Event(place, None, (low, bounds.masked_from)) for low in lows if low <= bounds.masked_from]
+            earlier = any(isinstance(other, (Replaced, Floored)) for other in mask[:place])
+            biased |= bool(parts.biases) and earlier
+    return events, biased
+
+
+def _has_unread_amount(part: Expression) -> bool:
+    return (isinstance(part, Apply) and part.op == "Unmasked") or any(map(_has_unread_amount, parts_of(part)))
+
+
+def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:
+    """Every set of steps that can mask one key together: who is masked by one is masked by those that it implies."""
+    pairs = [
+        (one, other)
+        for one, other in itertools.permutations(events, 2)
+        if one.kept is not None and other.kept is not None and implied(other.kept, one.kept)
+    ]
+    for count in range(1, len(events) + 1):
+        for active in itertools.combinations(events, count):
+            if not any(one in active and other not in active for one, other in pairs):
+                yield active
+
+
+def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -> MaskedKey:
+    scored, low, high = True, 0.0, 0.0
+    for place, (step, gain) in enumerate(zip(mask, step_gains(mask), strict=True)):
+        for event in active:
+            if event.step == place and event.replaces:
+                scored, (low, high) = False, event.number
+            elif event.step == place:
+                low, high = added((low, high), event.number)
+        if isinstance(step, Floored):
+            scored, low, high = _floored(scored, (low, high), step.low * gain.number, bounds.masked_from, absorbs)
+    return MaskedKey(scored, low, high)
+
+
+def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs: float) -> tuple[bool, float, float]:
+    """What a floor makes of masked keys."""
+    low, high = number
+    if floor <= absorbs:
+        return scored, max(low, floor), max(high, floor)
+    if low >= floor - limit or (not scored and low >= floor):
+        return scored, low, high
+    if high <= floor + limit or (high <= floor and not scored):
+        return False, floor, floor
+    message = f"scores are held above {floor:g}, among the numbers of masked keys; rows without a key would differ"
+    raise Refused("floor-near-fill", message)

@@ -1,0 +1,369 @@
+"""Pulling one element of a mask: *what stands at index (b, n, i, j)*, one rule per operator.
+
+Views rewrite the index, element-wise operators build the expression, and what no rule knows becomes a read element of that value.
+A pulled element is exact, not a guess: it holds for every index and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.masks import simplify
+from onnx_attnfuse.attention.masks.constant_tables import as_rule
+from onnx_attnfuse.attention.masks.expression import (
+    Apply,
+    Element,
+    Expression,
+    Linear,
+    Number,
+    Truth,
+    at_most_zero,
+    choice,
+    combine,
+    constant,
+    divided,
+    scaled,
+)
+from onnx_attnfuse.attention.masks.reshape_index import At, regrouped
+from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rules.reading import axes_of, from_start, slice_bounds
+from onnx_attnfuse.graph.sizes import Dim, Size
+
+_TABLE = 4096
+_MATRIX = 1 << 24
+_MAX_EXPRESSION_DEPTH = 400
+_LARGEST = 4096
+"""Parts of an expression from which on it is not looked into: a value that is used twice over and over has 2^n of them."""
+
+
+class Reader:
+    """Reads elements of values of one graph."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._known: dict[tuple[ir.Value, At], tuple[Expression, int]] = {}
+        self._parts = 0
+        """Parts of what was read for the element that is being read."""
+
+    def element(self, value: ir.Value, at: At, depth: int = 0) -> Expression:
+        """The element of `value` at an index given as one integer expression per axis."""
+        key = (value, at)
+        known = self._known.get(key)
+        if known is None:
+            around, self._parts = self._parts, 1
+            found = self._read(value, at, depth)
+            known = self._known[key] = (found, self._parts) if self._parts <= _LARGEST else (Element(value, at), 1)
+            self._parts = around
+        self._parts += known[1]
+        return known[0]
+
+    def _read(self, value: ir.Value, at: At, depth: int) -> Expression:
+        constant_element = self._constant(value, at)
+        if constant_element is not None:
+            return constant_element
+        node = value.producer()
+        if node is None or depth > _MAX_EXPRESSION_DEPTH or is_constant(value):
+            return Element(value, at)
+        rule = _RULES.get(node.op_type) if is_standard(node) and not has_unknown_attribute(node) else None
+        found = None if rule is None else rule(self, node, at, depth + 1)
+        return Element(value, at) if found is None else found
+
+    def _constant(self, value: ir.Value, at: At) -> Expression | None:
+        content = self.facts.content(value) if not at else None
+        if isinstance(content, bool):
+            return Truth(content)
+        if isinstance(content, (int, Size)):
+            return constant(content)
+        number = self.facts.number(value)
+        if number is None:
+            return self._table(value, at)
+        return _literal(number, self.facts.dtype(value))
+
+    def _table(self, value: ir.Value, at: At) -> Expression | None:
+        """One entry of a small constant at a known index, or an entry of a small content vector."""
+        forms = [item for item in at if isinstance(item, Linear)]
+        places = [item.offset for item in forms if not item.terms and isinstance(item.offset, int)]
+        if len(forms) == len(at) == len(places) + 2:
+            return self._rule(value, forms)
+        if len(places) != len(at):
+            return None
+        content = self.facts.content(value)
+        if isinstance(content, tuple) and len(places) == 1 and -len(content) <= places[0] < len(content):
+            item = content[places[0]]
+            return constant(item) if isinstance(item, (int, Size)) and not isinstance(item, bool) else None
+        array = constant_array(value, limit=_TABLE)
+        return None if array is None else _literal(float(array[tuple(places)]), self.facts.dtype(value))
+
+    def _rule(self, value: ir.Value, at: Sequence[Linear]) -> Expression | None:
+        """A matrix in a constant table of two different values, if it writes out a rule where each is."""
+        array = constant_array(value, limit=_MATRIX) if is_constant(value) else None
+        moving = [axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int)]
+        if array is None or len(moving) != 2:
+            return None
+        fixed = tuple(slice(None) if axis in moving else _known(item) for axis, item in enumerate(at))
+        matrix = np.asarray(array[fixed])
+        dtype, high, low = self.facts.dtype(value), matrix.max(), matrix.min()
+        if not np.isin(matrix, [high, low]).all():
+            return None
+        rule = as_rule(matrix == high, at[moving[0]], at[moving[1]])
+        return None if rule is None else choice(rule, _literal(float(high), dtype), _literal(float(low), dtype))
+
+    def input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression:
+        """The element of an input at an index of its own."""
+        value = node.inputs[position]
+        assert value is not None
+        return self.element(value, at, depth)
+
+    def broadcast_input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression | None:
+        """The element of an input that broadcasts against the result, at an index of the result."""
+        value = node.inputs[position]
+        dims = None if value is None else self.facts.dims(value)
+        if value is None or dims is None or len(dims) > len(at):
+            return None
+        own = at[len(at) - len(dims) :]
+        return self.element(value, tuple(constant(0) if dim == 1 else item for dim, item in zip(dims, own, strict=True)), depth)
+
+    def input_dims(self, node: ir.Node, position: int) -> Sequence[Dim] | None:
+        """The shape of an input."""
+        value = node.inputs[position] if position < len(node.inputs) else None
+        return None if value is None else self.facts.dims(value)
+
+
+def _known(place: Linear) -> int:
+    assert isinstance(place.offset, int)
+    return place.offset
+
+
+def _literal(number: float, dtype: ir.DataType | None) -> Expression:
+    if dtype == ir.DataType.BOOL:
+        return Truth(bool(number))
+    if dtype in {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8}:
+        return constant(int(number))
+    return Number(number)
+
+
+_Rule: TypeAlias = Callable[[Reader, ir.Node, At, int], "Expression | None"]
+
+
+def _elementwise(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    operands: list[Expression] = []
+    for position in range(len(node.inputs)):
+        operand = reader.broadcast_input(node, position, at, depth)
+        if operand is None:
+            return None
+        operands.append(operand)
+    found = simplify.apply(node.op_type, operands, reader.facts.dtype(node.outputs[0]))
+    return Apply(node.op_type, tuple(operands)) if found is None else found
+
+
+def _cast(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    inner = reader.input(node, 0, at, depth)
+    target = reader.facts.dtype(node.outputs[0])
+    source = None if node.inputs[0] is None else reader.facts.dtype(node.inputs[0])
+    return None if target is None else simplify.cast(inner, source, target)
+
+
+def _identity(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    return reader.input(node, 0, at, depth)
+
+
+def _transpose(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    perm = attribute(node, "perm") or [*range(len(at))][::-1]
+    inner: list[Expression] = [constant(0)] * len(at)
+    for position, axis in enumerate(perm):
+        inner[axis] = at[position]
+    return reader.input(node, 0, tuple(inner), depth)
+
+
+def _unsqueeze(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    axes = axes_of(node, 1, len(at), reader.facts)
+    if axes is None:
+        return None
+    return reader.input(node, 0, tuple(item for axis, item in enumerate(at) if axis not in axes), depth)
+
+
+def _squeeze(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims = reader.input_dims(node, 0)
+    if dims is None:
+        return None
+    given = len(node.inputs) > 1 or "axes" in node.attributes
+    axes = axes_of(node, 1, len(dims), reader.facts) if given else [axis for axis, dim in enumerate(dims) if dim == 1]
+    if axes is None or len(dims) - len(axes) != len(at):
+        return None
+    rest = iter(at)
+    return reader.input(node, 0, tuple(constant(0) if axis in axes else next(rest) for axis in range(len(dims))), depth)
+
+
+def _reshape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    old, new = reader.input_dims(node, 0), reader.facts.dims(node.outputs[0])
+    if old is None or new is None:
+        return None
+    inner = regrouped(at, new, old)
+    return None if inner is None else reader.input(node, 0, inner, depth)
+
+
+def _expand(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    return reader.broadcast_input(node, 0, at, depth)
+
+
+def _tile(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    old, new = reader.input_dims(node, 0), reader.facts.dims(node.outputs[0])
+    if old is None or new is None:
+        return None
+    inner: list[Expression] = []
+    for place, dim, tiled in zip(at, old, new, strict=True):
+        parts = divided(place, dim) if dim not in {1, tiled} and isinstance(place, Linear) else None
+        if parts is None and dim not in {1, tiled}:
+            return None
+        inner.append(constant(0) if dim == 1 else place if parts is None else parts[1])
+    return reader.input(node, 0, tuple(inner), depth)
+
+
+def _slice(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims = reader.input_dims(node, 0)
+    found = None if dims is None else slice_bounds(node, len(dims), reader.facts)
+    if dims is None or found is None:
+        return None
+    inner = list(at)
+    for axis, (start, _, step) in found.items():
+        item = inner[axis]
+        if not isinstance(item, Linear) or step < 1:
+            return None
+        begin = from_start(start, dims[axis])
+        if begin is None:
+            return None
+        inner[axis] = combine(scaled(item, step), constant(begin))
+    return reader.input(node, 0, tuple(inner), depth)
+
+
+def _gather(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims, indices = reader.input_dims(node, 0), reader.input_dims(node, 1)
+    if dims is None or indices is None:
+        return None
+    axis: int = attribute(node, "axis", 0) % len(dims)
+    picked = reader.input(node, 1, at[axis : axis + len(indices)], depth)
+    place = _place(picked, dims[axis], reader.facts)
+    return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + len(indices) :]), depth)
+
+
+def _gather_elements(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims = reader.input_dims(node, 0)
+    if dims is None:
+        return None
+    axis: int = attribute(node, "axis", 0) % len(dims)
+    place = _place(reader.input(node, 1, at, depth), dims[axis], reader.facts)
+    return None if place is None else reader.input(node, 0, (*at[:axis], place, *at[axis + 1 :]), depth)
+
+
+def _gather_nd(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    dims, indices = reader.input_dims(node, 0), reader.input_dims(node, 1)
+    if dims is None or indices is None or attribute(node, "batch_dims", 0) or not isinstance(indices[-1], int):
+        return None
+    outer = len(indices) - 1
+    places: list[Expression] = []
+    for axis in range(indices[-1]):
+        place = _place(reader.input(node, 1, (*at[:outer], constant(axis)), depth), dims[axis], reader.facts)
+        if place is None:
+            return None
+        places.append(place)
+    return reader.input(node, 0, (*places, *at[outer:]), depth)
+
+
+def _place(picked: Expression, size: Dim, facts: Facts) -> Linear | None:
+    """An index that is read or computed, as a form; a negative constant counts from the end."""
+    if isinstance(picked, Element):
+        picked = Linear(((picked, 1),))
+    if not isinstance(picked, Linear):
+        return None
+    if any(isinstance(atom, Element) for atom, _ in picked.terms) and not facts.assumed.indices_in_range:
+        return None
+    if not picked.terms and isinstance(picked.offset, int) and picked.offset < 0:
+        return constant(size + picked.offset)
+    return picked
+
+
+def _concat(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    axis: int = attribute(node, "axis", 0) % len(at)
+    place = at[axis]
+    if not isinstance(place, Linear):
+        return None
+    start: Dim = 0
+    parts: list[tuple[Dim, Expression]] = []
+    for position in range(len(node.inputs)):
+        dims = reader.input_dims(node, position)
+        if dims is None:
+            return None
+        inner = combine(place, constant(start), -1)
+        if _outside(inner, dims[axis]):
+            start = start + dims[axis]
+            continue
+        start = start + dims[axis]
+        parts.append((start, reader.input(node, position, (*at[:axis], inner, *at[axis + 1 :]), depth)))
+    if not parts:
+        return None
+    result = parts[-1][1]
+    for end, part in reversed(parts[:-1]):
+        result = choice(at_most_zero(combine(combine(place, constant(end), -1), constant(1))), part, result)
+    return result
+
+
+def _outside(place: Linear, size: Dim) -> bool:
+    """Whether a known place is certainly not in an axis of known length."""
+    return not place.terms and isinstance(place.offset, int) and isinstance(size, int) and not 0 <= place.offset < size
+
+
+def _range(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    start, step = reader.input(node, 0, (), depth), reader.input(node, 2, (), depth)
+    place = at[0]
+    if not isinstance(start, Linear) or not isinstance(step, Linear) or step.terms or not isinstance(place, Linear):
+        return None
+    return combine(start, scaled(place, step.offset))
+
+
+def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    shift = reader.input(node, 1, (), depth) if len(node.inputs) > 1 and node.inputs[1] is not None else constant(0)
+    row, column = at[-2:]
+    if not isinstance(shift, Linear) or not isinstance(row, Linear) or not isinstance(column, Linear):
+        return None
+    inner = reader.input(node, 0, at, depth)
+    beyond = combine(combine(column, row, -1), shift, -1)
+    upper = bool(attribute(node, "upper", 1))
+    kept = at_most_zero(scaled(beyond, -1)) if upper else at_most_zero(beyond)
+    return choice(kept, inner, simplify.zero_like(inner))
+
+
+def _constant_of_shape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    number = reader.facts.number(node.outputs[0])
+    return None if number is None else _literal(number, reader.facts.dtype(node.outputs[0]))
+
+
+_ELEMENTWISE = (
+    "Add Sub Mul Div Mod Neg Abs Min Max Equal Less LessOrEqual Greater GreaterOrEqual And Or Xor Not Where "
+    "Pow Log Floor Ceil Exp Sqrt Reciprocal Sign BitwiseAnd BitwiseOr BitwiseNot"
+)
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Expand": _expand,
+    "Flatten": _reshape,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Identity": _identity,
+    "Range": _range,
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze,
+}

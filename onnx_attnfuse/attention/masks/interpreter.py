@@ -1,0 +1,119 @@
+"""Evaluating mask expressions on numbers, to hold them against the graph they were read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnx_attnfuse.assumptions import FORBIDS
+from onnx_attnfuse.attention.axes.factors import Factor
+from onnx_attnfuse.attention.masks.expression import (
+    And,
+    Apply,
+    Choice,
+    Compare,
+    Element,
+    Expression,
+    Index,
+    Linear,
+    NonZero,
+    Not,
+    Number,
+    Or,
+    Truth,
+)
+from onnx_attnfuse.graph import sizes
+
+Array = npt.NDArray[Any]
+
+
+class NotEvaluated(Exception):
+    """The expression applies an operator that has no meaning here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Numbers for all that expressions are made of."""
+
+    lengths: Mapping[str, int]
+    """By symbol."""
+    indices: Mapping[Factor, Array]
+    """The index variables, shaped to broadcast against each other."""
+    values: Mapping[ir.Value, Array]
+    """What elements are read from."""
+
+    def evaluate(self, part: Expression) -> Array:
+        """The expression at all indices.
+
+        Raises:
+            NotEvaluated: It cannot be evaluated.
+        """
+        if isinstance(part, Linear):
+            return self._linear(part)
+        if isinstance(part, Element):
+            return self._element(part)
+        if isinstance(part, (Number, Truth)):
+            return np.asarray(part.value)
+        if isinstance(part, Compare):
+            form = self._linear(part.form)
+            return form == 0 if part.equal else form <= 0
+        if isinstance(part, NonZero):
+            return self._element(part.element) != 0
+        if isinstance(part, Not):
+            return ~self.evaluate(part.inner)
+        if isinstance(part, (And, Or)):
+            join = np.logical_and if isinstance(part, And) else np.logical_or
+            result = self.evaluate(part.parts[0])
+            for item in part.parts[1:]:
+                result = join(result, self.evaluate(item))
+            return result
+        if isinstance(part, Choice):
+            return np.where(*(self.evaluate(item) for item in (part.condition, part.chosen, part.other)))
+        return self._applied(part)
+
+    def _linear(self, form: Linear) -> Array:
+        total = np.asarray(sizes.evaluate(form.offset, self.lengths))
+        for atom, coefficient in form.terms:
+            value = self.indices[atom.factor] if isinstance(atom, Index) else self._element(atom)
+            total = total + value.astype(np.int64) * sizes.evaluate(coefficient, self.lengths)
+        return total
+
+    def _element(self, element: Element) -> Array:
+        """Places outside of the value are those of branches that are not taken."""
+        value = self.values[element.value]
+        places = [self.evaluate(item) for item in element.at]
+        inside = tuple(
+            np.clip(place, -length, length - 1).astype(np.int64) for place, length in zip(places, value.shape, strict=True)
+        )
+        return np.asarray(value[inside])
+
+    def _applied(self, part: Apply) -> Array:
+        function = _FUNCTIONS.get(part.op)
+        if function is None:
+            raise NotEvaluated(part.op)
+        with np.errstate(all="ignore"):
+            return np.asarray(function(*(self.evaluate(item) for item in part.arguments)))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "Abs": np.abs,
+    "Add": np.add,
+    "Equal": np.equal,
+    "Exp": np.exp,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Sub": np.subtract,
+    "Unmasked": functools.partial(np.less, FORBIDS),
+}

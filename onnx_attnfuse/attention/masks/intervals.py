@@ -1,0 +1,213 @@
+"""How low a mask can get: whether it can forbid a key at all, and whether with -inf.
+
+Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as ordinary
+numbers; what a user feeds may be anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Linear, Number
+from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
+from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.facts import Facts
+
+Interval = tuple[float, float]
+
+_ANY: Interval = (-math.inf, math.inf)
+_ORDINARY: Interval = (-900.0, 900.0)
+"""What activations and weights lie in: the scores that they are added to are no larger."""
+_UNIT: Interval = (0.0, 1.0)
+_MOVING = (
+    *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice"),
+    *("Gather", "GatherElements", "GatherND", "Split", "Cast", "CastLike"),
+)
+_MAX_EXPRESSION_DEPTH = 64
+
+
+class Bounds:
+    """Intervals of mask values, remembered."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._known: dict[ir.Value, Interval] = {}
+
+    @property
+    def masked_from(self) -> float:
+        """From here down a number that is added to a score, or put in its place, masks it."""
+        return self._facts.assumed.masked_from
+
+    def lowest(self, mask: Mask) -> float:
+        """The lowest value that the mask can add to a score."""
+        bounds = (0.0, 0.0)
+        for step in mask:
+            match step:
+                case Added(indexed, negative):
+                    term = self.of(indexed.value)
+                    bounds = added(bounds, _negative(term) if negative else term)
+                case Scaled():
+                    bounds = _multiply(bounds, self._factor(step))
+                case Replaced(_, _, fill):
+                    bounds = min(bounds[0], fill), max(bounds[1], fill)
+                case Floored(low):
+                    bounds = max(bounds[0], low), max(bounds[1], low)
+        return bounds[0]
+
+    def gain(self, gain: Gain) -> Interval:
+        """What the factors of a gain that are computed at run time multiply by."""
+        bounds = (1.0, 1.0)
+        for step in gain.values:
+            bounds = _multiply(bounds, self._factor(step))
+        return bounds
+
+    def _factor(self, step: Scaled) -> Interval:
+        if not isinstance(step.factor, IndexedValue):
+            return step.factor, step.factor
+        found = self.of(step.factor.value)
+        return _divide((1.0, 1.0), found) if step.divide else found
+
+    def expression(self, part: Expression) -> Interval:
+        """The interval that an expression lies in at every index; index arithmetic counts as ordinary numbers."""
+        match part:
+            case Number(value):
+                return _ANY if math.isnan(value) else (value, value)
+            case Linear(terms, int(offset)) if not terms:
+                return float(offset), float(offset)
+            case Linear():
+                return self._ordinary
+            case Element(value):
+                return self.of(value)
+            case Choice(_, chosen, other):
+                return _union(self.expression(chosen), self.expression(other))
+            case Apply("Complement", (inner,)):
+                return _subtract((1.0, 1.0), self.expression(inner))
+            case Apply(op, arguments):
+                combined = _COMBINED.get(op)
+                if combined is None:
+                    return _ANY if op in _UNBOUNDED else self._ordinary
+                return combined(*(self.expression(arguments[index]) for index in _READ[op] if index < len(arguments)))
+            case _:
+                return _UNIT
+
+    @property
+    def _ordinary(self) -> Interval:
+        return _ORDINARY if self._facts.assumed.bounded_scores else _ANY
+
+    def of(self, value: ir.Value, depth: int = 0) -> Interval:
+        """The interval that all elements of `value` lie in."""
+        known = self._known.get(value)
+        if known is None:
+            known = self._value(value, depth)
+            self._known[value] = known
+        return known
+
+    def _value(self, value: ir.Value, depth: int) -> Interval:
+        if self._facts.dtype(value) == ir.DataType.BOOL:
+            return _UNIT
+        if constant_tensor(value) is not None:
+            return _constant(value)
+        node = value.producer()
+        if node is None or depth > _MAX_EXPRESSION_DEPTH:
+            return _ANY
+        return self._computed(node, depth + 1) if is_standard(node) else self._ordinary
+
+    def _computed(self, node: ir.Node, depth: int) -> Interval:
+        op = node.op_type
+        if op == "ConstantOfShape":
+            fill = attribute(node, "value")
+            number = 0.0 if fill is None else float(fill.numpy().flat[0])
+            return number, number
+        if op in _UNBOUNDED:
+            return _ANY
+        read = _READ.get(op)
+        if read is None:
+            return self._ordinary
+        inputs = [item for item in node.inputs if item is not None]
+        return _COMBINED[op](*(self.of(inputs[index], depth) for index in read if index < len(inputs)))
+
+
+def _constant(value: ir.Value) -> Interval:
+    array = constant_array(value, limit=1 << 24)
+    if array is None or array.size == 0:
+        return _ORDINARY
+    array = np.asarray(array, np.float64)
+    return float(array.min()), float(array.max())
+
+
+def _union(*parts: Interval) -> Interval:
+    return min(part[0] for part in parts), max(part[1] for part in parts)
+
+
+def added(left: Interval, right: Interval) -> Interval:
+    """The sum of two intervals; what is past float32 is infinite."""
+    return _rounded(left[0] + right[0], -math.inf), _rounded(left[1] + right[1], math.inf)
+
+
+def _multiply(left: Interval, right: Interval) -> Interval:
+    products = [a * b if a and b else 0.0 for a in left for b in right]
+    return _rounded(min(products), -math.inf), _rounded(max(products), math.inf)
+
+
+def _divide(left: Interval, right: Interval) -> Interval:
+    """A quotient, unless the divisor may be 0."""
+    if right[0] <= 0 <= right[1]:
+        return _ANY
+    return _multiply(left, (1 / right[1], 1 / right[0]))
+
+
+def _rounded(number: float, unknown: float) -> float:
+    """A number past float32 is infinite there; one that is none is `unknown`."""
+    return unknown if math.isnan(number) else math.copysign(math.inf, number) if abs(number) > 3.5e38 else number
+
+
+def _negative(part: Interval) -> Interval:
+    return -part[1], -part[0]
+
+
+def _subtract(left: Interval, right: Interval) -> Interval:
+    return added(left, _negative(right))
+
+
+def _with_zero(part: Interval) -> Interval:
+    return _union(part, (0.0, 0.0))
+
+
+def _maximum(*parts: Interval) -> Interval:
+    return max(part[0] for part in parts), max(part[1] for part in parts)
+
+
+def _minimum(*parts: Interval) -> Interval:
+    return min(part[0] for part in parts), min(part[1] for part in parts)
+
+
+_UNBOUNDED = frozenset(["Log", "Reciprocal"])
+_COMBINED: dict[str, Callable[..., Interval]] = {
+    **dict.fromkeys(_MOVING, _union),
+    "Add": added,
+    "Concat": _union,
+    "Div": _divide,
+    "Max": _maximum,
+    "Min": _minimum,
+    "Mul": _multiply,
+    "Neg": _negative,
+    "Pad": _with_zero,
+    "ScatterElements": _union,
+    "ScatterND": _union,
+    "Sub": _subtract,
+    "Trilu": _with_zero,
+    "Where": _union,
+}
+_READ: dict[str, Sequence[int]] = {
+    **dict.fromkeys([*_MOVING, "Neg", "Pad", "Trilu"], (0,)),
+    **dict.fromkeys(["Add", "Div", "Mul", "Sub"], (0, 1)),
+    **dict.fromkeys(["Concat", "Max", "Min"], range(64)),
+    **dict.fromkeys(["ScatterElements", "ScatterND"], (0, 2)),
+    "Where": (1, 2),
+}
+"""Which inputs of an operator decide."""

@@ -1,0 +1,64 @@
+"""All places in a graph where an attention may be, in the order in which they can be rewritten."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.match.fused_ops import is_attention, read_attention
+from onnx_attnfuse.attention.match.sinks import with_sink
+from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
+from onnx_attnfuse.attention.match.softmax_attention import read_site
+from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.reasons import Reason
+
+_READING = Subject("reading an attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A Softmax, or a node that is an attention by itself, with what it was read as."""
+
+    node: ir.Node
+    softmax: Softmax | None
+    """None for an attention node."""
+    spec: AttentionSpec | None
+    refusal: Reason | None
+    """Why there is no `spec`."""
+
+
+def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers: Readers, keep_outputs: bool) -> Candidate:
+    """Reads the attention at `node`."""
+    spec = None
+    with contained(_READING, label(node)) as attempt:
+        spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, readers, keep_outputs)
+    return Candidate(node, softmax, spec, attempt.reason)
+
+
+def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[Candidate]:
+    """The candidates of one graph, sorted so that what is built for one stands before all later ones."""
+    found: list[tuple[int, Candidate]] = []
+    positions = {node: position for position, node in enumerate(scope.graph)}
+    for node, position in positions.items():
+        softmax = None
+        if not is_attention(node):
+            softmax = find_softmax(node, scope.facts, scope.opset)
+            if softmax is None:
+                continue
+            softmax = with_sink(softmax, scope.facts)
+        candidate = read_candidate(node, softmax, scope, readers, keep_outputs)
+        order = position if candidate.spec is None else positions.get(anchor_of(candidate.spec), position)
+        found.append((order, candidate))
+    return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]
+
+
+def anchor_of(spec: AttentionSpec) -> ir.Node:
+    """The node that gives the result: everything the attention needs stands before it."""
+    node = spec.output[0].value.producer()
+    assert node is not None
+    return node

@@ -1,0 +1,148 @@
+"""Operators that are attention already: which they are, and ai.onnx Attention read as a source.
+
+ONNX Runtime's kernel is the truth for a node it runs: a row that the mask forbids throughout gives 0, also where the mask is only
+as low as float32 goes. It demands masks of full shape, which the standard does not; such nodes are read by the standard.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, new_axes, regroup
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.match import operands
+from onnx_attnfuse.attention.match.cache import read_cache
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, RowRule
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.reasons import Refused
+
+_CONTRIB = frozenset(
+    "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention DecoderMaskedMultiHeadAttention "
+    "DecoderMaskedSelfAttention DecoderAttention LongformerAttention PagedAttention QAttention SparseAttention".split()
+)
+
+
+def is_attention(node: ir.Node) -> bool:
+    """Whether the node is an attention by itself."""
+    if node.domain == "com.microsoft":
+        return node.op_type in _CONTRIB
+    return is_standard(node, "Attention")
+
+
+def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
+    """Reads an ai.onnx Attention node.
+
+    Raises:
+        Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
+    """
+    if node.domain == "com.microsoft":
+        raise Refused("contrib", f"com.microsoft.{node.op_type} is a fused operator of ONNX Runtime already", node.name)
+    inputs = [*node.inputs, *[None] * 7][:7]
+    query, key, value, mask = inputs[:4]
+    if query is None or key is None or value is None:
+        raise Refused("malformed", "an operand is missing", node.name)
+    if any(inputs[4:]) or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        raise Refused("cache-inside", "it appends to a cache, takes lengths or gives out more than its result", node.name)
+    query_axes, key_axes, value_axes = _operand_axes(node, [query, key, value], facts)
+    batch, heads, rows, channels = query_axes
+    columns, v_channels = key_axes[2], value_axes[3]
+    scores: Axes = (batch, heads, rows, columns)
+    indexed = [
+        IndexedValue(operand, axes if facts.rank(operand) == 4 else (axes[0], axes[2], (*axes[1], *axes[3])))
+        for operand, axes in zip((query, key, value), (query_axes, key_axes, value_axes), strict=True)
+    ]
+    result: Axes = (batch, heads, rows, v_channels)
+    sources = [operands.sources(item, facts, turning) for item, turning in zip(indexed, (channels, channels, ()), strict=True)]
+    output = IndexedValue(node.outputs[0], result if facts.rank(query) == 4 else (batch, rows, (*heads, *v_channels)))
+    read_mask, rules = _mask(node, mask, scores, facts)
+    return AttentionSpec(
+        name=label(node) or "Attention",
+        query=sources[0],
+        key=sources[1],
+        value=sources[2],
+        output=operands.readings(output, facts),
+        batch_axis=(*batch, *heads),
+        query_axis=rows,
+        key_axis=columns,
+        head_axis=channels,
+        v_head_axis=v_channels,
+        heads=heads,
+        scale=_scale(node, channels),
+        scale_values=(),
+        softcap=attribute(node, "softcap", 0.0) or None,
+        mask=read_mask,
+        causal=bool(attribute(node, "is_causal", 0)),
+        row_rules=rules,
+        result_scales=(),
+        dtype=facts.dtype(query),
+        output_dtype=facts.dtype(query),
+        nodes=(node,),
+        cache=read_cache(sources[1], sources[2], columns, channels, facts),
+    )
+
+
+def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[tuple[Axis, Axis, Axis, Axis]]:
+    """Batch, heads, positions and channels of query, key and value.
+
+    Keys with fewer heads lack the factor that they are repeated along.
+    """
+    heads = attribute(node, "q_num_heads"), attribute(node, "kv_num_heads"), attribute(node, "kv_num_heads")
+    split: list[Dims] = []
+    for value, count in zip(values, heads, strict=True):
+        dims = facts.dims(value)
+        if dims is None or len(dims) not in {3, 4}:
+            raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", node.name)
+        if len(dims) == 3:
+            channels = None if count is None else sizes.exact_quotient(dims[2], count)
+            if count is None or channels is None:
+                raise Refused("unknown-heads", f"the number of heads of '{value.name}' is unknown", node.name)
+            dims = (dims[0], count, dims[1], channels)
+        split.append(dims)
+    query = tuple(new_axes(split[0]))
+    groups, count = split[1][1], split[0][1]
+    if groups != count and not (isinstance(groups, int) and isinstance(count, int) and groups and count % groups == 0):
+        raise Refused("unknown-heads", "the numbers of heads are unknown", node.name)
+    kv_heads: Axis = query[1]
+    if groups != count and isinstance(groups, int) and isinstance(count, int):
+        parts = regroup([query[1]], [groups, count // groups])
+        assert parts is not None
+        kv_heads = parts[0]
+    columns, v_channels = new_axes([split[1][2]])[0], new_axes([split[2][3]])[0]
+    batch = [() if dims[0] == 1 else query[0] for dims in split]
+    key = (batch[1], leaves(kv_heads), columns, query[3])
+    value = (batch[2], leaves(kv_heads), columns, v_channels)
+    return [(query[0], leaves(query[1]), query[2], query[3]), key, value]
+
+
+def _scale(node: ir.Node, channels: Axis) -> float:
+    given = attribute(node, "scale")
+    if given is not None:
+        return float(given)
+    size = channels[0].size if channels else 1
+    if not isinstance(size, int):
+        raise Refused("unknown-head-size", "the default scale needs the head size, which is unknown", node.name)
+    return 1 / math.sqrt(size)
+
+
+def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> tuple[Mask, tuple[RowRule, ...]]:
+    if mask is None:
+        return (), ()
+    axes = aligned(mask, scores, facts)
+    if axes is None:
+        raise Refused("unknown-rank", f"the rank of the mask '{mask.name}' is unknown", node.name)
+    indexed = IndexedValue(mask, axes)
+    if facts.dtype(mask) == ir.DataType.BOOL:
+        return (Replaced(indexed, True, -math.inf),), (RowRule(None),)
+    return (Added(indexed),), (RowRule(None, lowest_counts=runs_as_is(mask, facts)),)
+
+
+def runs_as_is(mask: ir.Value | None, facts: Facts) -> bool:
+    """Whether ONNX Runtime's kernel takes a mask of this shape: no axis of the score matrix may be 1."""
+    dims = None if mask is None else facts.dims(mask)
+    return dims is None or len(dims) < 2 or 1 not in dims[-2:]

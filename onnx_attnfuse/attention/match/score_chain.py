@@ -1,0 +1,180 @@
+"""What the steps on the way from Q·Kᵀ to Softmax amount to: one scale, at most one soft cap, one mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Factor, leaves
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.masks.classify import element
+from onnx_attnfuse.attention.masks.expression import is_binary
+from onnx_attnfuse.attention.masks.fully_masked import masked_keys
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match import steps
+from onnx_attnfuse.attention.match.scores import ScorePath
+from onnx_attnfuse.attention.match.steps import ScoreStep, Taken
+from onnx_attnfuse.attention.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.reasons import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """`scale · scores`, or `softcap · tanh(scale · scores / softcap)`; then the mask."""
+
+    scale: float
+    scale_values: tuple[ScaleValue, ...]
+    softcap: float | None
+    mask: Mask
+
+
+def fold(path: ScorePath, facts: Facts) -> Folded:
+    """Folds the steps of a path, first step first.
+
+    Raises:
+        Refused: They amount to something else; the reason names the step's node.
+    """
+    folder = _Folder(path.columns(), facts)
+    for taken in path.steps:
+        folder.take(taken)
+    return folder.result()
+
+
+class _Folder:
+    """The steps taken so far."""
+
+    def __init__(self, columns: frozenset[Factor], facts: Facts) -> None:
+        self._columns = columns
+        self._facts = facts
+        self._scale = 1.0
+        self._scale_values: list[ScaleValue] = []
+        self._squashed = False
+        self._cap = 1.0
+        self._mask: list[MaskStep] = []
+        self._nodes: list[ir.Node] = []
+        """For each step of the mask its node."""
+        self._zeroed: ir.Node | None = None
+        """Where scores are multiplied by zeros and ones, if they are."""
+
+    def result(self) -> Folded:
+        mask = tuple(self._mask)
+        self._check_fills(mask)
+        if not self._squashed:
+            return Folded(self._scale, tuple(self._scale_values), None, mask)
+        return Folded(self._scale * self._cap, tuple(self._scale_values), self._cap, mask)
+
+    def take(self, taken: Taken[ScoreStep]) -> None:
+        match taken.step:
+            case steps.Scaled() as step:
+                self._scaled(step, taken)
+            case steps.Negated():
+                self._multiplied(-1.0, taken)
+            case steps.Added() as step:
+                self._added(step, taken)
+            case steps.Replaced() as step:
+                self._masks(Replaced(self._operand(step.condition, taken), step.keep_where, step.fill), taken)
+            case steps.Floored() as step:
+                self._floored(step, taken)
+            case steps.Squashed():
+                self._squash(taken)
+            case _:
+                pass
+
+    def _masks(self, step: MaskStep, taken: Taken[ScoreStep]) -> None:
+        self._mask.append(step)
+        self._nodes.append(taken.node)
+
+    def _scaled(self, step: steps.Scaled, taken: Taken[ScoreStep]) -> None:
+        number = self._facts.number(step.operand)
+        if number is None:
+            self._scaled_by_value(step, taken)
+            return
+        if not math.isfinite(number) or (step.divide and number == 0):
+            raise Refused("bad-scale", f"the scores are scaled by {number}", taken.node.name)
+        self._multiplied(1 / number if step.divide else number, taken)
+
+    def _scaled_by_value(self, step: steps.Scaled, taken: Taken[ScoreStep]) -> None:
+        name = step.operand.name
+        indexed = self._operand(step.operand, taken)
+        if any(not self._columns.isdisjoint(leaves(axis)) for axis in indexed.axes):
+            if step.divide or not is_binary(element(indexed.refined(), Reader(self._facts))):
+                raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
+            self._zeroed = taken.node
+            self._masks(Replaced(indexed, keep_where=True, fill=0.0), taken)
+            return
+        if self._squashed:
+            raise Refused("computed-softcap", f"the soft cap '{name}' is computed at run time", taken.node.name)
+        self._scale_values.append(ScaleValue(indexed, step.divide))
+        if self._mask:
+            self._masks(Scaled(indexed, step.divide), taken)
+
+    def _multiplied(self, number: float, taken: Taken[ScoreStep]) -> None:
+        if number < 0 and replaces(self._mask):
+            raise Refused("negated-mask", "scores change their sign after they were masked", taken.node.name)
+        if not self._squashed:
+            self._scale *= number
+            if self._mask and number != 1.0:
+                self._masks(Scaled(number), taken)
+            return
+        if self._mask:
+            raise Refused("scaled-softcap", "capped scores are scaled after they were masked", taken.node.name)
+        self._cap *= number
+
+    def _added(self, step: steps.Added, taken: Taken[ScoreStep]) -> None:
+        if step.mirrored:
+            self._multiplied(-1.0, taken)
+        self._masks(Added(self._operand(step.operand, taken), step.negative), taken)
+
+    def _floored(self, step: steps.Floored, taken: Taken[ScoreStep]) -> None:
+        if step.low == -math.inf:
+            return
+        if self._mask:
+            self._masks(Floored(step.low), taken)
+        elif not step.low <= self._facts.assumed.masked_from:
+            self._refuse_floor(step.low, taken.node)
+
+    def _squash(self, taken: Taken[ScoreStep]) -> None:
+        if self._squashed or self._mask:
+            raise Refused("masked-tanh", "tanh is applied to scores that are masked already", taken.node.name)
+        self._squashed = True
+
+    def _operand(self, value: ir.Value, taken: Taken[ScoreStep]) -> IndexedValue:
+        axes = aligned(value, taken.axes, self._facts)
+        if axes is None:
+            message = f"the rank of '{value.name}' is unknown, or larger than that of the scores"
+            raise Refused("unknown-rank", message, taken.node.name)
+        return IndexedValue(value, axes)
+
+    def _refuse_floor(self, low: float, node: ir.Node) -> None:
+        raise Refused("high-floor", f"scores are held above {low:g}, which ordinary scores may reach", node.name)
+
+    def _check_fills(self, mask: Mask) -> None:
+        """What stands in the place of a score has to be a mask once all later factors and additions are made."""
+        limit, bounds = self._facts.assumed.masked_from, Bounds(self._facts)
+        for step, gain, node in zip(mask, step_gains(mask), self._nodes, strict=True):
+            if isinstance(step, Floored) and not (step.low * gain.number <= limit and not gain.values):
+                self._refuse_floor(step.low * gain.number, node)
+            if not isinstance(step, Replaced) or node is self._zeroed:
+                continue
+            smallest = bounds.gain(gain)[0]
+            if gain.values and smallest <= 0:
+                message = f"scores are replaced by {step.fill:g}, which is then multiplied by a number computed at run time"
+                raise Refused("scaled-fill", message, node.name)
+            if not step.fill * gain.number * smallest <= limit:
+                message = f"scores are replaced by {step.fill * gain.number:g}, which is an ordinary score and no mask"
+                raise Refused("soft-fill", message, node.name)
+        if self._zeroed is not None:
+            keys = masked_keys(mask, Reader(self._facts), bounds).keys
+            if not all(key.high <= limit for key in keys):
+                message = "scores are multiplied by zeros and not masked there besides"
+                raise Refused("scale-by-key", message, self._zeroed.name)
+
+
+def replaces(mask: Iterable[MaskStep]) -> bool:
+    """Whether a step of a mask puts a number in the place of the score."""
+    return any(isinstance(step, (Replaced, Floored)) for step in mask)

@@ -1,0 +1,205 @@
+"""A whole attention read around its Softmax: both products, everything between them, and what it all means."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, new_axes
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.masks.classify import element
+from onnx_attnfuse.attention.masks.expression import is_binary
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.match import operands
+from onnx_attnfuse.attention.match.cache import read_cache
+from onnx_attnfuse.attention.match.heads import find_heads
+from onnx_attnfuse.attention.match.score_chain import fold
+from onnx_attnfuse.attention.match.scores import ScorePath, read_scores
+from onnx_attnfuse.attention.match.settling import settle, wider
+from onnx_attnfuse.attention.match.softmax import Softmax
+from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.match.steps import NaNZeroed, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
+from onnx_attnfuse.attention.spec import AttentionSpec, RowRule, ScaleValue, mask_operands
+from onnx_attnfuse.graph.constants import has_unknown_attribute
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.reasons import Refused
+
+
+def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:
+    """Reads the attention around `softmax`.
+
+    Args:
+        softmax: Where to start.
+        facts: Shapes of the graph.
+        readers: Readers of single steps.
+        keep_outputs: Accept that inner values are used elsewhere too.
+
+    Raises:
+        Refused: It is no attention (code `not-attention`), or one that cannot be read, with the node that stops it.
+    """
+    _check_parameters(softmax.nodes)
+    dims = facts.dims(softmax.scores)
+    if dims is None:
+        raise Refused("unknown-rank", f"the rank of the softmax input '{softmax.scores.name}' is unknown", softmax.node.name)
+    axes = new_axes(dims)
+    key_axis = axes[softmax.axis]
+    if not key_axis:
+        raise Refused("single-key", "the softmax runs over one column only", softmax.node.name)
+    weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
+    scores = read_scores(IndexedValue(softmax.scores, axes), key_axis, facts, readers)
+    nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
+    _check_parameters(nodes)
+    if not keep_outputs:
+        _check_inner_uses(nodes, weights)
+    shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
+    _check_sink(softmax, scores)
+    voided = [taken.step for taken in weights.steps if isinstance(taken.step, Voided)]
+    unshifted = bool(voided) and not shifted
+    if unshifted:
+        _check_unshifted(weights, softmax, facts)
+    product = scores.product
+    enforced = weights.contraction.node.op_type != "Einsum"
+    settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
+    _check_lengths((product.query, product.key, weights.value), axes, facts)
+    folded = fold(scores, facts)
+    query, key = (operands.sources(indexed, facts, product.head_axis) for indexed in (product.query, product.key))
+    value = operands.sources(weights.value, facts)
+    output = operands.readings(weights.output, facts)
+    queries, keys = [source.indexed for source in query], [source.indexed for operand in (value, key) for source in operand]
+    indexed = [*reversed(queries), *reversed(output), *reversed(keys)]
+    row_rules, result_scales = _row_rules(weights, key_axis, facts), _result_scales(weights, key_axis, facts)
+    beside = _beside((*folded.scale_values, *result_scales), row_rules)
+    return AttentionSpec(
+        name=softmax.node.name or softmax.weights.name or "softmax",
+        query=query,
+        key=key,
+        value=value,
+        output=output,
+        batch_axis=product.batch_axis,
+        query_axis=product.query_axis,
+        key_axis=key_axis,
+        head_axis=product.head_axis,
+        v_head_axis=weights.v_head_axis,
+        heads=find_heads(product.batch_axis, (*product.head_axis, *weights.v_head_axis), indexed, axes),
+        scale=folded.scale * product.contraction.factor,
+        scale_values=folded.scale_values,
+        softcap=folded.softcap,
+        mask=folded.mask,
+        causal=False,
+        row_rules=row_rules,
+        result_scales=result_scales,
+        dtype=facts.dtype(product.query.value),
+        output_dtype=facts.dtype(weights.output.value),
+        nodes=nodes,
+        cache=read_cache(key, value, key_axis, product.head_axis, facts),
+        sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
+        unshifted=unshifted,
+        voided=unshifted and voided[0].defined,
+        wider=_wider((*mask_operands(folded.mask), *beside), key_axis, softmax, facts),
+    )
+
+
+def _check_sink(softmax: Softmax, scores: ScorePath) -> None:
+    shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
+    if softmax.sink is not None and shifted is not None:
+        raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
+
+
+def _beside(scales: tuple[ScaleValue, ...], rules: tuple[RowRule, ...]) -> list[IndexedValue]:
+    """What scores and weights are multiplied by or chosen by."""
+    return [scale.indexed for scale in scales] + [rule.condition for rule in rules if rule.condition is not None]
+
+
+def _wider(operands: tuple[IndexedValue, ...], key_axis: Axis, softmax: Softmax, facts: Facts) -> tuple[tuple[Dim, Dim], ...]:
+    found = wider(operands, key_axis, facts)
+    if found and not facts.assumed.masks_fit:
+        message = f"a mask of length {found[0][1]} may repeat scores of length {found[0][0]}, which no fused operator does"
+        raise Refused("wide-mask", message, softmax.node.name)
+    return found
+
+
+def _check_lengths(operands: tuple[IndexedValue, ...], axes: Axes, facts: Facts) -> None:
+    if not facts.assumed.nonempty_axes and not all(isinstance(length(axis), int) for axis in axes):
+        raise Refused("empty-axis", "an axis of the scores may have length 0, where fused operators end in an error")
+    for indexed in operands:
+        if 0 in (facts.dims(indexed.value) or ()):
+            raise Refused("empty-axis", f"'{indexed.value.name}' has an axis of length 0, so that there is nothing to compute")
+
+
+def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> IndexedValue:
+    """The score that takes weight and has no value, as little repeated as it is anywhere."""
+    alone = tuple(() if index == softmax.axis else axis for index, axis in enumerate(axes))
+    indexed = aligned(value, alone, facts)
+    if indexed is None:
+        raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", softmax.node.name)
+    return operands.sources(IndexedValue(value, indexed), facts, plain=True)[-1].indexed
+
+
+def _check_unshifted(weights: WeightPath, softmax: Softmax, facts: Facts) -> None:
+    """Exponentials without a maximum subtracted first are NaN where they overflow, which a guard behind them sees too."""
+    if not facts.assumed.finite_exponentials:
+        raise Refused("unshifted-exponentials", "exp may overflow, as no maximum is subtracted first", softmax.node.name)
+    if any(isinstance(taken.step, NaNZeroed) for taken in weights.steps):
+        message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
+        raise Refused("guarded-exponentials", message, softmax.node.name)
+
+
+def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:
+    for node in nodes:
+        if has_unknown_attribute(node):
+            message = "an attribute is a parameter of the function, so its value is unknown"
+            raise Refused("attribute-parameter", message, node.name)
+
+
+def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
+    inside = set(nodes)
+    for node in nodes:
+        for value in node.outputs:
+            if value is weights.output.value:
+                continue
+            outside = [user for user in viewers(value) if user not in inside]
+            if value.is_graph_output():
+                raise Refused("inner-value-used", f"the inner value '{value.name}' is an output of the graph", node.name)
+            if outside:
+                message = f"the inner value '{value.name}' is also used by {outside[0].op_type} '{outside[0].name}'"
+                raise Refused("inner-value-used", message, node.name)
+
+
+def _row_rules(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[RowRule, ...]:
+    rules: list[RowRule] = []
+    for taken in weights.steps:
+        match taken.step:
+            case NaNZeroed():
+                rules.append(RowRule(None))
+            case Zeroed(_, condition, keep_where):
+                rules.append(RowRule(_operand(condition, taken, facts), keep_where))
+            case Weighted(_, operand, divide) if _differs_by_key(_operand(operand, taken, facts), key_axis):
+                indexed = _operand(operand, taken, facts)
+                if divide or not is_binary(element(indexed.refined(), Reader(facts))):
+                    message = f"the weights are multiplied by '{operand.name}', which differs by key and is not certainly 0 or 1"
+                    raise Refused("weights-scaled-by-key", message, taken.node.name)
+                rules.append(RowRule(indexed))
+            case _:
+                pass
+    return tuple(rules)
+
+
+def _differs_by_key(indexed: IndexedValue, key_axis: Axis) -> bool:
+    columns = set(leaves(key_axis))
+    return any(not columns.isdisjoint(leaves(axis)) for axis in indexed.axes)
+
+
+def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:
+    """Factors of the weights, which are factors of the result where they are the same for all keys."""
+    factors = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Weighted)]
+    scales = [ScaleValue(_operand(step.operand, taken, facts), step.divide) for step, taken in factors]
+    return tuple(scale for scale in scales if not _differs_by_key(scale.indexed, key_axis))
+
+
+def _operand(value: ir.Value, taken: Taken[WeightStep], facts: Facts) -> IndexedValue:
+    axes = aligned(value, taken.axes, facts)
+    if axes is None:
+        raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
+    return IndexedValue(value, axes)

@@ -1,1 +1,0 @@
-"""Layouts as algebra: axes are products of factors, views rearrange them, `arrange` emits a rearrangement."""

@@ -1,0 +1,90 @@
+"""Which kernels run in truth: a fused model is run once on a GPU, and what ONNX Runtime prints is held against the forecast."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnx_attnfuse.api import Result
+from onnx_attnfuse.attention.match.fused_ops import is_attention
+from onnx_attnfuse.bench.inputs import fitting
+from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.errors import MissingDependencyError, RunError
+from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.scopes import scopes
+from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.device import Device, Switches
+from onnx_attnfuse.kernels.forecast import forecast_existing
+from onnx_attnfuse.kernels.kernel_log import SWITCH, Confirmation, confirm, read_kernel_log
+from onnx_attnfuse.kernels.ort_settings import Session
+from onnx_attnfuse.reasons import Reason
+
+
+def check_gpu() -> int:
+    """The architecture of the GPU that models are run on.
+
+    Raises:
+        MissingDependencyError: There is none, or onnxruntime cannot use it.
+    """
+    found = gpus.installed()
+    if not found:
+        raise MissingDependencyError(
+            "running on CUDA needs an NVIDIA GPU, and there is none here; attnfuse doctor says what is there"
+        )
+    from onnx_attnfuse.bench.doctor import examine
+
+    machine = examine({}).machine
+    if "CUDAExecutionProvider" not in machine.providers:
+        why = machine.broken or "its CPU build is installed, or none"
+        raise MissingDependencyError(f"onnxruntime has no CUDA here ({why}); attnfuse doctor says how to get it")
+    return found[0].arch
+
+
+def node_forecasts(model: ir.Model, lengths: Mapping[str, int], device: Device) -> dict[str, tuple[str, str | None]]:
+    """Operator and kernel for every attention operator of a model by its node, at chosen sizes; None where that is not enough."""
+    found: dict[str, tuple[str, str | None]] = {}
+    for scope in scopes(model):
+        for node in scope.graph:
+            if not is_attention(node):
+                continue
+            problem = params_of_node(node, scope.facts)
+            foreseen = None if isinstance(problem, Reason) else forecast_existing(problem.settled(lengths), device)
+            found[node.name or ""] = node.op_type, None if foreseen is None or foreseen.needs is not None else foreseen.kernel
+    return found
+
+
+def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int], seconds: float = 300.0) -> list[Confirmation]:
+    """Runs a fused model once on the GPU here, and says for every attention operator whether its kernel was forecast.
+
+    Args:
+        result: What `optimize` returned.
+        arch: The architecture of that GPU.
+        lengths: Numbers for symbolic sizes of its inputs.
+        seconds: How long it may take.
+
+    Raises:
+        RunError: It did not run; the message says why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "fused.onnx"
+        result.save(path)
+        model = io.load(path)
+        inputs = fitting(path, model, lengths, "cuda", seconds)
+        session = result.report.session or Session("CUDAExecutionProvider")
+        task = {"model": str(path), "ep": "cuda", "provider_options": dict(session.provider_options)}
+        child = Child({**task, **inputs.save(path.with_suffix(".npz"))}, {**session.environment, **SWITCH})
+        try:
+            child.ask(None, seconds)
+        except ChildError as error:
+            raise RunError(
+                f"the fused model did not run on the GPU: {error}; attnfuse bench --ep cuda runs the original too"
+            ) from error
+        finally:
+            child.stop()
+        runs = read_kernel_log("".join(child.printed))
+        device = Device("cuda", arch, Switches(frozenset(session.off), session.any_length))
+        return confirm(node_forecasts(model, inputs.lengths, device), runs)

@@ -1,1 +1,0 @@
-"""The patterns of a run: where they come from (`packs`), what they are (`entries`), and rules of onnxscript (`foreign`)."""

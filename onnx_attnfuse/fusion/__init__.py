@@ -1,0 +1,1 @@
+"""The fusion of attention in a model, from candidates to connected operators; enter at `pipeline`."""

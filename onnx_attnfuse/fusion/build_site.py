@@ -1,0 +1,147 @@
+"""Building one site: every form that the plan names, beside the old nodes, each verified; the faster ones behind their tests."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, params_of
+from onnx_attnfuse.fusion.runtime_dispatch import Choice, Guards
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.kernels.conditions import LONG
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
+from onnx_attnfuse.targets.cache import is_single
+from onnx_attnfuse.targets.padding import at_least, read_padding
+from onnx_attnfuse.verify.verdict import Verified
+from onnx_attnfuse.verify.verifier import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A site's new nodes, judged and not connected yet."""
+
+    emitted: Emitted
+    plan: Plan
+    """The plan as far as it could be carried out."""
+    verified: Verified | None
+    reasons: tuple[Reason, ...]
+    """Why it is not faster."""
+
+
+def check_site(
+    verifier: Verifier, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model, given: ir.Value | None = None
+) -> Verified | None:
+    """Verifies one form of a site for the batches where `given` holds; None if verification is off.
+
+    Raises:
+        Refused: The form differs, or could not be shown equal.
+    """
+    frontier = list(emitted.operands) or [operand[-1].indexed.value for operand in spec.operands()]
+    empty = frozenset[str]()
+    if emitted.presents and spec.cache is not None:
+        frontier = [spec.query[-1].indexed.value, *spec.cache.frontier()]
+        others = (length(axis) for axis in (spec.axes.b, spec.axes.i, spec.cache.new_axis))
+        empty = frozenset(sizes.symbols(length(spec.cache.past_axis))).difference(*map(sizes.symbols, others))
+    doubted = not verifier.doubted.isdisjoint(spec.nodes)
+    return verifier.check(emitted.results, frontier, spec.name, scope, model, given, empty, doubted=doubted)
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteBuilder:
+    """Builds the forms that a plan names for one site, and has each verified."""
+
+    spec: AttentionSpec
+    meaning: Meaning
+    plan: Plan
+    scope: Scope
+    model: ir.Model
+    context: BuildContext
+    verifier: Verifier
+    guards: Guards
+
+    def build(self) -> Built:
+        """Builds all forms and has them judged.
+
+        Raises:
+            Refused: The main form cannot be built, or is not equal.
+        """
+        main, reasons = self.plan.main, list[Reason]()
+        otherwise = self._emit(main)
+        verdicts = [self._judged(otherwise, main.encoding)]
+        choices: list[Choice] = []
+        faster: list[Lowering] = []
+        for item in self.plan.faster:
+            try:
+                choice, verdict = self._choice(item)
+            except Refused as refused:
+                reasons.append(refused.reason)
+                continue
+            choices.append(choice)
+            faster.append(item)
+            verdicts.append(verdict)
+        plan = dataclasses.replace(self.plan, faster=tuple(faster))
+        if not choices:
+            return Built(otherwise, plan, verdicts[0], tuple(reasons))
+        emitted = self.guards.join(choices, otherwise)
+        forms = ", else ".join([*(choice.emitted.mask for choice in choices), otherwise.mask])
+        emitted = dataclasses.replace(emitted, mask=forms)
+        return Built(emitted, plan, _together(verdicts), tuple(reasons))
+
+    def _emit(self, item: Lowering) -> Emitted:
+        flat = not item.encoding.is_exact or bool(self.plan.faster)
+        return item.target.emit(self.spec, self.meaning, self.context, item.encoding, flat=flat)
+
+    def _judged(self, emitted: Emitted, encoding: MaskEncoding) -> Verified | None:
+        given = None if encoding.is_exact else self._exact(encoding)
+        verdict = check_site(self.verifier, self.spec, emitted, self.scope, self.model, given)
+        sweep([given])
+        return verdict
+
+    def _exact(self, encoding: MaskEncoding) -> ir.Value:
+        """One truth value: the way is exact for the batch."""
+        tests: list[ir.Value] = []
+        if encoding.when != "always":
+            tests.append(read_padding(self.spec, self.meaning, self.context).exact(encoding.when))
+        if encoding.single:
+            tests.append(is_single(self.context.builder, self.spec))
+        return self.context.builder.logical("And", tests)
+
+    def _choice(self, item: Lowering) -> tuple[Choice, Verified | None]:
+        """A faster form and its test.
+
+        Raises:
+            Refused: It cannot be built, or is not equal where its test holds.
+        """
+        builder, encoding = self.context.builder, item.encoding
+        before = len(builder.added)
+        try:
+            emitted = self._emit(item)
+            exact = self._exact(encoding)
+            verdict = check_site(self.verifier, self.spec, emitted, self.scope, self.model, exact)
+        except Refused:
+            sweep_unused(builder.added[before:])
+            raise
+        return Choice(self.guards.test(exact, self._size_tests(item)), emitted), verdict
+
+    def _size_tests(self, item: Lowering) -> list[ir.Value]:
+        """Whether the sizes are such that this way is faster, and that its kernel takes it."""
+        builder, axes, encoding = self.context.builder, self.spec.axes, item.encoding
+        scores = params_of(self.spec, encoding, item.target).scores
+        tests = [at_least(builder, scores, FASTER_FROM.get(encoding.mask, 0))]
+        if encoding.mask == "ranges" and self.spec.dtype != ir.DataType.FLOAT16:
+            tests.append(at_least(builder, sizes.maximum(length(axes.i), length(axes.j)), LONG))
+        return [test for test in tests if test is not None]
+
+
+def _together(verdicts: list[Verified | None]) -> Verified | None:
+    found = [verdict for verdict in verdicts if verdict is not None]
+    if not found:
+        return None
+    return Verified(max(item.max_abs_error for item in found), sum(item.cases for item in found))

@@ -1,0 +1,142 @@
+"""The commit of one site: verified new nodes take the place of the old ones, which are removed.
+
+Until `commit` nothing that was in the graph has changed, so undoing is removing what was added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, connect, known_elsewhere
+from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import shape_nodes, viewers
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.base import Emitted
+
+
+def inner_values(spec: AttentionSpec) -> list[ir.Value]:
+    """Values that the fused operator makes needless: all between operands and result, and the result before its last view."""
+    values = [value for node in spec.nodes for value in node.outputs]
+    return values + [indexed.value for indexed in spec.output[1:]]
+
+
+def check_lengths(spec: AttentionSpec) -> None:
+    """An attention that is known to compute nothing is left alone: kernels divide by the number of heads and their width.
+
+    Raises:
+        Refused: An axis is empty.
+    """
+    axes = spec.axes
+    named = {
+        "batch entries": axes.b,
+        "heads": axes.n,
+        "rows": axes.i,
+        "keys": axes.j,
+        "channels": axes.h,
+        "value channels": axes.v,
+    }
+    for name, axis in named.items():
+        if length(axis) == 0:
+            raise Refused("empty-axis", f"it computes nothing: there are no {name}", spec.name)
+
+
+def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) -> None:
+    """Inner values whose shape is asked for are no obstacle if the answer can be had elsewhere.
+
+    Args:
+        spec: The attention.
+        builder: What to build with.
+        cached: The operator is to give the keys and values with those of earlier positions too.
+
+    Raises:
+        Refused: It cannot.
+    """
+    presents = spec.cache.present if cached and spec.cache is not None else ()
+    check_shapes([*inner_values(spec), *(indexed.value for indexed in presents)], builder)
+
+
+def check_apart(spec: AttentionSpec, order: Order) -> None:
+    """What the operator is given, a mask above all, must not be computed from what it makes needless.
+
+    Args:
+        spec: The attention.
+        order: The places of the nodes.
+
+    Raises:
+        Refused: It is, as where scores are added to themselves.
+    """
+    own = set(spec.nodes)
+    anchor = spec.output[0].value.producer()
+    between = [value for node in spec.nodes if node is not anchor for value in node.outputs]
+    users = [user for value in between for user in viewers(value) if user not in own]
+    if not users or anchor is None:
+        return
+    below = order.leads(users, order.place(anchor)) - own
+    given = next((value for value in spec.values() if value.producer() in below), None)
+    if given is not None:
+        message = f"'{given.name}', which the operator would be given, is computed from scores or weights of the attention"
+        raise Refused("inner-value-used", message, spec.name)
+
+
+def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order) -> None:
+    """Puts the new values in the place of the old ones and removes what became needless.
+
+    What the operator itself is computed from goes on reading the keys and values that the source appended to earlier ones; other
+    earlier nodes may read what the operator gives now, so that the graph is to be sorted afterwards.
+    """
+    producer = emitted.replaced.producer()
+    if producer is not None:
+        emitted.node.metadata_props.update(producer.metadata_props)
+        emitted.node.doc_string = producer.doc_string
+    presents = [old for old, _ in emitted.presents]
+    connect(emitted.replaced, emitted.value, builder, [node for node, _ in emitted.replaced.uses()])
+    inner = [*inner_values(spec), *presents]
+    sweep([emitted.replaced, *inner])
+    needless = [value for value in emitted.needless if known_elsewhere(value, {*inner, *emitted.needless}, builder)]
+    for value in (*inner, *needless):
+        _answer_shapes(value, builder)
+    sweep((*inner, *needless))
+    for views in (_rotated_values(spec), _views(spec)):
+        _drop_views(views, builder)
+    own = set(builder.added)
+    for old, new in emitted.presents:
+        if old.graph is not None:
+            connect(old, new, builder, order.free([node for node in viewers(old) if node not in own], new))
+            _answer_shapes(old, builder)
+    sweep([value for pair in emitted.presents for value in pair])
+
+
+def _drop_views(values: Sequence[ir.Value], builder: Builder) -> None:
+    """Removes those of `values`, nearest first, of which nothing but the shape is asked, and that is known elsewhere."""
+    for value in values:
+        if all(known_elsewhere(asked, set(values), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):
+            _answer_shapes(value, builder)
+            sweep([value])
+
+
+def _views(spec: AttentionSpec) -> list[ir.Value]:
+    """What stands between the operands and what they are views of, nearest first."""
+    return list(dict.fromkeys(source.indexed.value for operand in spec.operands() for source in operand[:-1]))
+
+
+def _rotated_values(spec: AttentionSpec) -> list[ir.Value]:
+    """Values that are rotated without the operator, nearest first: needless where it does that, unless others look at them."""
+    found: list[ir.Value] = []
+    for operand in (*spec.operands(), *(spec.cache.new if spec.cache is not None else ())):
+        rotary = operand[-1].rotary
+        if rotary is not None and rotary.is_spelled:
+            found += [source.indexed.value for source in operand if source.rotary is None]
+            found += [value for node in rotary.nodes for value in node.outputs]
+    return list(dict.fromkeys(found))
+
+
+def _answer_shapes(value: ir.Value, builder: Builder) -> None:
+    """Gives what asks for the shape of a needless value the same numbers from elsewhere."""
+    if value.graph is not None and not value.is_graph_output() and not viewers(value):
+        answer_shapes(value, builder)

@@ -1,0 +1,46 @@
+"""Caches of RotaryEmbedding widened to the batch, where ONNX Runtime refuses what exporters write and the standard allows.
+
+Exporters leave the batch of the caches at 1, as in torch; the kernels want a cache for every entry.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.facts import Facts
+
+_CACHES = (1, 2)
+
+
+def widen_caches(builder: Builder) -> list[ir.Node]:
+    """Repeats the caches of RotaryEmbedding for every entry of the batch; returns the nodes."""
+    found = [node for node in builder.graph if _has_narrow_caches(node, builder.facts)]
+    for node in found:
+        builder.at(node)
+        operand = builder.facts.dims(_input(node, 0))
+        assert operand is not None
+        for place in _CACHES:
+            cache = _input(node, place)
+            dims = builder.facts.dims(cache)
+            assert dims is not None
+            wide = builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
+            node.replace_input_with(place, wide)
+    return found
+
+
+def _has_narrow_caches(node: ir.Node, facts: Facts) -> bool:
+    """Whether the node reads caches of batch 1 in place, for operands of another batch."""
+    if not is_standard(node, "RotaryEmbedding") or len(node.inputs) > len(_CACHES) + 1:
+        return False
+    operand, *caches = (facts.dims(_input(node, place)) for place in range(3))
+    if not operand or operand[0] == 1:
+        return False
+    return all(cache is not None and len(cache) == 3 and cache[0] == 1 for cache in caches)
+
+
+def _input(node: ir.Node, place: int) -> ir.Value:
+    value = node.inputs[place]
+    assert value is not None
+    return value

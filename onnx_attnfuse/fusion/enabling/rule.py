@@ -1,0 +1,31 @@
+"""Rules of enabling transformations: a look at one node, and the nodes that take its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+
+
+@dataclasses.dataclass(frozen=True)
+class EnablingChange:
+    """New values in the place of old ones, and what both are computed from."""
+
+    results: tuple[tuple[ir.Value, ir.Value], ...]
+    """Old and new."""
+    frontier: tuple[ir.Value, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnablingRule:
+    """One rewrite."""
+
+    does: str
+    """The effect of the rule, for the report, after a number."""
+    change: Callable[[ir.Node, Builder], EnablingChange | None]
+    """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
+    providers: frozenset[str] = frozenset(["cpu", "cuda"])
+    """The execution providers on which it pays."""

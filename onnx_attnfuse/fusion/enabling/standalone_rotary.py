@@ -1,0 +1,148 @@
+"""Standalone rotary embeddings, fused to RotaryEmbedding where they stand.
+
+They come before a cache that the fused attention does not append to, before a normalization, for some rows or channels of an
+operand only, or before an attention that stays decomposed. Each change is verified like a site.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, length, new_axes, refined
+from onnx_attnfuse.attention.axes.rearrange import arrange, cost
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.operands import sources
+from onnx_attnfuse.attention.spec import AttentionSpec, Source
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.graph.edit import connect, tidy
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sizes import least
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.layout import arranged, cheapest, price, typed
+from onnx_attnfuse.targets.rotary import takes
+from onnx_attnfuse.verify.verifier import Verifier
+
+_THROUGH = frozenset(
+    """
+    Cast Concat Div Expand Identity LayerNormalization Mul RMSNormalization Reshape ScatterND SimplifiedLayerNormalization Slice
+    Split Squeeze Transpose Unsqueeze
+    """.split()
+)
+"""What may stand between a rotation and the attention."""
+_MAX_VALUES_ABOVE = 24
+_TURNING = Subject("replacing a rotary embedding")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rotation:
+    """A value that is rotated by operators that spell it out."""
+
+    old: IndexedValue
+    sources: tuple[Source, ...]
+    """The values that `old` is a rotation of, nearest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StandaloneRotary:
+    """Fuses the standalone rotary embeddings of one graph."""
+
+    scope: Scope
+    model: ir.Model
+    builder: Builder
+    verifier: Verifier
+
+    def turn(self, spec: AttentionSpec) -> int:
+        """Replaces what is left of the rotations of queries and keys; returns how many there were."""
+        operands = (spec.query, spec.key) if spec.cache is None else (spec.query, spec.key, spec.cache.new[0])
+        found: list[_Rotation | None] = []
+        with contained(_TURNING, spec.name):
+            found = [_rotation(operand) or _rotation_above(operand[-1].indexed.value, self.scope.facts) for operand in operands]
+        return sum(self._replaced(rotation, spec.name) for rotation in found if rotation is not None)
+
+    def _replaced(self, rotation: _Rotation, name: str) -> bool:
+        old = rotation.old.value
+        node = old.producer()
+        if node is None or node.graph is not self.scope.graph or not (viewers(old) or old.is_graph_output()):
+            return False
+        self.builder.at(node)
+        new: ir.Value | None = None
+        with contained(_TURNING, name, lambda: tidy(self.builder)) as attempt:
+            new, stop = self._emit(rotation)
+            self.verifier.check([(old, new)], [stop], name, self.scope, self.model)
+        if new is None or attempt.reason is not None:
+            return False
+        connect(old, new, self.builder, [user for user, _ in old.uses()])
+        sweep([old])
+        return True
+
+    def _emit(self, rotation: _Rotation) -> tuple[ir.Value, ir.Value]:
+        """Builds it beside its nodes; returns it and what it is computed from.
+
+        Raises:
+            Refused: The operator cannot rotate it.
+        """
+        builder, indexed, rotary = self.builder, rotation.old, rotation.sources[0].rotary
+        assert rotary is not None
+        targets = [target for target in _targets(indexed) if takes(rotary, target)]
+        dims, dtype = builder.facts.dims(indexed.value), builder.facts.dtype(indexed.value)
+        if not targets or dims is None or dtype is None:
+            raise Refused("rotated-otherwise", "the rotation differs by head, or the layout is none of the operator's")
+        if any(least(dim) < 1 for dim in dims):
+            raise Refused("maybe-empty", "what is rotated may be nothing, which Reshape cannot be asked for")
+        chosen = [(target, cheapest(rotation.sources, target)) for target in targets]
+        target, source = min(
+            chosen,
+            key=lambda pair: price(rotation.sources, pair[1], pair[0]) + cost(IndexedValue(indexed.value, pair[0]), indexed.axes),
+        )
+        value = arrange(builder, IndexedValue(arranged(builder, source, target, dtype), target), indexed.axes)
+        return typed(builder, value, dtype), source.indexed.value
+
+
+def _rotation(chain: tuple[Source, ...]) -> _Rotation | None:
+    """The rotation in a chain of views, if it is spelled out."""
+    place = next((index for index, source in enumerate(chain) if source.rotary is not None), 0)
+    rotary, old = chain[place].rotary, chain[place - 1]
+    if rotary is None or not rotary.is_spelled:
+        return None
+    return _Rotation(old.indexed, tuple(source for source in chain[place:] if source.factor == old.factor))
+
+
+def _rotation_above(value: ir.Value, facts: Facts) -> _Rotation | None:
+    """The nearest rotation further up."""
+    for indexed, channels in _values_above(value, facts):
+        found = _rotation(sources(indexed, facts, channels))
+        if found is not None:
+            return found
+    return None
+
+
+def _values_above(start: ir.Value, facts: Facts) -> Iterator[tuple[IndexedValue, Axis]]:
+    """Values that may be rotated, nearest first, each with its channels."""
+    pending = [start]
+    for value in pending:
+        dims, node = facts.dims(value), value.producer()
+        if node is None or dims is None or len(pending) > _MAX_VALUES_ABOVE:
+            continue
+        if len(dims) in {3, 4} and isinstance(dims[-1], int):
+            axes = new_axes(dims)
+            yield IndexedValue(value, axes), axes[-1]
+        if node.op_type in _THROUGH:
+            pending += [item for item in node.inputs if item is not None and not is_constant(item) and item not in pending]
+
+
+def _targets(indexed: IndexedValue) -> list[Axes]:
+    """The operator's layouts, (b, n, s, h) and (b, s, n·h), that a value lies in or comes to without being rearranged."""
+    axes = refined(indexed.axes)
+    if any(leaf.position is not None for axis in axes for leaf in axis):
+        return []
+    if len(axes) == 4 and isinstance(length(axes[2]), int):
+        return [axes, (axes[0], axes[1], (*axes[2], *axes[3]))]
+    return [axes] if len(axes) in {3, 4} else []

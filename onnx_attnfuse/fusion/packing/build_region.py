@@ -1,0 +1,204 @@
+"""Building a region on packed tokens beside the graph, each item verified by itself before it is built.
+
+An item that gives for tokens taken out of a batch what it gives for the batch, at these tokens, does so in any order of items. So
+every operator is verified alone, between unpad and pad, with other numbers in place of its weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Factor
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, UnpadRows, UnpadTokens
+from onnx_attnfuse.fusion.packing.region import Item, Region, Site, anchor
+from onnx_attnfuse.fusion.packing.token_axes import Marks, count_of, others
+from onnx_attnfuse.fusion.packing.tokenwise import Step
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import constant_tensor
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.packed import Attended, attend
+from onnx_attnfuse.targets.padding import KeyPadding
+from onnx_attnfuse.verify.verdict import Verified
+from onnx_attnfuse.verify.verifier import Verifier
+
+_MAX_SCALAR_LIKE_ELEMENTS = 16
+"""Constants of at most so many elements are numbers that matter; larger ones are weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedRegion:
+    """A region on packed tokens that stands beside the graph, verified and not connected yet."""
+
+    region: Region
+    restored: dict[ir.Value, ir.Value]
+    """The value, padding restored, that takes the place of each exit of the region."""
+    attended: dict[Site, Attended]
+    verified: dict[Site, Verified | None]
+    exact: ir.Value
+    """One truth value: the batch is padded on the right, with a key in every entry."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionContext:
+    """Everything a region is built with: the graph, the verifier, and the padding of its batch."""
+
+    context: BuildContext
+    scope: Scope
+    model: ir.Model
+    verifier: Verifier
+    padding: KeyPadding
+    exact: ir.Value
+    """One truth value, see `PackedRegion`."""
+
+
+def build_region(region: Region, region_context: RegionContext) -> PackedRegion:
+    """Builds a region.
+
+    Raises:
+        Refused: An item is not equal on packed tokens; nothing of it is left then.
+    """
+    return _RegionBuilder(region, region_context).go()
+
+
+class _RegionBuilder:
+    def __init__(self, region: Region, region_context: RegionContext) -> None:
+        self._region = region
+        self._region_context = region_context
+        self._builder = region_context.context.builder
+        self._pad_unpad = UnpadTokens(self._builder, region.tokens, region_context.padding.lengths())
+        self._packed: dict[ir.Value, ir.Value] = {}
+        self._attended: dict[Site, Attended] = {}
+        self._verified: dict[Site, Verified | None] = {}
+        self._added: list[ir.Node] = []
+        self._trials: list[ir.Value] = []
+        """What was built for the judge only."""
+
+    def go(self) -> PackedRegion:
+        try:
+            verdicts = [self._judged(item) for item in self._region.items]
+            self._forget_trials()
+            for item, verdict in zip(self._region.items, verdicts, strict=True):
+                self._at(anchor(item))
+                for value, marks in _operands(item):
+                    if value not in self._packed:
+                        self._packed[value] = self._pad_unpad.unpad(value, marks)
+                operands = [self._packed[value] for value, _ in _operands(item)]
+                if isinstance(item, Site):
+                    self._verified[item] = verdict
+                    self._attended[item] = self._attend(item, operands, self._pad_unpad)
+                    self._packed[item.result.value] = self._attended[item].value
+                else:
+                    self._packed.update(zip(item.node.outputs, _built(item, operands, self._builder), strict=False))
+            restored = {value: self._restored(value, marks) for value, marks in self._region.exits.items()}
+        except Exception:
+            self._undo()
+            raise
+        return PackedRegion(self._region, restored, self._attended, self._verified, self._region_context.exact)
+
+    def _restored(self, value: ir.Value, marks: Marks) -> ir.Value:
+        node = value.producer()
+        assert node is not None
+        self._at(node)
+        return self._pad_unpad.pad(self._packed[value], value, marks)
+
+    def _at(self, node: ir.Node) -> None:
+        self._added += self._builder.added
+        self._builder.at(node)
+
+    def _forget_trials(self) -> None:
+        """Removes what was built for the judge, so that its names are free again."""
+        self._added += self._builder.added
+        sweep(self._trials)
+        self._trials = []
+        removed = [node for node in self._added if node.graph is None]
+        self._builder.names.difference_update(name for node in removed for name in (node.name, *_names(node)) if name is not None)
+        self._added = [node for node in self._added if node.graph is not None]
+        self._builder.added = []
+
+    def _undo(self) -> None:
+        self._added += self._builder.added
+        sweep(self._trials)
+        sweep_unused(self._added)
+
+    def _attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: UnpadTokens) -> Attended:
+        packed_tokens = Factor(count_of(operands[0], self._builder.facts))
+        indexed = [
+            IndexedValue(operand, ((packed_tokens,), *others(marks, source.indexed.refined().axes)))
+            for operand, marks, source in zip(operands, site.operands, site.chosen, strict=True)
+        ]
+        assert pad_unpad.packing is not None
+        wanted: Axes = others(site.marks, site.result.axes)
+        return attend(self._region_context.context, site.spec, site.meaning, site.chosen, indexed, pad_unpad.packing, wanted)
+
+    def _judged(self, item: Item) -> Verified | None:
+        """Has an item judged by itself.
+
+        Raises:
+            Refused: It differs, or could not be shown equal.
+        """
+        if self._region_context.verifier.level == "none":
+            return None
+        self._at(anchor(item))
+        keep = self._region_context.padding.keep
+        pad_unpad: PadUnpad = UnpadRows(self._builder, self._region.tokens, keep)
+        given = None
+        compute: Callable[[Sequence[ir.Value]], Sequence[ir.Value]]
+        if isinstance(item, Site):
+            site, inside = item, UnpadTokens(self._builder, self._region.tokens, self._region_context.padding.lengths())
+            pad_unpad, given = inside, self._region_context.exact
+            compute = lambda operands: [self._attend(site, operands, inside).value]  # noqa: E731 - one of two
+            outputs = [(item.result.value, item.marks)]
+        else:
+            step = item
+            compute = lambda operands: _built(step, operands, self._builder)  # noqa: E731 - the other
+            outputs = list(zip(item.node.outputs, item.outputs, strict=False))
+        news = compute([pad_unpad.unpad(value, marks) for value, marks in _operands(item)])
+        pairs = [
+            (pad_unpad.masked(old, marks, keep), pad_unpad.pad(new, old, marks))
+            for (old, marks), new in zip(outputs, news, strict=False)
+        ]
+        frontier = [value for value, _ in _operands(item)] + _weights(item)
+        self._trials += [value for pair in pairs for value in pair]
+        try:
+            name = anchor(item).name or ""
+            return self._region_context.verifier.check(
+                pairs, frontier, name, self._region_context.scope, self._region_context.model, given
+            )
+        except Refused as refused:
+            reason = refused.reason
+            raise Refused(reason.code, f"on packed tokens: {reason.message}", anchor(item).name) from refused
+
+
+def _operands(item: Item) -> list[tuple[ir.Value, Marks]]:
+    """What consists of tokens."""
+    if isinstance(item, Step):
+        return item.inputs()
+    return [(source.indexed.value, marks) for source, marks in zip(item.chosen, item.operands, strict=True)]
+
+
+def _built(step: Step, operands: Sequence[ir.Value], builder: Builder) -> Sequence[ir.Value]:
+    """The outputs of a node on packed tokens."""
+    return step.build(builder, dict(zip(step.marks, operands, strict=True)))
+
+
+def _names(node: ir.Node) -> list[str | None]:
+    return [value.name for value in node.outputs]
+
+
+def _weights(item: Item) -> list[ir.Value]:
+    """Large constants, in place of which the judge may take any numbers."""
+    if isinstance(item, Site):
+        return []
+    found: list[ir.Value] = []
+    for value in item.free():
+        tensor = constant_tensor(value)
+        if tensor is not None and tensor.size > _MAX_SCALAR_LIKE_ELEMENTS and tensor.dtype.is_floating_point():
+            found.append(value)
+    return found

@@ -1,0 +1,62 @@
+"""The attentions of one graph packed together, where that is asked for; behind a test the usual forms stand beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from onnx_attnfuse.attention.masks.classify import Meaning, understand
+from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.packing.packer import Packer
+from onnx_attnfuse.fusion.packing.report import note, packed_params, packed_report
+from onnx_attnfuse.fusion.plan import PlanContext
+from onnx_attnfuse.fusion.plan_policy import refuse_packed
+from onnx_attnfuse.fusion.report_site import unfused
+from onnx_attnfuse.fusion.site import SiteFuser
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.targets import packed
+
+
+def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext) -> tuple[list[SiteReport], list[str]]:
+    """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group."""
+    packer = Packer(fuser.scope, fuser.model, fuser.context, fuser.verifier, plan_context)
+    found = [unfused(candidate, fuser.scope) for candidate in candidates]
+    wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
+    for place, candidate in enumerate(candidates):
+        if candidate.spec is not None:
+            fuser.context.builder.at(anchor_of(candidate.spec))
+            meaning = fuser.verifier.check_mask(
+                candidate.spec, understand(candidate.spec, fuser.context.reader), fuser.scope, fuser.model
+            )
+            found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
+            fuser.album.mask(candidate.node, candidate.spec, meaning, fuser.scope)
+            wanted[place] = candidate.spec, meaning
+            if packed.refuse(candidate.spec, meaning, fuser.context) is None:
+                unwanted = refuse_packed(packed_params(candidate.spec, meaning, plan_context), fuser.policy, plan_context.device)
+                if unwanted:
+                    found[place] = dataclasses.replace(found[place], reasons=unwanted)
+                    del wanted[place]
+    places = {id(spec): place for place, (spec, _) in wanted.items()}
+    usual = dataclasses.replace(plan_context, target="auto", padding="exact")
+    notes: list[str] = []
+    for packed_region in packer.build_region(list(wanted.values()), [item.node for item in candidates]):
+        others: dict[int, SiteReport] = {}
+        notes.append(note(packed_region.region, assumed=packer.is_assumed))
+        if packer.is_assumed:
+            packer.connect(packed_region)
+        else:
+            for place in [places[id(site.spec)] for site in packed_region.region.sites]:
+                others[place] = fuser.fuse(candidates[place], usual)
+            packer.fork(packed_region, fuser.guards, fuser.replaced)
+        for site in packed_region.region.sites:
+            place = places[id(site.spec)]
+            found[place] = packed_report(found[place], packed_region, site, plan_context, others.get(place))
+            attended = packed_region.attended[site]
+            fuser.album.packed(candidates[place].node, attended.node, attended.value, fuser.scope)
+        fuser.unsorted = True
+    for place, (spec, _) in wanted.items():
+        reason = packer.reasons.get(id(spec))
+        if reason is not None:
+            found[place] = dataclasses.replace(found[place], reasons=(reason,))
+    return found, notes

@@ -1,0 +1,195 @@
+"""All attentions of one graph on packed tokens, those with the same padding together.
+
+packer = Packer(scope, model, context, verifier, plan_context)
+regions = packer.build_region(wanted)   # beside the graph; what is refused is in packer.reasons
+packer.connect(region)                  # in place of the graph, or packer.fork(region, ...) behind a test
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.traverse import elements_of
+from onnx_attnfuse.attention.match.candidates import anchor_of
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.fusion.commit import inner_values
+from onnx_attnfuse.fusion.packing.build_region import PackedRegion, RegionContext, build_region
+from onnx_attnfuse.fusion.packing.padding_rows import check_padding_rows
+from onnx_attnfuse.fusion.packing.region import Region, Site, SiteRefused, grow, read_site
+from onnx_attnfuse.fusion.packing.token_axes import Tokens
+from onnx_attnfuse.fusion.plan import PlanContext
+from onnx_attnfuse.fusion.runtime_dispatch import Guards
+from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, connect
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.targets import packed
+from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.padding import KeyPadding, read_padding
+from onnx_attnfuse.verify.verifier import Verifier
+
+_SHAPES = frozenset(["Shape", "Size"])
+_PACKING = Subject("packing")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Attentions with the same padding."""
+
+    padding: KeyPadding
+    sites: list[Site]
+    added: tuple[ir.Node, ...]
+
+
+class Packer:
+    """Packs one graph."""
+
+    def __init__(
+        self, scope: Scope, model: ir.Model, context: BuildContext, verifier: Verifier, plan_context: PlanContext
+    ) -> None:
+        self._scope = scope
+        self._model = model
+        self._context = context
+        self._verifier = verifier
+        self._plan_context = plan_context
+        self.reasons: dict[int, Reason] = {}
+        """Why attentions are not packed, by identity of what they mean."""
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether padding may be taken to be on the right without a test."""
+        return "right_padded" in self._plan_context.assumed
+
+    def build_region(
+        self, wanted: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
+    ) -> Iterator[PackedRegion]:
+        """Builds what can be packed beside the graph, one after the other: each is to be connected before the next.
+
+        Args:
+            wanted: The attentions that were understood.
+            attentions: A node of each attention of the graph.
+        """
+        for group in self._groups(wanted):
+            packed_region = self._packed_region(group, wanted, attentions)
+            if packed_region is not None:
+                yield packed_region
+
+    def _groups(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[_Group]:
+        groups: dict[object, _Group] = {}
+        builder = self._context.builder
+        for spec, meaning in wanted:
+            reason = packed.refuse(spec, meaning, self._context)
+            if reason is None and self._plan_context.padding == "exact":
+                reason = Reason("not-every-batch", "packed is exact for padding on the right only, and a test is not wanted")
+            if reason is not None:
+                self.reasons[id(spec)] = reason
+                continue
+            builder.at(anchor_of(spec))
+            with contained(_PACKING, spec.name, lambda: sweep_unused(builder.added)) as attempt:
+                site = read_site(spec, meaning)
+                padding = read_padding(spec, meaning, self._context)
+                _check_padding(padding, meaning)
+                key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
+                if key in groups:
+                    sweep_unused(builder.added)
+                groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
+            if attempt.reason is not None:
+                self.reasons[id(spec)] = attempt.reason
+        return list(groups.values())
+
+    def _packed_region(
+        self, group: _Group, others: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
+    ) -> PackedRegion | None:
+        """Builds a group, or notes why not."""
+        with contained(_PACKING, group.sites[0].spec.name, lambda: sweep_unused(group.added)) as attempt:
+            axes = group.sites[0].spec.axes
+            region = self._grown(group.sites, Tokens(self._scope.facts, length(axes.b), length(axes.i)))
+            check_padding_rows(region, others, attentions, self._scope.graph)
+            return self._built(group, region)
+        assert attempt.reason is not None
+        self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), attempt.reason))
+        return None
+
+    def _built(self, group: _Group, region: Region) -> PackedRegion:
+        """Builds a group.
+
+        Raises:
+            Refused: It is not equal, or the shape of something inside cannot be told otherwise.
+        """
+        inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))} - region.exits.keys()
+        check_shapes(list(inner), self._context.builder)
+        self._context.builder.at(anchor_of(region.sites[0].spec))
+        exact = group.padding.exact("right_padded")
+        return build_region(region, RegionContext(self._context, self._scope, self._model, self._verifier, group.padding, exact))
+
+    def _grown(self, sites: list[Site], tokens: Tokens) -> Region:
+        """The region around as many of `sites` as are of a sequence with itself.
+
+        Raises:
+            Refused: None is, or they cannot be packed.
+        """
+        try:
+            return grow(sites, self._scope.graph, tokens)
+        except SiteRefused as refused:
+            reason, site = refused.reason, refused.site
+        if len(sites) == 1:
+            raise Refused(reason.code, reason.message, reason.node)
+        self.reasons[id(site.spec)] = reason
+        sites.remove(site)
+        return self._grown(sites, tokens)
+
+    def connect(self, packed_region: PackedRegion) -> None:
+        """Puts packed values in the place of the old ones and removes what became needless."""
+        builder = self._context.builder
+        self._answer(packed_region.region)
+        for old, new in packed_region.restored.items():
+            asking = [node for node, _ in old.uses() if node.op_type in _SHAPES]
+            connect(old, new, builder, [*packed_region.region.readers[old], *asking])
+        sweep([packed_region.exact, *reversed(packed_region.region.inner), *packed_region.restored])
+
+    def fork(self, packed_region: PackedRegion, guards: Guards, moved: Mapping[ir.Value, ir.Value]) -> None:
+        """Takes packed values where padding is on the right, else the old ones.
+
+        Args:
+            packed_region: What was built.
+            guards: The tests of the graph.
+            moved: What has taken the place of old values meanwhile.
+        """
+        builder = self._context.builder
+        self._answer(packed_region.region)
+        last = next(reversed(list(builder.graph)))
+        builder.at(last)
+        olds = [moved.get(old, old) for old in packed_region.restored]
+        chosen = guards.fork(packed_region.exact, list(packed_region.restored.values()), olds)
+        for old, other, new in zip(packed_region.restored, olds, chosen, strict=True):
+            connect(other, new, builder, packed_region.region.readers[old])
+
+    def _answer(self, region: Region) -> None:
+        """Whoever asks for the shape of an inner value gets it from elsewhere."""
+        builder = self._context.builder
+        for value in _inner(region):
+            answer_shapes(value, builder)
+
+
+def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
+    """What paddings that are the same share: what they are computed from, or what they say where each mask is computed anew."""
+    if not padding.of_scores:
+        return padding.keep, padding.clean
+    return meaning.text, frozenset(item.value for item in elements_of(meaning.allowed))
+
+
+def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:
+    if meaning.biases and padding.of_scores:
+        raise Refused("padding-unread", "which keys are padding cannot be told from what else is added to the scores")
+
+
+def _inner(region: Region) -> Iterable[ir.Value]:
+    for value in (*region.inner, *(value for site in region.sites for value in inner_values(site.spec))):
+        if value.graph is not None and value not in region.exits:
+            yield value

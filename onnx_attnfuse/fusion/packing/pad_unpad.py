@@ -1,0 +1,155 @@
+"""Unpad and pad: tokens into packed form and back, by ONNX Runtime's operators, or, for the verifier, by those of the standard.
+
+The two do the same. RemovePadding wants padding on the right, and nothing but a GPU runs it; what computes every token by itself
+is verified with rows taken out and put back by plain operators, which any runtime has.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, as_axes, count_of, others
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.targets.packed import DOMAIN, Packing
+
+_TRUTH, _INDEX = ir.DataType.BOOL, ir.DataType.INT64
+
+
+class PadUnpad(abc.ABC):
+    """The way in and the way out."""
+
+    def __init__(self, builder: Builder, tokens: Tokens) -> None:
+        self.builder = builder
+        self.tokens = tokens
+
+    def unpad(self, value: ir.Value, marks: Marks) -> ir.Value:
+        """A value in packed form."""
+        build, dtype = self.builder, self.builder.facts.dtype(value)
+        whole = build.cast(value, ir.DataType.FLOAT) if dtype == _TRUTH else value
+        whole = self._spread(whole, marks)
+        dims = build.facts.dims(whole)
+        assert dims is not None
+        axes, batch, rows = as_axes(marks, dims, self.tokens)
+        channels = others(marks, axes)
+        flat = arrange(build, IndexedValue(whole, axes), ((batch,), (rows,), tuple(leaf for axis in channels for leaf in axis)))
+        removed = self._removed(flat)
+        count = count_of(removed, build.facts)
+        packed = build.reshape(removed, (count, *others(marks, dims)))
+        return packed if dtype is None else build.cast(packed, dtype)
+
+    def pad(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
+        """A packed value as `like` is laid out, rows of padding 0."""
+        build, dtype, dims = self.builder, self.builder.facts.dtype(like), self.builder.facts.dims(like)
+        assert dims is not None
+        axes, batch, rows = as_axes(marks, dims, self.tokens)
+        channels = tuple(leaf for axis in others(marks, axes) for leaf in axis)
+        count = count_of(packed, build.facts)
+        number = build.cast(packed, ir.DataType.FLOAT) if dtype == _TRUTH else packed
+        flat = build.reshape(number, (count, sizes.product(others(marks, dims))))
+        whole: Axes = ((batch,), (rows,), channels)
+        restored = arrange(build, IndexedValue(self._restored(flat), whole), axes)
+        return restored if dtype is None else build.cast(restored, dtype)
+
+    def masked(self, value: ir.Value, marks: Marks, keep: ir.Value) -> ir.Value:
+        """A value with 0 in the rows of padding, `keep` being (b, s)."""
+        build, dims = self.builder, self.builder.facts.dims(value)
+        dtype = build.facts.dtype(value)
+        assert dims is not None
+        axes, batch, rows = as_axes(marks, dims, self.tokens)
+        marked: Axes = tuple(axis if mark else () for axis, mark in zip(axes, marks, strict=True))
+        seen = arrange(build, IndexedValue(keep, ((batch,), (rows,))), marked)
+        if dtype == _TRUTH:
+            return build.elementwise("And", [value, seen], _TRUTH)
+        assert dtype is not None
+        zero = build.constant(np.zeros((), dtype.numpy()), "attnfuse/zero")
+        return build.elementwise("Where", [seen, value, zero], dtype)
+
+    def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:
+        """The value for every entry and position, if it is the same for some."""
+        build = self.builder
+        if self.tokens.is_full(value, marks):
+            return value
+        dims = build.facts.dims(value) or ()
+        dims = (1,) * (len(marks) - len(dims)) + tuple(dims)
+        wanted: list[Dim] = [self.tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
+        where = [bool(mark) and dim == 1 for mark, dim in zip(marks, dims, strict=True)]
+        return build.expand(build.reshape(value, dims), wanted, where)
+
+    @abc.abstractmethod
+    def _removed(self, value: ir.Value) -> ir.Value:
+        """(b, s, d) as (t, d)."""
+
+    @abc.abstractmethod
+    def _restored(self, packed: ir.Value) -> ir.Value:
+        """(t, d) as (b, s, d)."""
+
+
+class UnpadTokens(PadUnpad):
+    """By RemovePadding and RestorePadding."""
+
+    def __init__(self, builder: Builder, tokens: Tokens, lengths: ir.Value) -> None:
+        super().__init__(builder, tokens)
+        self._lengths = lengths
+        self.packing: Packing | None = None
+        """What the first way in gives; nothing can leave before something has entered."""
+
+    def _removed(self, value: ir.Value) -> ir.Value:
+        build = self.builder
+        dims, dtype = build.facts.dims(value), build.facts.dtype(value)
+        assert dims is not None
+        hint = "attnfuse/RemovePadding"
+        removed = build.node("RemovePadding", [value, self._lengths], domain=DOMAIN, dtype=dtype, hint=hint, outputs=4)
+        node = removed.producer()
+        assert node is not None
+        for item in node.outputs[1:]:
+            item.dtype = ir.DataType.INT32
+        known = None if self.packing is None else build.facts.dims(self.packing.offset)
+        build.facts.record(node.outputs[1], known or (self.tokens.batch, self.tokens.length), ir.DataType.INT32)
+        build.facts.record(node.outputs[2], [self.tokens.batch + 1], ir.DataType.INT32)
+        build.facts.record(removed, [build.facts.fresh(removed, 0), dims[2]], dtype)
+        if self.packing is None:
+            self.packing = Packing(node.outputs[1], node.outputs[2])
+        return removed
+
+    def _restored(self, packed: ir.Value) -> ir.Value:
+        build, dims = self.builder, self.builder.facts.dims(packed)
+        assert dims is not None
+        assert self.packing is not None
+        shape = [self.tokens.batch, self.tokens.length, dims[1]]
+        inputs = [packed, self.packing.offset]
+        dtype, hint = build.facts.dtype(packed), "attnfuse/RestorePadding"
+        return build.node("RestorePadding", inputs, domain=DOMAIN, dims=shape, dtype=dtype, hint=hint)
+
+
+class UnpadRows(PadUnpad):
+    """By taking rows out and putting them back."""
+
+    def __init__(self, builder: Builder, tokens: Tokens, keep: ir.Value) -> None:
+        super().__init__(builder, tokens)
+        self._keep = builder.reshape(keep, [tokens.batch * tokens.length])
+
+    def _removed(self, value: ir.Value) -> ir.Value:
+        build, dims = self.builder, self.builder.facts.dims(value)
+        assert dims is not None
+        rows = build.reshape(value, [self.tokens.batch * self.tokens.length, dims[2]])
+        removed = build.node("Compress", [rows, self._keep], {"axis": 0}, dtype=build.facts.dtype(value), hint="attnfuse/rows")
+        build.facts.record(removed, [build.facts.fresh(removed, 0), dims[2]], build.facts.dtype(value))
+        return removed
+
+    def _restored(self, packed: ir.Value) -> ir.Value:
+        build, dims, dtype = self.builder, self.builder.facts.dims(packed), self.builder.facts.dtype(packed)
+        assert dims is not None
+        assert dtype is not None
+        shape = [self.tokens.batch * self.tokens.length, dims[1]]
+        zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape, [True, True])
+        found = build.node("NonZero", [self._keep], dims=[1, dims[0]], dtype=_INDEX)
+        rows = build.node("ScatterND", [zeros, build.transpose(found, [1, 0]), packed], dims=shape, dtype=dtype)
+        return build.reshape(rows, [self.tokens.batch, self.tokens.length, dims[1]])

@@ -1,0 +1,83 @@
+"""Report records of packed attentions, and a line on each packed region."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.packing.build_region import PackedRegion
+from onnx_attnfuse.fusion.packing.region import Region, Site
+from onnx_attnfuse.fusion.plan import PlanContext, params_of
+from onnx_attnfuse.kernels.conditions import AttentionParams
+from onnx_attnfuse.kernels.forecast import Forecast, forecast
+from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel, SiteReport
+from onnx_attnfuse.targets import multi_head_attention, packed
+from onnx_attnfuse.targets.base import MaskEncoding
+
+_WHEN = "padding is on the right"
+_MAX_LISTED_NAMES = 3
+
+
+def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
+    """What the kernel on packed tokens is asked to do."""
+    params = params_of(spec, MaskEncoding("bias" if meaning.biases else "none", when="right_padded"), multi_head_attention)
+    return dataclasses.replace(params, op=packed.OP).settled(plan_context.lengths)
+
+
+def packed_report(
+    found: SiteReport, packed_region: PackedRegion, site: Site, plan_context: PlanContext, usual: SiteReport | None
+) -> SiteReport:
+    """The report on one attention.
+
+    Args:
+        found: What was known before.
+        packed_region: What was built.
+        site: The attention.
+        plan_context: What it was planned for.
+        usual: What computes it where padding is not on the right; None if it is taken to be.
+    """
+    attended = packed_region.attended[site]
+    form = "packed + attention_bias" if site.meaning.biases else "packed"
+    form = form if usual is None else f"{form}, else {usual.mask_form or 'spelled out'}"
+    return dataclasses.replace(
+        found,
+        status="fused",
+        op=packed.OP,
+        domain=packed.DOMAIN,
+        scale=attended.scale,
+        mask_form=form,
+        kernel=_kernel(site, plan_context, usual),
+        layout=attended.layouts,
+        verified=packed_region.verified[site],
+        reasons=() if usual is None else usual.reasons,
+    )
+
+
+def _kernel(site: Site, plan_context: PlanContext, usual: SiteReport | None) -> Kernel:
+    chain: list[LaterKernel] = []
+    first = forecast(packed_params(site.spec, site.meaning, plan_context), plan_context.device)
+    following: Forecast | None = first
+    while following is not None:
+        words = [word for word in (_WHEN, following.needs) if word]
+        chain.append(LaterKernel(following.kernel, " and ".join(words)))
+        following = following.otherwise
+    if usual is not None and usual.kernel is not None:
+        chain += [LaterKernel(usual.kernel.forecast, usual.kernel.when), *usual.kernel.otherwise]
+    refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in first.refused)
+    return Kernel(plan_context.device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused)
+
+
+def note(region: Region, *, assumed: bool) -> str:
+    """A line on what is packed together, its values still called as they are in the source."""
+    removed = _listed(sorted(value.name or "" for value in region.entries))
+    restored = _listed(sorted(value.name or "" for value in region.exits))
+    where = "taken to be on the right" if assumed else "where it is on the right"
+    what = f"padding, {where}, is removed from {removed} and restored as 0 in {restored}"
+    readers = sorted({node.op_type for found in region.readers.values() for node in found})
+    return f"{what}, which {_listed(readers)} reads" if readers else what
+
+
+def _listed(names: list[str]) -> str:
+    shown = names[:_MAX_LISTED_NAMES] + (["…"] if len(names) > _MAX_LISTED_NAMES else [])
+    return ", ".join(f"'{name}'" if name != "…" else name for name in shown)

@@ -1,0 +1,172 @@
+"""Rules of token-wise operators: element-wise ones, products with weights, normalizations, reductions of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, others
+from onnx_attnfuse.fusion.packing.tokenwise import Rule, Step, clone_on_packed, int_attribute, packed_axis, refusal
+from onnx_attnfuse.fusion.packing.tokenwise_views import CHANNELS, VIEWS
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.reasons import Reason
+
+
+def _elementwise(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """Operands that are the same for all tokens, or that consist of tokens in the same layout."""
+    found: dict[int, Marks] = {}
+    for place, item in enumerate(node.inputs):
+        if item is None:
+            continue
+        if not tokens.fits(item, marks):
+            return refusal(node, f"combines tokens with '{item.name}', which has another shape")
+        dims = tokens.facts.dims(item) or ()
+        if any(mark and dim != 1 for mark, dim in zip(marks[len(marks) - len(dims) :], dims, strict=True)):
+            found[place] = marks
+    if not found:
+        return refusal(node, "has no operand that consists of tokens")
+
+    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
+        inputs = [
+            packed[place] if place in packed else None if item is None else _without_tokens(builder, item, marks)
+            for place, item in enumerate(node.inputs)
+        ]
+        return clone_on_packed(node, builder, inputs, (marks,), next(iter(packed.values())))
+
+    return Step(node, found, (marks,), build)
+
+
+def _without_tokens(builder: Builder, value: ir.Value, marks: Marks) -> ir.Value:
+    """An operand that is the same for all tokens, so that it broadcasts against packed ones."""
+    dims = builder.facts.dims(value)
+    assert dims is not None
+    last = max(axis for axis, mark in enumerate(marks) if mark)
+    if len(dims) < len(marks) - last:
+        return value
+    return builder.reshape(value, others(marks, (1,) * (len(marks) - len(dims)) + tuple(dims)))
+
+
+def _product(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """Channels times a matrix."""
+    dims = [None if item is None else tokens.facts.dims(item) for item in node.inputs[:2]]
+    if marks[-1] or dims[0] is None or dims[1] is None or len(dims[0]) != len(marks) or len(dims[1]) != 2:
+        return refusal(node, "is no product of channels with a matrix")
+    if attribute(node, "transA", 0) or attribute(node, "transBatchA", 0) or attribute(node, "transBatchB", 0):
+        return refusal(node, "transposes tokens")
+    return _first_only(node, value, marks, tokens)
+
+
+def _gemm(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    added = node.inputs[2] if len(node.inputs) > 2 else None
+    dims = () if added is None else tokens.facts.dims(added)
+    if dims is None or (len(dims) == 2 and dims[0] != 1):
+        return refusal(node, "adds something else to every token")
+    return _product(node, value, marks, tokens)
+
+
+def _first_only(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """The first input consists of tokens, the others are the same for all; the last axis is the only one that counts."""
+    first = node.inputs[0]
+    if marks[-1] or first is None or not tokens.is_full(first, marks):
+        return refusal(node, "does not have tokens first and channels last")
+
+    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
+        return clone_on_packed(node, builder, [packed[0], *node.inputs[1:]], (marks,), packed[0])
+
+    return Step(node, {0: marks}, (marks,), build)
+
+
+def _normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """Axes from one on are normalised, which must all be channels."""
+    axis = int_attribute(node, "axis", -1) % len(marks)
+    if any(marks[axis:]):
+        return refusal(node, "normalises over positions")
+    step = _first_only(node, value, marks, tokens)
+    if isinstance(step, Reason):
+        return step
+
+    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
+        return clone_on_packed(node, builder, [packed[0], *node.inputs[1:]], (marks,), packed[0], axis=axis - len(marks))
+
+    return Step(node, step.marks, step.outputs, build)
+
+
+def _skip_normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """The sum of two inputs normalised; the fourth output is the sum."""
+    full = all(item is not None and tokens.is_full(item, marks) for item in node.inputs[:2])
+    if marks[-1] or not full:
+        return refusal(node, "adds something else to every token")
+    outputs = (marks,) * len(node.outputs)
+
+    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
+        return clone_on_packed(node, builder, [packed[0], packed[1], *node.inputs[2:]], outputs, packed[0])
+
+    return Step(node, {0: marks, 1: marks}, outputs, build)
+
+
+def _softmax(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    axis = packed_axis(marks, int_attribute(node, "axis", -1))
+    first = node.inputs[0]
+    if axis is None or first is None or not tokens.is_full(first, marks):
+        return refusal(node, "sums over positions")
+
+    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
+        return clone_on_packed(node, builder, [packed[0]], (marks,), packed[0], axis=axis)
+
+    return Step(node, {0: marks}, (marks,), build)
+
+
+def _reduced(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
+    """Channels reduced, of which the axes stay with length 1 or go."""
+    first = node.inputs[0]
+    rank = None if first is None else tokens.facts.rank(first)
+    axes = None if rank is None else axes_of(node, 1, rank, tokens.facts)
+    if first is None or rank is None or not axes:
+        return refusal(node, "reduces axes that are not known")
+    keep = bool(int_attribute(node, "keepdims", 1))
+    own = marks if value is first or keep else _inserted(marks, axes)
+    if len(own) != rank or any(own[axis] for axis in axes) or not tokens.is_full(first, own):
+        return refusal(node, "reduces over positions")
+    after = own if keep else tuple(mark for axis, mark in enumerate(own) if axis not in axes)
+
+    def build(builder: Builder, packed: Mapping[int, ir.Value]) -> Sequence[ir.Value]:
+        places = [place for axis in axes if (place := packed_axis(own, axis)) is not None]
+        return [builder.reduce(node.op_type, packed[0], places, keep=keep)]
+
+    return Step(node, {0: own}, (after,), build)
+
+
+def _inserted(marks: Marks, axes: Sequence[int]) -> Marks:
+    kept = iter(marks)
+    return tuple("" if axis in axes else next(kept) for axis in range(len(marks) + len(axes)))
+
+
+def _rules(domain: str, names: str, rule: Rule) -> dict[tuple[str, str], Rule]:
+    return {(domain, name): rule for name in names.split()}
+
+
+_ELEMENTWISE = """
+    Abs Add And Cast Ceil Celu Clip Cos Div Dropout Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish
+    IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid
+    Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tanh ThresholdedRelu Where Xor
+"""
+_REDUCTIONS = "ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
+_CONTRIB = "com.microsoft"
+RULES: dict[tuple[str, str], Rule] = {
+    **_rules("", _ELEMENTWISE, _elementwise),
+    **_rules(_CONTRIB, "BiasGelu FastGelu Gelu QuickGelu", _elementwise),
+    **_rules("", "MatMul", _product),
+    **_rules(_CONTRIB, "FusedMatMul", _product),
+    **_rules(_CONTRIB, "MatMulNBits", _first_only),
+    **_rules("", "Gemm", _gemm),
+    **_rules("", "LayerNormalization RMSNormalization SimplifiedLayerNormalization", _normalised),
+    **_rules(_CONTRIB, "SkipLayerNormalization SkipSimplifiedLayerNormalization", _skip_normalised),
+    **_rules("", "LogSoftmax Softmax", _softmax),
+    **_rules("", _REDUCTIONS, _reduced),
+    **_rules("", "Flatten Identity Reshape Squeeze Transpose Unsqueeze", VIEWS),
+    **{("", name): rule for name, rule in CHANNELS.items()},
+}
+"""By domain and name; every rule is asked with one value of the node and its marks."""

@@ -1,0 +1,233 @@
+"""Undoable rewrites: new nodes are built, verified and connected, and the old ones put back where the rewrite was of no use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.containment import FAILED, contained
+from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.detach import Detached, detach
+from onnx_attnfuse.graph.edit import connect, tidy
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.language.registry.registry import Catalogue
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.verify.verifier import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class NewNodes:
+    """Nodes that a rewrite built beside the old ones."""
+
+    new: ir.Value
+    softmaxes: tuple[ir.Node, ...]
+    frontier: Sequence[ir.Value]
+    """The values that the old and the new nodes are both computed from."""
+    judged: bool = True
+    """Whether there is anything to hold them against."""
+    replaced: int = 0
+    """How many nodes they stand for; 0 where it does not matter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UndoableRewrite:
+    """One rewrite that was connected, with all that is needed to undo it."""
+
+    pattern: str
+    stood: str
+    """The name of the Softmax that stood there, or else of the node."""
+    old: ir.Value
+    new: ir.Value
+    softmaxes: tuple[ir.Node, ...]
+    """The new ones."""
+    removed: Detached
+    judged: bool
+    """Whether it was held against what stood there."""
+
+    @property
+    def was_useful(self) -> bool:
+        """Whether every Softmax it introduced was fused; without one: whether a fused operator absorbed the result."""
+        if self.softmaxes:
+            return all(node.graph is None for node in self.softmaxes)
+        return not self.new.uses() and not self.new.is_graph_output()
+
+
+@dataclasses.dataclass
+class PatternRewriter:
+    """Applies the rewrites of all patterns to one graph, and undoes those that were of no use."""
+
+    scope: Scope
+    model: ir.Model
+    builder: Builder
+    catalogue: Catalogue
+    verifier: Verifier
+    statistics: PatternStatistics
+    keep_outputs: bool
+    done: list[UndoableRewrite] = dataclasses.field(default_factory=list[UndoableRewrite])
+    undone: list[UndoableRewrite] = dataclasses.field(default_factory=list[UndoableRewrite])
+    """The rewrites among `done` that were undone."""
+    refused: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
+    """Why something was left, by the name of its Softmax, or else of the node."""
+    spoken: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
+    """Why places without a Softmax are no fused attention, by the name of the node: formulas that are refused, and operators of
+    other domains whose definition cannot be used."""
+    kind_of: Callable[[Scope, ir.Node], str | None] = lambda scope, node: None
+    """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+    needless: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Patterns that were put back where plain attention does without, by the name of the Softmax."""
+    named: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Patterns that merely name what is fused anyway, by the name of the Softmax."""
+
+    def attempt(
+        self, node: ir.Node, name: str, make: Callable[[], NewNodes], softmaxes: Sequence[ir.Node] = (), taken: str | None = None
+    ) -> bool:
+        """Writes one place anew; what keeps it from being written is noted.
+
+        Args:
+            node: The node that gives the old result.
+            name: The pattern's name.
+            make: Makes the new nodes, or raises `Refused`.
+            softmaxes: The Softmax nodes that stand there.
+            taken: The name with the alternatives that were taken, for people.
+        """
+        pattern = taken or name
+        old, places = node.outputs[0], [label(item) for item in softmaxes or (node,)]
+        found: tuple[NewNodes, ir.Value] | None = None
+        kinds = [self.kind_of(self.scope, item) for item in softmaxes]
+        self.builder.at(node)
+        with contained(self.catalogue.subject(name), label(node), lambda: tidy(self.builder)) as attempt:
+            made = make()
+            new = self._own(made.new)
+            if made.judged:
+                doubted = not self.catalogue.is_built_in(name)
+                self.verifier.check([(old, new)], made.frontier, node.name or pattern, self.scope, self.model, doubted=doubted)
+            found = made, new
+        if found is None:
+            reason = attempt.reason
+            assert reason is not None
+            if reason.code not in FAILED:
+                reason = dataclasses.replace(reason, message=f"pattern '{pattern}': {reason.message}")
+            (self.refused if softmaxes else self.spoken).update(dict.fromkeys(places, reason))
+            return False
+        made, new = found
+        larger = len(self.builder.added) >= made.replaced
+        connect(old, new, self.builder, [user for user, _ in old.uses()])
+        change = UndoableRewrite(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged)
+        if softmaxes and larger and self._is_needless(kinds, made.softmaxes) and self._put_back(change, {}):
+            self.undone.remove(change)
+            self.needless[places[0]] = name
+            return False
+        self.done.append(change)
+        return True
+
+    def _is_needless(self, before: Sequence[str | None], softmaxes: Sequence[ir.Node]) -> bool:
+        """Whether what stood there can be fused as it was, and masks are no simpler now."""
+        if None in before:
+            return False
+        after = [self.kind_of(self.scope, node) for node in softmaxes]
+        return len(after) > len(before) or None in after or Counter(before) == Counter(after)
+
+    def _own(self, new: ir.Value) -> ir.Value:
+        """A value that was just made and stands for nothing else."""
+        node = new.producer()
+        if node is not None and node in self.builder.added and not any(change.new is new for change in self.done):
+            return new
+        facts = self.scope.facts
+        return self.builder.node("Identity", [new], dims=facts.dims(new), dtype=facts.dtype(new), hint="attnfuse/same")
+
+    def settle(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
+        """Puts back what led nowhere, and tells the sites by the names that they had.
+
+        Args:
+            sites: The reports, in which places have the names of the new nodes.
+            replaced: Values that the fused operators replaced, with what by.
+        """
+        back = dict(replaced)
+        undone: set[str] = set()
+        for change in self.done:
+            if not change.was_useful and self._put_back(change, back):
+                undone.update(map(label, change.softmaxes))
+            sweep(value for _, inputs in change.removed.nodes for value in inputs)
+        reported = [self._reported(site, undone) for site in sites]
+        return reported + [
+            SiteReport(name, self.scope.path, "skipped", reasons=(reason,)) for name, reason in self.spoken.items()
+        ]
+
+    def notes(self, sites: Iterable[SiteReport]) -> list[str]:
+        """What kept patterns from being applied at places that are no sites, and what was believed."""
+        reported = {site.name: site for site in sites}
+        names = reported.keys()
+        needless = Counter(
+            pattern for name, pattern in self.needless.items() if name in names and reported[name].status == "fused"
+        )
+        first = {pattern: name for name, pattern in reversed(self.needless.items())}
+        believed = Counter(change.pattern for change in self.done if not change.judged and change not in self.undone)
+        return [
+            *(
+                f"pattern '{pattern}' at {first[pattern]}{f' and {count - 1} more' if count > 1 else ''}: put back, "
+                "plain attention is fused without it"
+                for pattern, count in needless.items()
+            ),
+            *(str(reason) for name, reason in self.refused.items() if _is_untold(reason, reported.get(name))),
+            *(
+                f"{count} {name} taken by their definition, which no reference was held against"
+                for name, count in believed.items()
+            ),
+        ]
+
+    def _put_back(self, change: UndoableRewrite, replaced: dict[ir.Value, ir.Value]) -> bool:
+        """Puts the old nodes back, if everything that they read is still there; else the new ones stay, which are equal."""
+        nodes = {node for node, _ in change.removed.nodes}
+        inputs = [tuple(_latest(value, replaced) for value in values) for _, values in change.removed.nodes]
+        read = [value for values in inputs for value in values if value is not None and value.producer() not in nodes]
+        before = change.new.producer()
+        if before is None or before.graph is None or any(_is_gone(value) for value in read):
+            return False
+        Detached(tuple((node, values) for (node, _), values in zip(change.removed.nodes, inputs, strict=True))).restore(before)
+        connect(change.new, change.old, self.builder, [user for user, _ in change.new.uses() if user not in nodes])
+        replaced[change.new] = change.old
+        sweep([change.new])
+        self.undone.append(change)
+        return True
+
+    def _reported(self, site: SiteReport, undone: Collection[str]) -> SiteReport:
+        """The report on a site under the name that stood in the model."""
+        for change in self.done:
+            names = [label(node) for node in change.softmaxes]
+            if site.name not in names:
+                continue
+            count = f" ({names.index(site.name) + 1} of {len(names)})" if len(names) > 1 else ""
+            reported = dataclasses.replace(site, name=change.stood + count, pattern=change.pattern)
+            if site.name not in undone or site.status != "fused":
+                return reported
+            reason = Reason("part-unfused", f"another part of '{change.pattern}' could not be fused")
+            return dataclasses.replace(
+                reported, status="skipped", op=None, domain=None, kernel=None, verified=None, reasons=(reason,)
+            )
+        reason = self.refused.get(site.name)
+        if reason is not None and site.status in {"skipped", "not-attention"}:
+            return dataclasses.replace(site, status="skipped", reasons=(reason, *site.reasons))
+        return dataclasses.replace(site, pattern=self.named.get(site.name))
+
+
+def _is_untold(reason: Reason, site: SiteReport | None) -> bool:
+    """Whether no site and no failure tells why a pattern was not applied; that it is wrong is worth a line in any case."""
+    return reason.code not in FAILED and (site is None or (reason.code == "differs" and site.status == "fused"))
+
+
+def _latest(value: ir.Value | None, replaced: Mapping[ir.Value, ir.Value]) -> ir.Value | None:
+    while value is not None and value in replaced:
+        value = replaced[value]
+    return value
+
+
+def _is_gone(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.graph is None

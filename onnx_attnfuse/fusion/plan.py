@@ -1,0 +1,287 @@
+"""Choosing the operator for one attention, and the ways to hand its mask over; every refusal is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
+from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.forecast import MOST_SCORES, Forecast, Gain, forecast, unfused_time
+from onnx_attnfuse.options import PaddingPolicy, TargetName
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.targets import TARGETS, Target, name_of, packed
+from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
+from onnx_attnfuse.targets.layout import shared_heads
+
+_MEASUREMENT_NOISE = 1.1
+_UNFUSED_FROM, _UNFUSED_TO = 1 << 26, MOST_SCORES
+"""Between these numbers of scores, b·n·s·t, what is spelled out may be faster; beyond, its memory is what counts."""
+_WORTHWHILE_SHARE_OF_TIME = 0.85
+"""Another way is taken if it needs at most this part of the time."""
+FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
+"""From this many scores on, b·n·s·t, a way is faster than a bias."""
+GUARDED_FROM, GUARDED_KEYS_FROM = 1 << 25, 1 << 11
+"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); with a cache, from this
+many keys on."""
+_ASSUMED_EXACT: Mapping[PaddingPolicy, frozenset[Precondition]] = {
+    "assume-right": frozenset(["right_padded"]),
+    "assume-none": frozenset(["always", "right_padded", "unpadded"]),
+}
+"""The batches that a caller vouches for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """One candidate lowering of an attention: an operator, an encoding of the mask, and the kernel forecast for both."""
+
+    target: Target
+    encoding: MaskEncoding
+    forecast: Forecast
+
+    @property
+    def time(self) -> float:
+        """Forecast time of the kernel."""
+        return self.forecast.time
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What will compute an attention."""
+
+    main: Lowering
+    """Exact for every batch, or for those that the caller vouches for."""
+    faster: tuple[Lowering, ...] = ()
+    """Exact for some batches, which a test at run time tells; the fastest first."""
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def best(self) -> Lowering:
+        """The fastest way of all."""
+        return self.faster[0] if self.faster else self.main
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanContext:
+    """Everything besides the attention that a plan depends on: the device and the choices of the caller.
+
+    Raises:
+        OptionError: A choice does not exist, or a length is none.
+    """
+
+    device: Device
+    padding: PaddingPolicy = "auto"
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    """Numbers that symbolic sizes will have; they decide what is fast, never what is exact."""
+    always: bool = False
+    """Fuse also where what is spelled out is faster."""
+    target: TargetName = "auto"
+    """The only operator to use, whatever is faster; `auto`: the fastest."""
+    kernels: frozenset[str] | None = None
+    """The only kernels that may be forecast; None: any."""
+    dtype: ir.DataType | None = None
+    """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
+
+    def __post_init__(self) -> None:
+        names = ("auto", *map(name_of, TARGETS), packed.NAME)
+        if self.target not in names:
+            raise OptionError(f"target is {self.target!r}; choose {', '.join(names)}")
+        if self.padding not in get_args(PaddingPolicy):
+            raise OptionError(f"padding is {self.padding!r}; choose {', '.join(get_args(PaddingPolicy))}")
+        for name, number in self.lengths.items():
+            if number < 1:
+                raise OptionError(f"dim {name!r} is {number}; choose a length of 1 or more")
+
+    @property
+    def assumed(self) -> frozenset[Precondition]:
+        """The batches that the caller vouches for."""
+        return _ASSUMED_EXACT.get(self.padding, frozenset())
+
+
+def make_plans(
+    spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext, context: BuildContext
+) -> tuple[list[Plan], list[Reason]]:
+    """A plan for each target that takes `spec`, the fastest first, and why the others do not.
+
+    Where one target is asked for, others serve for the batches that it does not take, and only then.
+    """
+    asked = [target for target in TARGETS if _is_asked(target, plan_context)]
+    refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
+    takers = [target for target in asked if refused[name_of(target)] is None]
+    partly = (
+        takers and plan_context.target != "auto" and not any(encoding.is_exact for encoding in takers[0].encodings(spec, meaning))
+    )
+    if partly and plan_context.padding != "exact":
+        others = [target for target in TARGETS if target not in takers and plan_context.device.ep in target.PROVIDERS]
+        takers += [target for target in others if _refusal(target, spec, meaning, context) is None]
+    plans: list[Plan] = []
+    for target, plan in _plans(takers, spec, meaning, plan_context):
+        if isinstance(plan, Reason):
+            refused[name_of(target)] = plan
+        else:
+            plans.append(dataclasses.replace(plan, gains=tuple(_gains(plan, takers, spec, meaning, plan_context))))
+    plans.sort(key=lambda plan: (plan.best.time, plan.main.time))
+    return plans, [reason for reason in refused.values() if reason is not None]
+
+
+def _refusal(target: Target, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
+    """Why a target does not take `spec`; one that fails at the question does not, and the others are asked all the same."""
+    with contained(Subject(f"asking {name_of(target)}"), spec.name) as attempt:
+        return target.refuse(spec, meaning, context)
+    return attempt.reason
+
+
+def _is_asked(target: Target, plan_context: PlanContext) -> bool:
+    return plan_context.device.ep in target.PROVIDERS if plan_context.target == "auto" else name_of(target) == plan_context.target
+
+
+def _plans(
+    takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
+) -> Iterator[tuple[Target, Plan | Reason]]:
+    """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
+    found = [_lowering(spec, encoding, target, plan_context) for target in takers for encoding in target.encodings(spec, meaning)]
+    if plan_context.kernels is not None:
+        found = [item for item in found if item.forecast.kernel in plan_context.kernels]
+    some = [item for item in found if not item.encoding.is_exact and not math.isinf(item.time)]
+    if plan_context.target != "auto":
+        some = [item for item in some if name_of(item.target) == plan_context.target]
+    some.sort(key=lambda item: item.time)
+    exact = [item for item in found if item.encoding.is_exact]
+    if plan_context.target == "auto" and any(item.encoding.cached for item in exact):
+        exact = [item for item in exact if item.encoding.cached]
+    for target in takers:
+        always = [item for item in exact if item.target is target]
+        if always:
+            together = [item for item in some if item.target is target or not (target.ALONE or item.target.ALONE)]
+            yield target, _plan(min(always, key=lambda item: item.time), together, spec, plan_context)
+        elif plan_context.kernels is not None and (assumed := _vouched(target, some, spec, plan_context)) is not None:
+            yield target, Plan(assumed)
+        elif plan_context.target == name_of(target) and len(takers) == 1:
+            yield (
+                target,
+                Reason("not-every-batch", f"{plan_context.target} is exact for some batches only, and a test is not wanted"),
+            )
+
+
+def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:
+    """The fastest way of a target for the batches that the caller vouches for."""
+    for item in some:
+        assumed = item.encoding.when in plan_context.assumed and (
+            plan_context.padding == "assume-none" or not item.encoding.single
+        )
+        if item.target is target and assumed and _is_safe(params_of(spec, item.encoding, target), plan_context.device):
+            return item
+    return None
+
+
+def _gains(
+    plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
+) -> Iterator[Gain]:
+    """Changes that would make it much faster, each by itself."""
+    half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
+    changed = [("in float16", half, plan_context)] if spec.dtype == ir.DataType.FLOAT and plan_context.device.ep == "cuda" else []
+    changed.append(("with --padding assume-right", spec, dataclasses.replace(plan_context, padding="assume-right")))
+    for change, other, under in changed:
+        plans = [found for _, found in _plans(takers, other, meaning, under) if isinstance(found, Plan)]
+        best = min((found.best for found in plans), key=lambda item: item.time, default=plan.best)
+        if best.time < plan.best.time * _WORTHWHILE_SHARE_OF_TIME:
+            yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
+
+
+def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> AttentionParams:
+    """What a kernel is asked to do if the mask is handed over this way."""
+    axes = spec.axes
+    assert spec.dtype is not None
+    return AttentionParams(
+        dtype=spec.dtype,
+        batch=length(axes.b),
+        heads=axes.num_heads,
+        rows=length(axes.i),
+        columns=length(axes.j),
+        head_size=length(axes.h),
+        v_head_size=length(axes.v),
+        mask=encoding.mask,
+        causal=encoding.causal,
+        windowed=encoding.windowed,
+        cached=spec.cache is not None,
+        grouped=length(shared_heads(spec)) != length(axes.n),
+        capped=spec.softcap is not None or spec.sink is not None,
+        op=name_of(target),
+    )
+
+
+def _plan(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Plan | Reason:
+    """The plan around an exact lowering, with faster ones behind tests; or the reason why the site is better left alone."""
+    assumed = plan_context.assumed
+    for item in some:
+        single = item.encoding.single and plan_context.padding != "assume-none"
+        if item.encoding.when not in assumed or single or (item.time >= main.time and plan_context.target == "auto"):
+            continue
+        if _is_safe(params_of(spec, item.encoding, item.target), plan_context.device):
+            return Plan(item)
+    if main.forecast.fails is not None and (not some or plan_context.padding == "exact"):
+        return main.forecast.fails
+    best = min([main, *some], key=lambda item: item.time)
+    asked = plan_context.always or plan_context.target != "auto" or plan_context.kernels is not None
+    slower = None if asked else _slower(spec, best, plan_context)
+    if slower is not None:
+        return slower
+    if plan_context.padding == "exact":
+        return Plan(main)
+    if plan_context.target != "auto" and name_of(main.target) != plan_context.target:
+        return Plan(main, tuple(some[:1]))
+    guarded = (spec.cache is not None and not main.encoding.cached) or _is_large(
+        params_of(spec, main.encoding, main.target), plan_context
+    )
+    chosen = _selection(some, main) if guarded else ()
+    return Plan(main, chosen if spec.cache is None else chosen[:1])
+
+
+def _lowering(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Lowering:
+    return Lowering(
+        target, encoding, forecast(params_of(spec, encoding, target).settled(plan_context.lengths), plan_context.device)
+    )
+
+
+def _slower(spec: AttentionSpec, best: Lowering, plan_context: PlanContext) -> Reason | None:
+    """Why it is better left spelled out, at sizes that are known."""
+    params = params_of(spec, best.encoding, best.target).settled(plan_context.lengths)
+    known = isinstance(params.scores, int) and _UNFUSED_FROM <= params.scores < _UNFUSED_TO
+    unfused = unfused_time(params, plan_context.device, guarded=bool(spec.row_rules))
+    if not known or len(spec.nodes) == 1 or best.time <= unfused * _MEASUREMENT_NOISE:
+        return None
+    times = f"{best.time / unfused:.1f} times as fast as {best.forecast.kernel} at {params.scores} scores"
+    return Reason("unfused-faster", f"spelled out it was measured to be {times}; --always fuses it")
+
+
+def _is_safe(params: AttentionParams, device: Device) -> bool:
+    """Whether no size makes it fail, those that the caller does not expect included."""
+    return forecast(params, device).never_fails
+
+
+def _selection(some: Sequence[Lowering], main: Lowering) -> tuple[Lowering, ...]:
+    """Ever slower ways for ever more batches, each much faster than the last."""
+    chosen: list[Lowering] = []
+    for item in some:
+        covered = any(other.encoding.covers(item.encoding) for other in chosen)
+        if item.time <= main.time * _WORTHWHILE_SHARE_OF_TIME and not covered:
+            chosen.append(item)
+    return tuple(chosen)
+
+
+def _is_large(params: AttentionParams, plan_context: PlanContext) -> bool:
+    """Whether a faster way outweighs its test: with a cache for all prompts, and for one position on top of many."""
+    settled = params.settled(plan_context.lengths)
+    if plan_context.padding == "guarded" or (params.cached and settled.rows != 1):
+        return True
+    size, least = (settled.columns, GUARDED_KEYS_FROM) if params.cached else (settled.scores, GUARDED_FROM)
+    return not isinstance(size, int) or size >= least

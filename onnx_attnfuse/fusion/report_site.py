@@ -1,0 +1,56 @@
+"""Report records of one site: before it is planned, and where an existing operator stays."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onnx_attnfuse.attention.axes.factors import leaves, length
+from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import SiteReport, Status
+from onnx_attnfuse.targets import qualified
+
+_CONTRIB = "com.microsoft"
+
+
+def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
+    """The report on a site as it is before anything is done."""
+    node, spec, refusal = candidate.node, candidate.spec, candidate.refusal
+    found = SiteReport(label(node), scope.path, "skipped")
+    if candidate.softmax is None:
+        heads = attribute(node, "num_heads", attribute(node, "q_num_heads"))
+        kv_heads = attribute(node, "kv_num_heads", heads)
+        status: Status = "already-fused"
+        found = dataclasses.replace(
+            found, status=status, op=node.op_type, domain=node.domain, num_heads=heads, kv_num_heads=kv_heads
+        )
+    if refusal is not None:
+        status = "not-attention" if refusal.code == "not-attention" else found.status
+        return dataclasses.replace(found, status=status, reasons=(refusal,))
+    if spec is None:
+        return found
+    axes = spec.axes
+    present = {leaf for axis in spec.key[-1].indexed.axes for leaf in leaves(axis)}
+    kv_axis = tuple(leaf for leaf in axes.n if leaf in present)
+    sizes = [length(axis) for axis in (axes.n, kv_axis, axes.h, axes.v)]
+    known = [size if isinstance(size, int) else None for size in sizes]
+    return dataclasses.replace(found, num_heads=known[0], kv_num_heads=known[1], head_size=known[2], v_head_size=known[3])
+
+
+def kept(found: SiteReport, asked: str) -> Reason:
+    """Why an operator stays that a plan would have put in its own place."""
+    if asked != "auto":
+        return Reason("as-asked", f"{found.op} is what was asked for, and stays")
+    return Reason("fastest", f"{found.op} is the faster operator here, and stays")
+
+
+def as_asked(site: SiteReport, asked: str) -> SiteReport:
+    """Marks a site as skipped if --target names another operator and an operator of the standard was kept."""
+    name = qualified(site.op or "", site.domain or "")
+    if asked in {"auto", name} or site.status != "already-fused" or site.domain == _CONTRIB:
+        return site
+    reason = Reason("not-as-asked", f"it stays {name}, and {asked} was asked for")
+    return dataclasses.replace(site, status="skipped", reasons=(*site.reasons, reason))

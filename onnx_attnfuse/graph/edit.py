@@ -1,0 +1,100 @@
+"""Edits of a graph in which new values were built beside old ones: connecting them, answering for shapes, tidying up.
+
+`connect` gives the users of a value another one. Values that become needless may still be asked for their shapes: `check_shapes`
+refuses where the answer is known nowhere else, `answer_shapes` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.graph.uses import shape_nodes
+from onnx_attnfuse.reasons import Refused
+
+
+def check_shapes(inner: Sequence[ir.Value], builder: Builder) -> None:
+    """Checks that values which become needless are not asked for shapes that nothing else tells.
+
+    Raises:
+        Refused: The shape of one is asked for and not known elsewhere.
+    """
+    for value in inner:
+        for node in shape_nodes(value):
+            asked = node.inputs[0]
+            if asked is not None and not known_elsewhere(asked, set(inner), builder):
+                message = f"the shape of the inner value '{asked.name}' is used and not known elsewhere"
+                raise Refused("shape-used", message, node.name)
+
+
+def known_elsewhere(value: ir.Value, inner: set[ir.Value], builder: Builder) -> bool:
+    """Whether the shape of `value` can be computed from values outside `inner`."""
+    dims = builder.facts.dims(value)
+    return dims is not None and all(not (_origins(dim, builder) & inner) for dim in dims)
+
+
+def _origins(dim: Dim, builder: Builder) -> set[ir.Value]:
+    if not isinstance(dim, Size):
+        return set()
+    found: set[ir.Value] = set()
+    for atom in dim.atoms:
+        if atom.evaluate is None:
+            found.add(builder.facts.origins[atom.key][0])
+        for part in atom.parts:
+            found |= _origins(part, builder)
+    return found
+
+
+def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:
+    """Gives `users` and whoever runs the graph the new value, by the old one's name; what was just built keeps the old one."""
+    name = old.name
+    old.name = builder.name(f"{name}_unfused")
+    new.name = name
+    new.doc_string = old.doc_string
+    new.metadata_props.update(old.metadata_props)
+    if old.shape is not None:
+        new.shape = old.shape
+    if old.type is not None:
+        new.type = old.type
+    own = set(builder.added)
+    for node in dict.fromkeys(users):
+        if node not in own:
+            for place, value in enumerate(node.inputs):
+                if value is old:
+                    node.replace_input_with(place, new)
+    graph = old.graph
+    assert graph is not None
+    for place, value in enumerate(graph.outputs):
+        if value is old:
+            graph.outputs[place] = new
+    builder.facts.copy(old, new)
+
+
+def answer_shapes(value: ir.Value, builder: Builder) -> None:
+    """Gives what asks for the shape of a value the same numbers from elsewhere."""
+    for node in list(shape_nodes(value)):
+        dims = None if node.inputs[0] is None else builder.facts.dims(node.inputs[0])
+        if dims is None:
+            continue
+        assert node.graph is not None
+        apart = Builder(node.graph, builder.facts, builder.opset, builder.names)
+        apart.at(node)
+        answer = apart.shape(dims[slice(attribute(node, "start", 0), attribute(node, "end"))])
+        asked = node.outputs[0]
+        if asked.is_graph_output():
+            answer = apart.node(
+                "Identity", [answer], dims=apart.facts.dims(answer), dtype=ir.DataType.INT64, hint=node.name or None
+            )
+            answer.name, asked.name = asked.name, builder.name(f"{asked.name}_unfused")
+        asked.replace_all_uses_with(answer, replace_graph_outputs=True)
+        sweep([asked])
+
+
+def tidy(builder: Builder) -> None:
+    """Removes what was built since the builder was last placed and nothing uses: all of it before `commit`."""
+    sweep_unused(builder.added)

@@ -1,0 +1,238 @@
+"""What can be registered: whole attentions, operators with a meaning, and readers of single steps.
+
+    @pattern                  a formula that is found in graphs, and what it means
+    @operator("acme::Attn")   an operator of another domain, and the formula that it computes
+    @score_step("Mul")        what a node does to attention scores
+    @weight_step("Where")     what a node does to attention weights
+
+A decorated function becomes data; modules that hold it are packs (`onnx_attnfuse.packs`). Nothing happens on import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias, overload
+
+from onnx_attnfuse.attention.match.step_readers import ScoreReader, ScoreStepReader, WeightReader, WeightStepReader
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.language.expression import Tensor
+from onnx_attnfuse.language.optional import combined, either
+from onnx_attnfuse.language.validation import check_pattern
+from onnx_attnfuse.reasons import Reason
+
+Reference: TypeAlias = Callable[..., Any]
+"""An operator in NumPy: inputs as arrays (None where left out), attributes by name; returns an array, or a tuple of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Equation:
+    """A formula as graphs have it, and an equal one that is made of attention."""
+
+    written: Tensor
+    meaning: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A formula that looks like attention and cannot be fused, with the reason that the report gives."""
+
+    written: Tensor
+    code: str
+    message: str
+
+
+def equation(written: Tensor, meaning: Tensor) -> Equation:
+    """What a pattern returns whose formula is not what it is fused as; the two are held against each other wherever it is found.
+
+    Args:
+        written: What graphs have.
+        meaning: The same, in terms of `softmax(...) @ v`.
+    """
+    return Equation(written, meaning)
+
+
+def refusal(written: Tensor, code: str, message: str) -> Refusal:
+    """What a pattern returns that is only there to say why something is not fused.
+
+    Args:
+        written: What graphs have.
+        code: A stable name of the reason, kebab-case.
+        message: One sentence for a reader.
+    """
+    return Refusal(written, code, message)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """A whole attention."""
+
+    name: str
+    written: Tensor
+    meaning: Tensor | None
+    """None: it is refused."""
+    refused: Reason | None
+    operands: tuple[str, ...]
+    priority: int
+    """Of patterns that fit in one place the higher one is taken, of equals the larger formula."""
+    doc: str
+    home: str
+    """Where it is defined, for messages."""
+
+    @property
+    def restates(self) -> bool:
+        """Whether it only names what is fused anyway."""
+        return self.meaning == self.written
+
+
+@dataclasses.dataclass(frozen=True)
+class Operator:
+    """An operator of another domain that is taken as the formula it computes."""
+
+    name: str
+    domain: str
+    op: str
+    define: Callable[..., Tensor]
+    """Inputs as formulas by position (None where left out), attributes by name; gives the formula of the first output."""
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, object] = dataclasses.field(compare=False)
+    """Defaults of the attributes; `inspect.Parameter.empty` where there is none."""
+    reference: Reference | None
+    doc: str
+    home: str
+
+
+_MOST_OPTIONAL = 6
+
+Definition: TypeAlias = Pattern | Operator | ScoreStepReader | WeightStepReader
+_Formula: TypeAlias = Callable[..., "Tensor | Equation | Refusal"]
+
+
+@overload
+def pattern(function: _Formula, /) -> Pattern: ...
+@overload
+def pattern(*, name: str | None = None, priority: int = 0) -> Callable[[_Formula], Pattern]: ...
+def pattern(
+    function: _Formula | None = None, /, *, name: str | None = None, priority: int = 0
+) -> Pattern | Callable[[_Formula], Pattern]:
+    """Makes a function of operands a pattern: it returns a formula, an `equation` or a `refusal`.
+
+    Operands stand for any tensor. Two names say more: `scale` (also `scale1`, ...) is every factor in front of the scores, 1 if
+    there is none, and `mask` everything that is added to them or put in their place. An operand with the default None is one
+    that a graph may lack.
+
+    Args:
+        function: The function.
+        name: The pattern's name; by default the function's.
+        priority: Of patterns that fit in one place the higher one is taken.
+
+    Raises:
+        OptionError: It could never be found, or leaves something open; the message says which.
+    """
+
+    def decorate(function: _Formula) -> Pattern:
+        given = name or function.__name__
+        operands, optional = _operands(function, given)
+        found = combined(lambda values: _returned(function(**values), given), operands, optional, partial(_either, given))
+        written = found if isinstance(found, Tensor) else found.written
+        meaning = None if isinstance(found, Refusal) else found.meaning if isinstance(found, Equation) else found
+        refused = Reason(found.code, found.message) if isinstance(found, Refusal) else None
+        check_pattern(given, operands, optional, written, meaning)
+        return Pattern(given, written, meaning, refused, operands, priority, inspect.getdoc(function) or "", _home(function))
+
+    return decorate if function is None else decorate(function)
+
+
+def operator(op: str, *, reference: Reference | None = None) -> Callable[[Callable[..., Tensor]], Operator]:
+    """Makes a function the definition of an operator of another domain.
+
+    Its positional parameters are the operator's inputs, optional ones with the default None; those behind `*` are its attributes.
+
+    Args:
+        op: `domain::Operator`.
+        reference: The operator in NumPy; without one there is nothing to hold the definition against, and it is believed.
+
+    Raises:
+        OptionError: The name has no domain or is the standard's, or the function has no inputs.
+    """
+    domain, _, name = op.partition("::")
+    if not name or domain in {"", "ai.onnx"}:
+        raise OptionError(f"operator is given {op!r}; write domain::Operator, of a domain that is not the standard's")
+
+    def decorate(define: Callable[..., Tensor]) -> Operator:
+        parameters = inspect.signature(define).parameters.values()
+        inputs = tuple(item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD)
+        attributes = {item.name: item.default for item in parameters if item.kind is item.KEYWORD_ONLY}
+        if not inputs or len(inputs) + len(attributes) != len(parameters):
+            raise OptionError(
+                f"the definition of {op} takes its inputs by position and its attributes behind *; it has other parameters"
+            )
+        return Operator(op, domain, name, define, inputs, attributes, reference, inspect.getdoc(define) or "", _home(define))
+
+    return decorate
+
+
+def score_step(*ops: str, domain: str = "") -> Callable[[ScoreReader], ScoreStepReader]:
+    """Makes a function the reader of what `ops` do to attention scores.
+
+    Args:
+        ops: Operator types.
+        domain: Their domain.
+    """
+    return lambda read: ScoreStepReader(_short(read), domain, ops, read, inspect.getdoc(read) or "", _home(read))
+
+
+def weight_step(*ops: str, domain: str = "") -> Callable[[WeightReader], WeightStepReader]:
+    """Makes a function the reader of what `ops` do to attention weights; see `score_step`."""
+    return lambda read: WeightStepReader(_short(read), domain, ops, read, inspect.getdoc(read) or "", _home(read))
+
+
+def _operands(function: _Formula, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The operands, and those of them that may be None."""
+    parameters = inspect.signature(function).parameters.values()
+    if not parameters or any(
+        item.kind is not item.POSITIONAL_OR_KEYWORD or (item.default is not item.empty and item.default is not None)
+        for item in parameters
+    ):
+        raise OptionError(
+            f"pattern '{name}' has other parameters than operands; write each as a plain name, with =None if graphs may lack it"
+        )
+    optional = tuple(item.name for item in parameters if item.default is None)
+    if len(optional) > _MOST_OPTIONAL:
+        raise OptionError(
+            f"pattern '{name}' has {len(optional)} operands that may be None, and {_MOST_OPTIONAL} at most; make two patterns"
+        )
+    return tuple(item.name for item in parameters), optional
+
+
+def _returned(found: object, name: str) -> Tensor | Equation | Refusal:
+    if not isinstance(found, (Tensor, Equation, Refusal)):
+        raise OptionError(f"pattern '{name}' returns {found!r}; return a formula, equation(...) or refusal(...)")
+    return found
+
+
+def _either(
+    name: str, operand: str, with_it: Tensor | Equation | Refusal, without: Tensor | Equation | Refusal
+) -> Tensor | Equation | Refusal:
+    """One pattern of what a function returns with and without an operand."""
+    if isinstance(with_it, Tensor) and isinstance(without, Tensor):
+        return either(operand, with_it, without)
+    if isinstance(with_it, Equation) and isinstance(without, Equation):
+        written, meaning = either(operand, with_it.written, without.written), either(operand, with_it.meaning, without.meaning)
+        return Equation(written, meaning)
+    if isinstance(with_it, Refusal) and isinstance(without, Refusal):
+        return dataclasses.replace(with_it, written=either(operand, with_it.written, without.written))
+    raise OptionError(
+        f"pattern '{name}' returns one thing with '{operand}' and another kind of thing without; return the same kind"
+    )
+
+
+def _home(function: Callable[..., object]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _short(function: Callable[..., object]) -> str:
+    """The name of a reader: the idea its module is named after, and the function's own."""
+    return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"

@@ -1,0 +1,241 @@
+"""Writing a formula as nodes: on tensors whose last two axes are rows and columns, batch and heads before them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.language.matcher.einops import rearranged
+from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Var
+from onnx_attnfuse.reasons import Refused
+
+_TRUTHS = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
+_WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
+
+Step = Callable[["ExpressionEmitter", ir.Value], ir.Value]
+"""What makes one value of another."""
+
+_NO_EXPONENTIAL = -104.0
+"""Below this the exponential of a float32 is 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a formula's names stand for in the graph."""
+
+    operands: Mapping[str, ir.Value | float]
+    slots: Mapping[tuple[str, ...], Step] = dataclasses.field(default_factory=dict[tuple[str, ...], Step])
+    """What the slots of one place do, by their sorted names."""
+    softmax_dtype: ir.DataType | None = None
+    """The element type in which the graph takes its softmax, where that is the wider one."""
+    guard: Step | None = None
+    """What the graph does to the weights of rows without a key."""
+
+
+class ExpressionEmitter:
+    """Writes one formula."""
+
+    def __init__(self, builder: Builder, given: Given, name: str) -> None:
+        self.builder = builder
+        self._given = given
+        self._name = name
+        self._known: dict[Form, ir.Value] = {}
+        self.softmaxes: list[ir.Node] = []
+        """The Softmax nodes that were written."""
+
+    def spell(self, form: Form) -> ir.Value:
+        """The value of a formula.
+
+        Raises:
+            Refused: A shape that it needs is unknown.
+        """
+        if form not in self._known:
+            self._known[form] = self._spelled(form)
+        return self._known[form]
+
+    def _matrix(self, form: Form) -> ir.Value:
+        """The value of a formula that has rows and columns.
+
+        Raises:
+            Refused: It is a number here, such as a factor that the graph leaves out: how many rows it has is not known.
+        """
+        value = self.spell(form)
+        if len(self.dims(value)) < 2:
+            raise Refused("number-for-matrix", "what it means takes a number for a matrix, which has no rows and columns here")
+        return value
+
+    def dims(self, value: ir.Value) -> tuple[Dim, ...]:
+        """The shape of a value.
+
+        Raises:
+            Refused: Not even its rank is known.
+        """
+        found = self.builder.facts.dims(value)
+        if found is None:
+            raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown")
+        return tuple(found)
+
+    def dtype(self, value: ir.Value) -> ir.DataType:
+        """The element type of a value; float32 if it is unknown."""
+        return self.builder.facts.dtype(value) or ir.DataType.FLOAT
+
+    def elementwise(self, op: str, operands: Sequence[ir.Value | float]) -> ir.Value:
+        """An operator on values and numbers; floats become the widest among them."""
+        values = [operand for operand in operands if isinstance(operand, ir.Value)]
+        types = [self.dtype(value) for value in values if self.dtype(value) != ir.DataType.BOOL]
+        widest = max(types, key=lambda dtype: _WIDTH.get(dtype, -1), default=ir.DataType.FLOAT)
+        typed = [self._typed(operand, widest) for operand in operands]
+        return self.builder.elementwise(op, typed, ir.DataType.BOOL if op in _TRUTHS else widest)
+
+    def _typed(self, operand: ir.Value | float, dtype: ir.DataType) -> ir.Value:
+        if not isinstance(operand, ir.Value):
+            integral = not dtype.is_floating_point()
+            return self.builder.constant(np.asarray(int(operand), np.int64)) if integral else self.builder.scalar(operand, dtype)
+        return operand if self.dtype(operand) == ir.DataType.BOOL else self.builder.cast(operand, dtype)
+
+    def _spelled(self, form: Form) -> ir.Value:
+        if isinstance(form, (Var, Literal)):
+            found = self._operand(form)
+            return found if isinstance(found, ir.Value) else self.builder.scalar(found, ir.DataType.FLOAT)
+        if isinstance(form, Product):
+            return self._product(form)
+        if not isinstance(form, Op):
+            return self._given.slots[tuple(sorted(form.slots))](self, self.spell(form.core))
+        rule = _RULES.get(form.op)
+        return self.elementwise(form.op, [self._operand(arg) for arg in form.args]) if rule is None else rule(self, form)
+
+    def _operand(self, form: Form) -> ir.Value | float:
+        """A number where the formula has one."""
+        if isinstance(form, Literal):
+            return form.value
+        return self._given.operands[form.name] if isinstance(form, Var) else self.spell(form)
+
+    def _product(self, form: Product) -> ir.Value:
+        number, value = form.coefficient, self.spell(form.core)
+        for name, sign in form.factors:
+            operand = self._given.operands[name]
+            if isinstance(operand, ir.Value):
+                value = self.elementwise("Mul" if sign > 0 else "Div", [value, operand])
+            else:
+                number *= operand**sign
+        if number != 1:
+            value = self.elementwise("Mul", [value, number])
+        return value if form.slot is None else self._given.slots[form.slot,](self, value)
+
+    def product(self, form: Op) -> ir.Value:
+        """A product of matrices, in the narrower of their types."""
+        left, right = map(self._matrix, form.args)
+        narrow = min((self.dtype(left), self.dtype(right)), key=lambda dtype: _WIDTH.get(dtype, 1))
+        left, right = self.builder.cast(left, narrow), self.builder.cast(right, narrow)
+        first, second = self.dims(left), self.dims(right)
+        batch = broadcast([first[:-2], second[:-2]])
+        dims = None if batch is None else (*batch, first[-2], second[-1])
+        return self.builder.node("MatMul", [left, right], dims=dims, dtype=narrow)
+
+    def turned(self, form: Op) -> ir.Value:
+        """Rows and columns exchanged."""
+        value = self.spell(form.args[0])
+        rank = len(self.dims(value))
+        if rank == 0:
+            return value  # a number stands for a matrix that is this number everywhere
+        return self.builder.transpose(value, [*range(rank - 2), rank - 1, rank - 2])
+
+    def softmax(self, form: Op) -> ir.Value:
+        """The softmax, with a sink as one more column whose weight is dropped."""
+        scores = self._matrix(form.args[0])
+        wide = self._given.softmax_dtype
+        if wide is not None and _WIDTH.get(wide, 0) > _WIDTH.get(self.dtype(scores), 0):
+            scores = self.builder.cast(scores, wide)
+        dims, dtype = self.dims(scores), self.dtype(scores)
+        if len(form.args) > 1:
+            scores = self._beside(scores, self._typed(self._operand(form.args[1]), dtype))
+        weights = self.builder.node(
+            "Softmax", [scores], {"axis": -1 if self.builder.opset >= 13 else len(dims) - 1}, dims=self.dims(scores), dtype=dtype,
+            hint=self._name,
+        )  # fmt: skip
+        node = weights.producer()
+        assert node is not None
+        self.softmaxes.append(node)
+        if len(form.args) > 1:
+            weights = self._without_last(weights, dims)
+        elif "shifted" in dict(form.attributes):
+            weights = self._voided(weights, scores, math.nan if ("shifted", 0) in form.attributes else math.inf)
+        return weights if self._given.guard is None else self._given.guard(self, weights)
+
+    def _voided(self, weights: ir.Value, scores: ir.Value, number: float) -> ir.Value:
+        """Weights that are `number` in rows whose exponentials are all 0: NaN, or infinite where they are not defined."""
+        builder, dtype = self.builder, self.dtype(scores)
+        top = builder.reduce("ReduceMax", scores, [len(self.dims(scores)) - 1])
+        empty = builder.elementwise("Less", [top, builder.scalar(_NO_EXPONENTIAL, dtype)], ir.DataType.BOOL)
+        return builder.elementwise("Where", [empty, builder.scalar(number, dtype), weights], dtype)
+
+    def _beside(self, scores: ir.Value, column: ir.Value) -> ir.Value:
+        dims = self.dims(scores)
+        full = (*dims[:-1], 1)
+        if self.dims(column) != full:
+            column = self.builder.expand(column, full, [True] * len(full))
+        last, dtype = len(dims) - 1, self.dtype(scores)
+        return self.builder.node("Concat", [scores, column], {"axis": last}, dims=[*dims[:-1], dims[-1] + 1], dtype=dtype)
+
+    def _without_last(self, weights: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+        bounds = [self.builder.constant([number]) for number in (0, -1, len(dims) - 1)]
+        return self.builder.node("Slice", [weights, *bounds], dims=dims, dtype=self.dtype(weights))
+
+    def concat(self, form: Op) -> ir.Value:
+        """Two values side by side; what one of them only broadcasts along is repeated."""
+        values = [self._matrix(arg) for arg in form.args]
+        common = broadcast([self.dims(value)[:-1] for value in values])
+        if common is None:
+            raise Refused("unknown-rank", "what is put side by side has shapes that are not known to fit")
+        wide = max(map(self.dtype, values), key=lambda dtype: _WIDTH.get(dtype, 1))
+        widths: list[Dim] = [self.dims(value)[-1] for value in values]
+        full: list[ir.Value] = []
+        for value, width in zip(values, widths, strict=True):
+            dims, typed = (*common, width), self.builder.cast(value, wide)
+            lacks = [old != new for old, new in zip(self.dims(typed), dims, strict=True)]
+            full.append(self.builder.expand(typed, dims, lacks) if any(lacks) else typed)
+        total = functools.reduce(lambda one, other: one + other, widths)
+        return self.builder.node("Concat", full, {"axis": len(common)}, dims=(*common, total), dtype=wide)
+
+    def reduced(self, form: Op) -> ir.Value:
+        """A reduction along the columns."""
+        value = self._matrix(form.args[0])
+        return self.builder.reduce(form.op, value, [len(self.dims(value)) - 1])
+
+    def counted(self, form: Op) -> ir.Value:
+        """The numbers of rows, as a column, or of columns, as a row."""
+        dims = self.dims(self._matrix(form.args[0]))
+        size = dims[-1] if form.op == "Columns" else dims[-2]
+        length = self.builder.node("Squeeze", [self.builder.shape([size])], dims=(), dtype=ir.DataType.INT64)
+        zero, one = (self.builder.constant(np.asarray(item, np.int64)) for item in (0, 1))
+        found = self.builder.node("Range", [zero, length, one], dims=(size,), dtype=ir.DataType.INT64)
+        return found if form.op == "Columns" else self.builder.reshape(found, [size, 1])
+
+    def rearrange(self, form: Op) -> ir.Value:
+        """Axes rearranged as einops writes it."""
+        attributes = dict(form.attributes)
+        expression = str(attributes.pop("expression"))
+        sizes = {name: size for name, size in attributes.items() if isinstance(size, int)}
+        return rearranged(self.builder, self.spell(form.args[0]), expression, sizes)
+
+
+_RULES: dict[str, Callable[[ExpressionEmitter, Op], ir.Value]] = {
+    "Columns": ExpressionEmitter.counted,
+    "Concat": ExpressionEmitter.concat,
+    "MatMul": ExpressionEmitter.product,
+    "Rearrange": ExpressionEmitter.rearrange,
+    "ReduceMax": ExpressionEmitter.reduced,
+    "ReduceMean": ExpressionEmitter.reduced,
+    "ReduceSum": ExpressionEmitter.reduced,
+    "Rows": ExpressionEmitter.counted,
+    "Softmax": ExpressionEmitter.softmax,
+    "T": ExpressionEmitter.turned,
+}

@@ -1,0 +1,92 @@
+"""State of the matcher while a formula is matched: operands, slots and axes bound so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.steps import ScoreStep, Taken, WeightStep
+from onnx_attnfuse.language.matcher.discrimination_net import Slot, Variant
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What an operand stands for."""
+
+    indexed: IndexedValue | None
+    """None for a number that no value of the graph holds."""
+    row: int
+    """The number of its rows' axis among those of the match."""
+    column: int
+    number: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """What a slot took: steps of the graph, or factors."""
+
+    steps: tuple[Taken[ScoreStep], ...] = ()
+    number: float = 1.0
+    values: tuple[tuple[IndexedValue, int], ...] = ()
+    row: int = 0
+    column: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """A step that guards the weights of fully masked rows, where the matcher met it."""
+
+    taken: Taken[WeightStep]
+    row: int
+    column: int
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Bindings of operands, slots and axes so far; each match step makes a new one."""
+
+    operands: Mapping[int, Bound] = dataclasses.field(default_factory=dict[int, Bound])
+    slots: Mapping[tuple[Slot, ...], Filled] = dataclasses.field(default_factory=dict["tuple[Slot, ...]", Filled])
+    axes: Mapping[int, Axis] = dataclasses.field(default_factory=dict[int, Axis])
+    guards: tuple[Guard, ...] = ()
+    nodes: tuple[ir.Node, ...] = ()
+    softmaxes: tuple[ir.Node, ...] = ()
+    depth: int = 0
+    """Operators found."""
+    fresh: int = 2
+    """The next number of an axis."""
+
+    def along(self, number: int, axis: Axis) -> State | None:
+        """With an axis known; None if it is known to be another."""
+        known, axis = self.axes.get(number), leaves(axis)
+        if known is not None:
+            return self if set(leaves(known)) == set(axis) else None
+        return dataclasses.replace(self, axes={**self.axes, number: axis})
+
+    def through(self, *nodes: ir.Node) -> State:
+        """With nodes passed."""
+        return dataclasses.replace(self, nodes=(*self.nodes, *nodes)) if nodes else self
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A value that the next token has to fit."""
+
+    indexed: IndexedValue
+    row: int
+    column: int
+    outer: Axes
+    """The axes of what it broadcasts against, aligned with its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A formula found."""
+
+    variant: Variant
+    root: IndexedValue
+    state: State

@@ -1,0 +1,208 @@
+"""A match written out: what its operands and slots are in the graph, brought into rows and columns, and the formula it means."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.match.steps import (
+    Added,
+    Floored,
+    NaNZeroed,
+    Negated,
+    Passed,
+    Replaced,
+    Scaled,
+    ScoreStep,
+    Shifted,
+    Squashed,
+    Taken,
+    WeightStep,
+    Zeroed,
+)
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.language.matcher.expression_emitter import ExpressionEmitter, Given, Step
+from onnx_attnfuse.language.matcher.match_state import Bound, Filled, Guard, Match
+from onnx_attnfuse.language.normal_form import normal, variants
+from onnx_attnfuse.reasons import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """New nodes beside old ones."""
+
+    old: ir.Value
+    new: ir.Value
+    softmaxes: tuple[ir.Node, ...]
+    frontier: tuple[ir.Value, ...]
+    """What both are computed from."""
+
+
+def write(match: Match, builder: Builder) -> Replacement:
+    """Writes what a match means beside what is written.
+
+    Raises:
+        Refused: It cannot be brought into rows and columns.
+    """
+    return _Writer(match, builder).write()
+
+
+class _Writer:
+    def __init__(self, match: Match, builder: Builder) -> None:
+        self.match = match
+        self.builder = builder
+        self.facts = builder.facts
+        state = match.state
+        self._ends = {number: leaves(axis) for number, axis in state.axes.items()}
+        known = {leaf for axis in self._ends.values() for leaf in axis}
+        self._batch: list[Factor] = [leaf for axis in match.root.axes for leaf in leaves(axis) if leaf not in known]
+        self._stops: list[ir.Value] = []
+
+    def write(self) -> Replacement:
+        variant, state = self.match.variant, self.match.state
+        meaning = variant.pattern.meaning
+        assert meaning is not None
+        formula = next(
+            found for choices, found in variants(meaning, variant.choices) if choices.items() >= variant.choices.items()
+        )
+        operands = {variant.operands[index]: self._operand(bound) for index, bound in state.operands.items()}
+        slots: dict[tuple[str, ...], Step] = {}
+        for places, filled in state.slots.items():
+            slots[tuple(sorted(variant.slots[place] for place in places))] = self._slot(filled)
+        guard = self._guard(state.guards) if state.guards else None
+        name = state.softmaxes[0].name if state.softmaxes else None
+        emitter = ExpressionEmitter(
+            self.builder, Given(operands, slots, self._softmax_dtype(), guard), name or f"{variant.pattern.name}/Softmax"
+        )
+        found = IndexedValue(emitter.spell(normal(formula)), self._axes(0, 1))
+        result = arrange(self.builder, found, self.match.root.axes)
+        old = self.match.root.value
+        dtype = self.facts.dtype(old)
+        result = result if dtype is None else self.builder.cast(result, dtype)
+        return Replacement(old, result, tuple(emitter.softmaxes), tuple(dict.fromkeys(self._stops)))
+
+    def _softmax_dtype(self) -> ir.DataType | None:
+        types = {self.facts.dtype(node.outputs[0]) for node in self.match.state.softmaxes}
+        return types.pop() if len(types) == 1 else None
+
+    def _axes(self, row: int, column: int) -> Axes:
+        """Batch and heads, each an axis of its own, then rows and columns, where these are known."""
+        ends: list[Axis] = [self._ends[number] for number in (row, column) if number in self._ends]
+        return (*((leaf,) for leaf in self._batch), *ends)
+
+    def _operand(self, bound: Bound) -> ir.Value | float:
+        if bound.indexed is None or (bound.number is not None and not any(bound.indexed.axes)):
+            assert bound.number is not None
+            return bound.number
+        return self._brought(bound.indexed, bound.row, bound.column)
+
+    def _brought(self, indexed: IndexedValue, row: int, column: int) -> ir.Value:
+        """A value with rows and columns last; along axes that it lacks it has length 1."""
+        present = {leaf for axis in indexed.axes for leaf in leaves(axis)}
+        target = tuple(axis if present & set(leaves(axis)) else () for axis in self._axes(row, column))
+        if self.facts.number(indexed.value) is None:
+            self._stops.append(indexed.value)
+        return arrange(self.builder, indexed, target)
+
+    def _slot(self, filled: Filled) -> Step:
+        """What a slot took, to be done to other scores."""
+        if filled.steps:
+            return _in_turn([self._step(taken, filled) for taken in filled.steps])
+        values = [(self._brought(indexed, filled.row, filled.column), sign) for indexed, sign in filled.values]
+
+        def scale(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
+            for operand, sign in values:
+                value = emitter.elementwise("Mul" if sign > 0 else "Div", [value, operand])
+            return value if math.isclose(filled.number, 1.0) else emitter.elementwise("Mul", [value, filled.number])
+
+        return scale
+
+    def _step(self, taken: Taken[ScoreStep], filled: Filled) -> Step:
+        step = taken.step
+        wide = self.facts.dtype(step.scores)
+        done = self._done(step, taken, filled)
+
+        def again(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
+            return done(emitter, value if wide is None else self.builder.cast(value, wide))
+
+        return again
+
+    def _done(self, step: ScoreStep, taken: Taken[ScoreStep], filled: Filled) -> Step:
+        if isinstance(step, Scaled):
+            operand = self._beside(step.operand, taken, filled)
+            op = "Div" if step.divide else "Mul"
+            return lambda emitter, value: emitter.elementwise(op, [value, operand])
+        if isinstance(step, Negated):
+            return lambda emitter, value: emitter.elementwise("Neg", [value])
+        if isinstance(step, Added):
+            return self._adding(step, self._beside(step.operand, taken, filled))
+        if isinstance(step, Replaced):
+            condition = self._beside(step.condition, taken, filled)
+            return _selecting(condition, step.keep_where, step.fill)
+        if isinstance(step, Floored):
+            low = step.low
+            return lambda emitter, value: emitter.elementwise("Max", [value, low])
+        if isinstance(step, Shifted):
+            return _shifted
+        assert isinstance(step, (Passed, Squashed))
+        raise Refused("unreadable-score-step", f"{taken.node.op_type} is nothing that a slot takes", taken.node.name)
+
+    @staticmethod
+    def _adding(step: Added, operand: ir.Value | float) -> Step:
+        def adding(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
+            operands = [operand, value] if step.mirrored else [value, operand]
+            return emitter.elementwise("Sub" if step.negative or step.mirrored else "Add", operands)
+
+        return adding
+
+    def _beside(self, value: ir.Value, taken: Taken[ScoreStep] | Taken[WeightStep], filled: Filled) -> ir.Value | float:
+        number = self.facts.number(value)
+        if number is not None and self.facts.dtype(value) != ir.DataType.BOOL:
+            return number
+        axes = aligned(value, taken.axes, self.facts)
+        if axes is None:
+            raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
+        return self._brought(IndexedValue(value, axes), filled.row, filled.column)
+
+    def _guard(self, guards: Sequence[Guard]) -> Step:
+        """The steps that guard the weights, in the order of the graph."""
+        steps: list[Step] = []
+        for guard in reversed(guards):
+            step = guard.taken.step
+            if isinstance(step, NaNZeroed):
+                steps.append(
+                    lambda emitter, value: emitter.elementwise("Where", [emitter.elementwise("IsNaN", [value]), 0.0, value])
+                )
+            elif isinstance(step, Zeroed):
+                where = Filled(row=guard.row, column=guard.column)
+                steps.append(_selecting(self._beside(step.condition, guard.taken, where), step.keep_where, 0.0))
+        return _in_turn(steps)
+
+
+def _shifted(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
+    largest = emitter.builder.reduce("ReduceMax", value, [len(emitter.dims(value)) - 1])
+    return emitter.elementwise("Sub", [value, largest])
+
+
+def _in_turn(steps: Sequence[Step]) -> Step:
+    def done(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
+        for step in steps:
+            value = step(emitter, value)
+        return value
+
+    return done
+
+
+def _selecting(condition: ir.Value | float, keep_where: bool, fill: float) -> Step:
+    assert isinstance(condition, ir.Value)
+
+    def selecting(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
+        return emitter.elementwise("Where", [condition, value, fill] if keep_where else [condition, fill, value])
+
+    return selecting

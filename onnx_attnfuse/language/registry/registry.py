@@ -1,0 +1,112 @@
+"""All patterns of a run, by what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from onnx_attnfuse.attention.match.step_readers import Readers, ScoreStepReader, WeightStepReader
+from onnx_attnfuse.containment import Failure, Subject
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.language.decorators import Definition, Operator, Pattern
+from onnx_attnfuse.language.matcher.discrimination_net import Net
+from onnx_attnfuse.language.registry.onnxscript_rules import GraphRule
+
+Kind: TypeAlias = "Definition | GraphRule"
+BUILT_IN = "pack builtin"
+"""The owner of our own patterns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One pattern and where it is from."""
+
+    name: str
+    grain: Kind
+    owner: str
+    """`pack builtin`, a file, `registered` or `given`."""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it reads a single step."""
+        return isinstance(self.grain, (ScoreStepReader, WeightStepReader))
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is one of our own."""
+        return self.owner == BUILT_IN
+
+    @property
+    def file(self) -> str | None:
+        """The Python file it is written in, as tracebacks name it; None if there is none."""
+        grain = self.grain
+        function = grain.define if isinstance(grain, Operator) else getattr(grain, "read", None)
+        if function is not None and hasattr(function, "__code__"):
+            return function.__code__.co_filename
+        module = sys.modules.get(grain.home.rpartition(".")[0])
+        return str(pathlib.Path(self.owner).absolute()) if self.owner.endswith(".py") else getattr(module, "__file__", None)
+
+    @property
+    def subject(self) -> Subject:
+        """What is told where it fails."""
+        what = f"{self.kind} '{self.name}'"
+        return Subject(what) if self.is_built_in else Subject(what, self.file, foreign=isinstance(self.grain, GraphRule))
+
+    @property
+    def kind(self) -> str:
+        """The kind of the entry, in words."""
+        if isinstance(self.grain, Pattern):
+            return "refusal" if self.grain.refused else "pattern"
+        if isinstance(self.grain, Operator):
+            return "operator"
+        if isinstance(self.grain, GraphRule):
+            return "onnxscript rule"
+        return "score step" if isinstance(self.grain, ScoreStepReader) else "weight step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Catalogue:
+    """Patterns, ready for use."""
+
+    entries: tuple[Entry, ...]
+    readers: Readers
+    net: Net
+    operators: Mapping[tuple[str, str], Operator]
+    rules: tuple[GraphRule, ...]
+    broken: tuple[Failure, ...] = ()
+    """Installed packs that are left out, and why."""
+
+    def is_built_in(self, name: str) -> bool:
+        """Whether the pattern of this name is one of our own."""
+        return any(entry.name == name and entry.is_built_in for entry in self.entries)
+
+    def subject(self, name: str) -> Subject:
+        """What is told where the pattern of this name fails."""
+        return next((entry.subject for entry in self.entries if entry.name == name), Subject(f"pattern '{name}'"))
+
+    @staticmethod
+    def of(entries: Iterable[Entry]) -> Catalogue:
+        """A catalogue of entries.
+
+        Raises:
+            OptionError: Two have the same name, read the same operator, define it, or are the same formula.
+        """
+        found = tuple(entries)
+        names: dict[str, Entry] = {}
+        for entry in found:
+            other = names.setdefault(entry.name, entry)
+            if other is not entry:
+                raise OptionError(
+                    f"two patterns are called '{entry.name}': in {other.owner} and in {entry.owner}; rename or skip one"
+                )
+        grains = [entry.grain for entry in found]
+        return Catalogue(
+            entries=found,
+            readers=Readers.of(grains),
+            net=Net(grain for grain in grains if isinstance(grain, Pattern)),
+            operators={(grain.domain, grain.op): grain for grain in grains if isinstance(grain, Operator)},
+            rules=tuple(grain for grain in grains if isinstance(grain, GraphRule)),
+        )

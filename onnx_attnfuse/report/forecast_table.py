@@ -1,0 +1,64 @@
+"""Forecasts for several devices side by side, as rich shows them: attentions down, devices across."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from onnx_attnfuse.report.grouping import common, meaning
+from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForecastTable:
+    """Reports on one model by device."""
+
+    reports: Mapping[str, Report]
+    fold: bool = True
+    """Whether attentions that differ only in the numbers of their names share a line."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console, options
+        columns = [[site for site in report.sites if site.status != "not-attention"] for report in self.reports.values()]
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), header_style="bold")
+        for title in ("site", "attention", *self.reports):
+            table.add_column(title, overflow="fold")
+        groups: dict[object, list[tuple[SiteReport, ...]]] = {}
+        for place, row in enumerate(zip(*columns, strict=True)):
+            groups.setdefault(_key(row) if self.fold else place, []).append(row)
+        for rows in groups.values():
+            first = rows[0]
+            name = common([row[0].name for row in rows])
+            counted = f"{name} ×{len(rows)}" if len(rows) > 1 else name
+            table.add_row(counted, meaning(first[0]), *(Text("\n".join(_cell(site))) for site in first))
+        if groups:
+            yield table
+        else:
+            yield Text("found no attention")
+        for device, report in self.reports.items():
+            if report.session is not None:
+                yield from (Text(f"session on {device}: {line}") for line in report.session.lines())
+
+
+def _key(row: tuple[SiteReport, ...]) -> object:
+    return tuple((_NUMBER.sub("0", site.name), meaning(site), tuple(_cell(site))) for site in row)
+
+
+def _cell(site: SiteReport) -> Iterator[str]:
+    """The kernels in the order in which they are tried, what a change would gain, and what faster kernels have against it."""
+    kernel = site.kernel
+    if kernel is None:
+        yield from (f"{site.op or 'spelled out'}: {reason.code}: {reason.message}" for reason in site.reasons[:3])
+        return
+    yield f"{site.op}, mask: {site.mask_form}" if site.mask_form not in {None, "none"} else f"{site.op}"
+    for place, item in enumerate((LaterKernel(kernel.forecast, kernel.when), *kernel.otherwise)):
+        yield f"{'else ' * bool(place)}{item.kernel}{f' if {item.when}' if item.when else ''}"
+    yield from (f"not {item.kernel}: {item.message}" for item in kernel.refused)
+    yield from (f"{gain.change}: {gain.kernel}, about {gain.times:g} times as fast" for gain in kernel.gains)

@@ -1,0 +1,170 @@
+"""Sites that are alike told as one, in words that the text and the page share.
+
+Sites are alike if they differ only in the numbers of their names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Sites that are told as one, and the words for them."""
+
+    sites: Sequence[SiteReport]
+    first: int
+    """Place of the first of them among all sites of the report."""
+
+    @property
+    def site(self) -> SiteReport:
+        """The first of them."""
+        return self.sites[0]
+
+    @property
+    def name(self) -> str:
+        """The common name of the sites: `layer.{0..11} ×12`."""
+        name = common([site.name for site in self.sites])
+        return f"{name} ×{len(self.sites)}" if len(self.sites) > 1 else name
+
+    @property
+    def operator(self) -> str:
+        """What computes them."""
+        if self.site.status == "fused":
+            return f"→ {self.site.op}"
+        return self.site.op or self.site.status.replace("-", " ")
+
+    @property
+    def error(self) -> str:
+        """The largest error that was measured; empty if none was."""
+        errors = [site.verified.max_abs_error for site in self.sites if site.verified]
+        return f"{max(errors):.1e}" if errors else ""
+
+    @property
+    def layout(self) -> list[str]:
+        """How operands and result are laid out."""
+        return [common(list(lines)) for lines in zip(*map(layouts, self.sites), strict=True)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why they are not fused, or not better."""
+        return [common([say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)]
+
+    @property
+    def form(self) -> list[str]:
+        """How the mask is handed over, where there is one."""
+        return [f"mask: {self.site.mask_form}"] if self.site.mask_form not in {None, "none"} else []
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What is taken for granted of them, on a line."""
+        return [f"assumes {', '.join(self.site.assumptions)}"] if self.site.assumptions and self.site.status == "fused" else []
+
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels that are forecast, and what a change would gain."""
+        kernel = self.site.kernel
+        if kernel is None:
+            return []
+        first = LaterKernel(kernel.forecast, kernel.when)
+        lines = [f"{item.kernel} if {item.when}" if item.when else item.kernel for item in (first, *kernel.otherwise)]
+        lines[1:] = [f"else {line}" for line in lines[1:]]
+        return lines + [f"{gain.change}: {gain.kernel}, about {gain.times:g} times as fast" for gain in kernel.gains]
+
+
+def folded(report: Report, *, fold: bool = True) -> list[Row]:
+    """The sites of a report, those that are alike together unless `fold` is false."""
+    groups: dict[object, list[int]] = {}
+    for place, site in enumerate(report.sites):
+        groups.setdefault(_fold_key(site) if fold else place, []).append(place)
+    return [Row([report.sites[place] for place in places], places[0]) for places in groups.values()]
+
+
+def _fold_key(site: SiteReport) -> object:
+    plain = dataclasses.replace(site, name="", graph=_skeleton(site.graph), layout=type(site.layout)(), verified=None, reasons=())
+    texts = [*layouts(site), *(reason.code + str(reason) for reason in site.reasons)]
+    return plain, site.verified is None, tuple(map(_skeleton, texts))
+
+
+def say(reason: Reason) -> str:
+    """A reason on one line."""
+    return f"{reason.code}: {reason}"
+
+
+def meaning(site: SiteReport) -> str:
+    """The attention in the field's terms, such as `causal, 32/8×128`."""
+    if site.status == "not-attention":
+        return ""
+    parts = [site.mask or "no mask", _heads(site)]
+    if site.scale is not None and site.head_size and abs(site.scale * site.head_size**0.5 - 1) > 1e-3:
+        parts.append(f"scale {site.scale:.4g}")
+    return ", ".join(filter(None, parts))
+
+
+def _heads(site: SiteReport) -> str:
+    if site.num_heads is None:
+        return ""
+    heads = str(site.num_heads)
+    if site.kv_num_heads not in (None, site.num_heads):
+        heads += f"/{site.kv_num_heads}"
+    if site.head_size is None:
+        return f"{heads} heads"
+    values = f"/{site.v_head_size}" if site.v_head_size not in (None, site.head_size) else ""
+    return f"{heads}×{site.head_size}{values}"
+
+
+def layouts(site: SiteReport) -> list[str]:
+    """The layouts of a site that is laid out anew."""
+    return [f"{name}: {text}" for name, text in dataclasses.asdict(site.layout).items() if text]
+
+
+def _skeleton(text: str) -> str:
+    return _NUMBER.sub("0", text)
+
+
+def common(texts: Sequence[str]) -> str:
+    """One text for several: numbers that differ become a range, `{0..11}`, or `*` where some are missing."""
+    if len({_skeleton(text) for text in texts}) > 1:
+        return f"{texts[0]}, …"
+    words = _NUMBER.split(texts[0])
+    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+    ranges = [_number_range(column) for column in columns]
+    return words[0] + "".join(number + word for number, word in zip(ranges, words[1:], strict=True))
+
+
+def _number_range(numbers: Sequence[str]) -> str:
+    distinct = set(map(int, numbers))
+    if len(distinct) == 1:
+        return numbers[0]
+    low, high = min(distinct), max(distinct)
+    return f"{{{low}..{high}}}" if high - low + 1 == len(distinct) else "*"
+
+
+def op_changes(report: Report) -> Mapping[str, tuple[int, int]]:
+    """Operators of which there are more or fewer than before, most vanished first."""
+    before, after = report.ops_before, report.ops_after
+    changed = {op: (before.get(op, 0), after.get(op, 0)) for op in {**before, **after} if before.get(op, 0) != after.get(op, 0)}
+    return dict(sorted(changed.items(), key=lambda item: (item[1][1] - item[1][0], item[0])))
+
+
+def last_line(report: Report, verb: str) -> str:
+    """The run in one sentence."""
+    if not report.candidates:
+        line = "found no attention"
+    else:
+        line = f"{verb} {report.fused} of {report.candidates} attention site{'s' * (report.candidates != 1)}"
+    counts = {
+        "already fused": report.already_fused,
+        "skipped": report.skipped,
+        "different when verified": report.differing,
+        "Softmax that are not attention": report.candidates and len(report.sites) - report.candidates,
+    }
+    rest = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{line} ({rest})" if rest else line

@@ -1,0 +1,300 @@
+"""Fully masked rows: what the source makes of them, kept beside the fused operator.
+
+Four cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights
+gives 0 there, one that replaces scores gives weights that no longer depend on them, and a float16 source whose mask is finite
+gives the plain mean of the values, which no kernel that adds in float32 does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning, kept_where
+from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills, choose_fills, implied, masked_keys, sees_a_key
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Floored, MaskStep, Replaced, RowRule, ScaleValue
+from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.bias import BiasEmitter
+
+_LOWEST_FLOAT32 = -3.4028234663852886e38
+_LEAST_EXPONENT = -50.0
+"""Numbers from here up, and ordinary scores besides, leave an exponential something."""
+_ABSORBS_HALF = -2e4
+"""Added in float16, a number this low leaves nothing of an ordinary score."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What to do around the operator; each test is laid out (b or 1, n or 1, s or 1, 1)."""
+
+    bias: IndexedValue | None
+    """The compact bias to use."""
+    zero_query: IndexedValue | None = None
+    """Rows whose scores must all be equal."""
+    refills: tuple[Refill, ...] = ()
+    """Rows of the result that become a number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refill:
+    """Rows of the result that become `number` where `test` is `where`."""
+
+    test: IndexedValue
+    where: bool
+    number: float = 0.0
+
+
+def read_rows(
+    spec: AttentionSpec, meaning: Meaning, emitter: BiasEmitter | None, context: BuildContext, *, zeroes: bool = False
+) -> Rows:
+    """Emits the bias, if one is to be handed over, and decides what fully masked rows need besides.
+
+    Args:
+        spec: The attention.
+        meaning: Its mask, understood.
+        emitter: What emits its bias; None if the mask is handed over in another form.
+        context: What to build with.
+        zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.
+
+    Raises:
+        Refused: The source gives such rows something that cannot be expressed.
+    """
+    if meaning.nan is not None:
+        raise Refused(meaning.nan.code, meaning.nan.message)
+    emitter = emitter if spec.mask else None
+    has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
+    rules = [rule for rule in spec.row_rules if rule.condition is not None]
+    fills: Fills = "lowest"
+    if emitter is not None and not has_key and not spec.unshifted:
+        absorbs = _absorbing(spec, context)
+        fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
+    compact = None if emitter is None else emitter.compact(spec.mask, fills)
+    rows = Rows(compact)
+    if compact is not None and emitter is not None and not has_key:
+        rows = _with_dead_rows(rows, compact, emitter, spec, meaning, fills, context, zeroes=zeroes)
+    for rule in rules:
+        assert rule.condition is not None
+        if not (has_key and implied(meaning.allowed, kept_where(rule, context.reader))):
+            rows = _refilled(rows, _kept_rows(rule, rule.condition, spec, meaning, context))
+    return rows
+
+
+def _with_dead_rows(
+    rows: Rows,
+    compact: IndexedValue,
+    emitter: BiasEmitter,
+    spec: AttentionSpec,
+    meaning: Meaning,
+    fills: Fills,
+    context: BuildContext,
+    *,
+    zeroes: bool,
+) -> Rows:
+    """What rows need in which every number of the bias masks."""
+    if spec.unshifted:
+        if not spec.voided or any(context.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
+            message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
+            raise Refused("unshifted-exponentials", message)
+        return _refill_dead_rows(rows, compact, "Greater", context.bounds.masked_from, math.nan, context.builder)
+    if fills == "exact" or _leaves_scores(spec, context):
+        rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
+    guards = [rule for rule in spec.row_rules if rule.condition is None]
+    lowest_counts = any(rule.lowest_counts for rule in guards)
+    lowest = context.bounds.lowest(spec.mask)
+    if zeroes:
+        return _unless_zero(rows, compact, spec, fills, context)
+    if lowest <= (_LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or context.device.ep == "cuda"):
+        counted = "Greater" if lowest_counts else "GreaterOrEqual"
+        rows = _refill_dead_rows(rows, compact, counted, _LOWEST_FLOAT32, 0.0 if guards else math.nan, context.builder)
+    levelled = _levelled_below(spec, lowest, context)
+    return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
+
+
+def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
+    """Whether the lowest number of the operator's type leaves something of scores that the source replaces."""
+    finite = any(isinstance(step, Replaced) and math.isfinite(step.fill) for step in spec.mask)
+    if not finite or spec.dtype is None or -largest(spec.dtype) <= ABSORBS:
+        return False
+    return _levelled_below(spec, context.bounds.lowest(spec.mask), context) is None
+
+
+def _absorbing(spec: AttentionSpec, context: BuildContext) -> float:
+    """From here down a number that is added to a score of the source leaves nothing of it."""
+    rounded = spec.dtype == ir.DataType.FLOAT16 and context.device.rounds_float16
+    return _ABSORBS_HALF if rounded and not _adds_in_float32(spec, context.builder.facts) else ABSORBS
+
+
+def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -> float | None:
+    """The number that a float16 source gives the plain mean from, down; None if it never does, or the operator does the same."""
+    if spec.dtype != ir.DataType.FLOAT16:
+        return None
+    if _adds_in_float32(spec, context.builder.facts):
+        return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
+    limit = context.bounds.masked_from
+    return limit if context.device.rounds_float16 and lowest <= limit else None
+
+
+def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
+    """Whether the scores of a half type are float32, and so is what is added to them."""
+    softmax = [node.inputs[0] for node in spec.nodes if node.op_type == "Softmax"]
+    return any(value is not None and facts.dtype(value) == ir.DataType.FLOAT for value in softmax)
+
+
+def _refilled(rows: Rows, refill: Refill) -> Rows:
+    return dataclasses.replace(rows, refills=(*rows.refills, refill))
+
+
+def _has_key(compact: IndexedValue, operator: str, bound: float, builder: Builder) -> ir.Value:
+    """Rows in which some mask value compares to `bound` as `operator` says.
+
+    Compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number.
+    """
+    wide = builder.cast(compact.value, ir.DataType.FLOAT)
+    seen = builder.elementwise(operator, [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
+    return builder.cast(builder.reduce("ReduceMax", builder.cast(seen, ir.DataType.FLOAT), [3]), ir.DataType.BOOL)
+
+
+def _refill_dead_rows(rows: Rows, compact: IndexedValue, counts: str, bound: float, number: float, builder: Builder) -> Rows:
+    """Rows without a number that compares to `bound` as `counts` says: finite before the operator, given their number after it.
+
+    The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
+    """
+    has_key = _has_key(compact, counts, bound, builder)
+    fully_masked = builder.elementwise("Not", [has_key], ir.DataType.BOOL)
+    test = IndexedValue(fully_masked, (*compact.axes[:3], ()))
+    return _refilled(
+        dataclasses.replace(rows, bias=_finite(rows.bias or compact, fully_masked, builder)), Refill(test, True, number)
+    )
+
+
+def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: Fills, context: BuildContext) -> Rows:
+    """Rows to which the operator gives 0: NaN, or the plain mean, where the source gives that."""
+    builder, lowest = context.builder, context.bounds.lowest(spec.mask)
+    assert spec.dtype is not None
+    guards = [rule for rule in spec.row_rules if rule.condition is None]
+    if any(rule.lowest_counts for rule in guards):
+        return rows
+    if lowest == -math.inf and not guards:
+        rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", _LOWEST_FLOAT32, math.nan, builder)
+    if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
+        lowest = min(lowest, -largest(spec.dtype))
+    wide = _adds_in_float32(spec, builder.facts)
+    rounded = spec.dtype == ir.DataType.FLOAT16 and context.device.rounds_float16 and not wide
+    highest = context.bounds.masked_from if rounded else -largest(spec.dtype)
+    if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
+        rows = _level_dead_rows(rows, compact, highest, builder)
+        assert rows.zero_query is not None
+        rows = dataclasses.replace(rows, bias=_raised(rows.bias or compact, rows.zero_query.value, builder))
+    return rows
+
+
+def _raised(bias: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
+    """A bias whose largest number is 0 in certain rows, which softmax does not see."""
+    dtype = builder.facts.dtype(bias.value)
+    raised = builder.elementwise("Sub", [bias.value, builder.reduce("ReduceMax", bias.value, [3])], dtype)
+    return IndexedValue(builder.elementwise("Where", [fully_masked, raised, bias.value], dtype), bias.axes)
+
+
+def _is_finite(step: MaskStep) -> bool:
+    return isinstance(step, Replaced) and math.isfinite(step.fill)
+
+
+def _is_infinite(step: MaskStep) -> bool:
+    return isinstance(step, Replaced) and math.isinf(step.fill)
+
+
+def _finite(compact: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
+    dtype = builder.facts.dtype(compact.value)
+    zero = builder.scalar(0.0, dtype)
+    return IndexedValue(builder.elementwise("Where", [fully_masked, zero, compact.value], dtype), compact.axes)
+
+
+def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, builder: Builder) -> Rows:
+    """Rows of finite numbers up to `highest` only: all scores of such a row become 0, and the bias alone counts."""
+    has_key = _has_key(compact, "Greater", highest, builder)
+    finite = _has_key(compact, "GreaterOrEqual", _LOWEST_FLOAT32, builder)
+    fully_masked = builder.elementwise("And", [finite, builder.elementwise("Not", [has_key], ir.DataType.BOOL)], ir.DataType.BOOL)
+    return _zeroing(rows, IndexedValue(fully_masked, (*compact.axes[:3], ())), builder)
+
+
+def _zeroing(rows: Rows, fully_masked: IndexedValue, builder: Builder) -> Rows:
+    """Further rows whose queries are set to zero; all tests are laid out alike."""
+    if rows.zero_query is not None:
+        axes = tuple(one or other for one, other in zip(rows.zero_query.axes, fully_masked.axes, strict=True))
+        fully_masked = IndexedValue(
+            builder.elementwise("Or", [rows.zero_query.value, fully_masked.value], ir.DataType.BOOL), axes
+        )
+    return dataclasses.replace(rows, zero_query=fully_masked)
+
+
+def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Refill:
+    """The rows that a zeroing of weights leaves nothing of: those without a key, if it zeroes exactly what the mask forbids."""
+    builder = context.builder
+    condition = condition.refined()
+    columns = set(leaves(spec.key_axis))
+    if not any(columns & set(axis) for axis in condition.axes):
+        return Refill(condition, not rule.keep_where)
+    if kept_where(rule, context.reader) != meaning.allowed:
+        name = condition.value.name
+        raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
+    value = builder.cast(condition.value, ir.DataType.BOOL)
+    if not rule.keep_where:
+        value = builder.elementwise("Not", [value], ir.DataType.BOOL)
+    number = builder.cast(value, ir.DataType.FLOAT)
+    place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
+    kept = builder.cast(builder.reduce("ReduceMax", number, [place]), ir.DataType.BOOL)
+    axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
+    return Refill(IndexedValue(kept, axes), False)
+
+
+def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) with the number of `refill` in its rows."""
+    number = builder.scalar(refill.number, builder.facts.dtype(value))
+
+    def fill(value: ir.Value, test: ir.Value) -> ir.Value:
+        chosen = [number, value] if refill.where else [value, number]
+        return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
+
+    return by_rows(builder, value, channels, refill.test, axes, fill)
+
+
+def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) times a scale that is no plain number."""
+
+    def multiply(value: ir.Value, factor: ir.Value) -> ir.Value:
+        dtype = builder.facts.dtype(value)
+        factor = factor if dtype is None else builder.cast(factor, dtype)
+        return builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
+
+    return by_rows(builder, value, channels, scale.indexed, axes, multiply)
+
+
+def by_rows(
+    builder: Builder,
+    value: ir.Value,
+    channels: Axis,
+    operand: IndexedValue,
+    axes: Axes4,
+    combine: Callable[[ir.Value, ir.Value], ir.Value],
+) -> ir.Value:
+    """Combines `value` of shape (b, s, n·channels) with an operand that has no channels, head by head if it differs by head."""
+    operand = operand.refined()
+    present = {leaf for axis in operand.axes for leaf in axis}
+    batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
+    dims = [length(axes.b), length(axes.i)]
+    target: Axes = (batch, rows, ())
+    if present & set(axes.n):
+        value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
+        target = (batch, rows, axes.n, ())
+    result = combine(value, operand.value if not operand.axes else arrange(builder, operand, target))
+    builder.facts.copy(value, result)
+    return builder.reshape(result, [*dims, length((*axes.n, *channels))])

@@ -1,0 +1,172 @@
+"""Corrections around a kernel for fully masked rows, before and after it, forward and backward; `fully_masked_rows` says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.training.batch_subset import added_to, entries_with, taken
+from onnx_attnfuse.training.fully_masked_rows import Levelled
+from onnx_attnfuse.training.kernels.kernel import Gradients, Kernel, Operands
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a backward kernel."""
+
+    kernel: Kernel
+    operands: Operands
+    saved: Mapping[str, ir.Value]
+    gradient: ir.Value
+    hint: str
+
+
+class RowCorrection(Protocol):
+    """Corrections around an attention kernel for fully masked rows, forward and backward."""
+
+    def query(self, query: ir.Value) -> ir.Value:
+        """The queries for the kernel."""
+        ...
+
+    def result(self, output: ir.Value) -> ir.Value:
+        """The result, from the kernel's."""
+        ...
+
+    def gradient(self, gradient: ir.Value) -> ir.Value:
+        """The gradient of the result for the kernel."""
+        ...
+
+    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+        """The gradients, from the kernel's.
+
+        Args:
+            found: What the kernel gives.
+            call: How it was called.
+            query: The queries as they were before.
+            keys: The gradient of the keys is wanted.
+        """
+        ...
+
+
+class NoCorrection:
+    """No correction: there are no fully masked rows."""
+
+    def query(self, query: ir.Value) -> ir.Value:
+        """Returns the queries unchanged."""
+        return query
+
+    def result(self, output: ir.Value) -> ir.Value:
+        """Returns the result unchanged."""
+        return output
+
+    def gradient(self, gradient: ir.Value) -> ir.Value:
+        """Returns the gradient unchanged."""
+        return gradient
+
+    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+        """Returns the gradients unchanged."""
+        del call, query, keys
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Fully masked rows, in the kernel's layout."""
+
+    builder: Builder
+    dtype: ir.DataType
+    rows: Levelled
+    fully_masked: ir.Value
+    all_infinite: ir.Value
+    row_axis: int
+
+    def where(self, test: ir.Value, number: float, value: ir.Value) -> ir.Value:
+        """`value` with a number where a test holds."""
+        return self.choose(test, self.builder.scalar(number, self.dtype), value)
+
+    def choose(self, test: ir.Value, chosen: ir.Value, other: ir.Value) -> ir.Value:
+        """One of two values, of the shape of the one that has channels."""
+        found = self.builder.node("Where", [test, chosen, other], dtype=self.dtype)
+        ranks = self.builder.facts.rank(chosen), self.builder.facts.rank(other)
+        self.builder.facts.copy(chosen if ranks[0] else other, found)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedMaskCorrection(_Rows):
+    """Correction where a mask is added to the scores."""
+
+    def query(self, query: ir.Value) -> ir.Value:
+        """Queries of fully masked rows: zeros make all scores equal; NaN, where the mask is -inf, makes the row NaN."""
+        return self.where(self.all_infinite, math.nan, self.where(self.fully_masked, 0.0, query))
+
+    def result(self, output: ir.Value) -> ir.Value:
+        """Returns the result unchanged."""
+        return output
+
+    def gradient(self, gradient: ir.Value) -> ir.Value:
+        """Returns the gradient unchanged."""
+        return gradient
+
+    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+        """The keys get from these rows what queries of zeros did not give them."""
+        if not keys:
+            return found
+        builder, own = self.builder, self.builder.facts.dtype(self.rows.bias.value)
+        together = (
+            bool(call.operands.dropout) or not self.rows.bias.axes[0]
+        )  # what dropout keeps depends on the place in the batch
+        entries = None if together else entries_with(builder, self.rows.fully_masked)
+        tensors = {name: value for name, value in call.saved.items() if builder.facts.rank(value) != 0}
+        saved = {**call.saved, **{name: taken(builder, value, entries) for name, value in tensors.items()}}
+        fully_masked, gradient, query, key, value = (
+            taken(builder, item, entries)
+            for item in (self.fully_masked, call.gradient, query, call.operands.key, call.operands.value)
+        )
+        zero = builder.scalar(0.0, self.dtype)
+        gradient, query = (self.choose(fully_masked, item, zero) for item in (gradient, query))
+        masked = [self.rows.fully_masked, self.rows.bias.value, builder.scalar(-math.inf, own)]
+        again = dataclasses.replace(
+            call.operands,
+            query=query,
+            key=builder.elementwise("Mul", [key, zero], self.dtype),
+            value=value,
+            bias=taken(builder, builder.elementwise("Where", masked, own), entries),
+        )
+        more = call.kernel.backward(builder, again, saved, gradient, f"{call.hint}/rows_without_key")
+        return dataclasses.replace(found, key=added_to(builder, found.key, more.key, entries, self.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedScoresCorrection(_Rows):
+    """Correction where a mask replaces scores."""
+
+    def query(self, query: ir.Value) -> ir.Value:
+        """Zeros make all scores equal."""
+        return self.where(self.all_infinite, 0.0, self.where(self.fully_masked, 0.0, query))
+
+    def result(self, output: ir.Value) -> ir.Value:
+        """Rows of -inf alone are NaN."""
+        return self.where(self.all_infinite, math.nan, output)
+
+    def gradient(self, gradient: ir.Value) -> ir.Value:
+        """Rows of -inf alone give none, but to the values."""
+        return self.where(self.all_infinite, 0.0, gradient)
+
+    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+        """Queries of these rows get none, and values that a row of -inf looks at get NaN."""
+        del call, query, keys
+        build, number = self.builder, ir.DataType.FLOAT
+        dims = build.facts.dims(self.all_infinite)
+        all_infinite = self.all_infinite
+        if dims is not None and dims[self.row_axis] != 1:
+            all_infinite = build.cast(
+                build.reduce("ReduceMax", build.cast(all_infinite, number), [self.row_axis]), ir.DataType.BOOL
+            )
+        value = self.where(all_infinite, math.nan, found.value)
+        return dataclasses.replace(found, query=self.where(self.fully_masked, 0.0, found.query), value=value)

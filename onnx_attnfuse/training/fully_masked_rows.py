@@ -1,0 +1,118 @@
+"""Rows that see no key: what the source makes of them, forward and backward.
+
+Kernels keep no weights but one number per row, the logarithm of its sum, and compute the weights anew from that in the backward
+part. In a row that -3.4e38 masks throughout the mask has swallowed the logarithm: every weight comes out as 1 instead of 1/T, and
+gradients are T times too large (measured on PyTorch's CPU kernel). So such rows are handed over in a form that loses nothing:
+
+    top is the largest number of a row's mask
+    top <= -1000             bias - top in the place of the bias, which a softmax does not see
+    top swallows any score   queries of 0, and so scores; -inf where the mask is lower than top, equal weights elsewhere
+    the row is all -inf      queries of NaN, since the source gives NaN
+
+Where numbers are added, scores have a gradient in such rows too, which queries of zeros do not give to the keys. A second call of
+the backward kernel, with zeros as the keys instead and for these rows alone, gives what is missing.
+
+Where numbers are put in the place of scores, these have no gradient: that of the queries is 0 in such rows, and the keys get
+none. The values still get theirs, and of a row of -inf they get NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.assumptions import FORBIDS
+from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.fully_masked import sees_a_key
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match.score_chain import replaces
+from onnx_attnfuse.attention.spec import AttentionSpec, Mask, Replaced
+from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.reasons import Refused
+
+_SWALLOWS, _SWALLOWS_HALF, _ROUNDS = -1e9, -2e4, -2e4
+"""A mask this low leaves nothing of a float32, or float16, score; and from here on it rounds float32 scores visibly."""
+
+
+Treatment = Literal["none", "added", "replaced"]
+"""What rows without a key need: nothing, since there are none; care, where numbers are added to the scores; other care, where
+numbers are put in their place, which stops the gradient."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Levelled:
+    """A bias that is exact in fully masked rows too, and which rows these are."""
+
+    bias: IndexedValue
+    fully_masked: ir.Value
+    """(b or 1, n or 1, s or 1, 1): the mask swallows all scores of the row."""
+    all_infinite: ir.Value
+    """(b or 1, n or 1, s or 1, 1): the mask of the row is -inf throughout."""
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of the tests."""
+        return (*self.bias.axes[:3], ())
+
+
+def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
+    """What rows without a key need.
+
+    Raises:
+        Refused: There may be such rows, and what the source makes of them cannot be expressed.
+    """
+    if meaning.nan is not None:
+        raise Refused(meaning.nan.code, meaning.nan.message)
+    if not spec.mask or sees_a_key(meaning, bounds):
+        return "none"
+    if spec.unshifted:
+        raise Refused("unshifted-exponentials", "rows without a key are NaN, as no maximum is subtracted before exponentials")
+    rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _ROUNDS]
+    if rounding and spec.dtype != ir.DataType.FLOAT16:
+        raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
+    if not replaces(spec.mask):
+        return "added"
+    fills, inner = _replacing(spec.mask)
+    if bounds.lowest(inner) > bounds.masked_from and len({fill for fill in fills if math.isfinite(fill)}) < 2:
+        return "replaced"
+    message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
+    raise Refused("mixed-mask", message)
+
+
+def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
+    """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
+
+    Where scores are replaced, rows of -inf become rows of 0: what the source gives there is put in afterwards.
+    """
+    single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
+    own = builder.facts.dtype(bias.value) or single
+    lowest = builder.scalar(-largest(own), own)
+    counts = builder.elementwise("GreaterOrEqual", [bias.value, lowest], truth)
+    finite = builder.cast(builder.reduce("ReduceMax", builder.cast(counts, single), [3]), truth)
+    top = builder.reduce("ReduceMax", builder.elementwise("Where", [counts, bias.value, lowest], own), [3])
+    low = builder.elementwise("LessOrEqual", [top, builder.scalar(FORBIDS, own)], truth)
+    zero = builder.scalar(0.0, own)
+    low = builder.elementwise("And", [low, finite], truth)
+    shifted = builder.elementwise("Sub", [bias.value, builder.elementwise("Where", [low, top, zero], own)], own)
+    limit = _SWALLOWS_HALF if own == ir.DataType.FLOAT16 else _SWALLOWS
+    swallowed = builder.elementwise("LessOrEqual", [top, builder.scalar(limit, own)], truth)
+    fully_masked = builder.elementwise("And", [swallowed, finite], truth)
+    highest = builder.elementwise("Equal", [shifted, zero], truth)
+    level = builder.elementwise("Where", [highest, zero, builder.scalar(-math.inf, own)], own)
+    value = builder.elementwise("Where", [fully_masked, level, shifted], own)
+    all_infinite = builder.elementwise("Not", [finite], truth)
+    if kind == "replaced":
+        value = builder.elementwise("Where", [all_infinite, zero, value], own)
+    return Levelled(IndexedValue(value, bias.axes), fully_masked, all_infinite)
+
+
+def _replacing(mask: Mask) -> tuple[tuple[float, ...], Mask]:
+    """What scores are replaced by in the end, and the steps before the first of these."""
+    last = next((place for place, step in enumerate(reversed(mask)) if not isinstance(step, Replaced)), len(mask))
+    steps = mask[len(mask) - last :]
+    return tuple(step.fill for step in steps if isinstance(step, Replaced)), mask[: len(mask) - last]

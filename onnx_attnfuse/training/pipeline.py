@@ -1,0 +1,237 @@
+"""The steps from a gradient graph to one with fused attention: find, read forward, understand, read backward, choose, replace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import understand
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match.sinks import with_sink
+from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
+from onnx_attnfuse.attention.match.softmax_attention import read_site
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.language.registry.discovery import load
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.training.annotations import Annotations
+from onnx_attnfuse.training.backward import read_backward
+from onnx_attnfuse.training.fully_masked_rows import treatment
+from onnx_attnfuse.training.kernels import KERNELS
+from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
+from onnx_attnfuse.training.normalize import StandIns
+from onnx_attnfuse.training.operators import calls
+from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
+from onnx_attnfuse.training.rewrite import Handed, fuse
+from onnx_attnfuse.training.sdpa import KEPT
+from onnx_attnfuse.training.site import Dropout, TrainingSite
+from onnx_attnfuse.verify.verifier import Verifier
+
+_IR_VERSION = 8
+_FUSING = Subject("fusing an attention")
+
+
+def fuse_graph(graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check_masks: bool = True) -> TrainingReport:
+    """Fuses every attention of a gradient graph that a kernel computes exactly, in place.
+
+    Args:
+        graph: Forward and backward part in one, as ORTModule has it.
+        device: What it will run on.
+        policy: Which kernels may be used.
+        check_masks: Masks that were read are held against what the graph computes; this takes onnxruntime.
+
+    Returns:
+        What was done at every site, and why not the rest.
+    """
+    return _Run(graph, device, policy, check_masks=check_masks).go()
+
+
+class _Run:
+    """One pass over one graph."""
+
+    def __init__(self, graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check_masks: bool) -> None:
+        self.graph, self.device, self.policy = graph, device, policy
+        self.model = ir.Model(graph, ir_version=_IR_VERSION)
+        self.opset = graph.opset_imports.get("", 17)
+        self.standins = StandIns(graph)
+        graph.sort()
+        self.annotations = Annotations(graph)
+        self.facts = Facts(graph)
+        self.scope = Scope(graph.name or "training", graph, self.facts, self.opset)
+        self.bounds, self.reader = Bounds(self.facts), Reader(self.facts)
+        self.verifier = Verifier(Options(ep="cpu", verify=None if check_masks else "none"), keep_evidence=False)
+        self.readers = load(Options()).readers
+        self.builder = Builder(graph, self.facts, self.opset, all_names(self.model))
+
+    def go(self) -> TrainingReport:
+        """Every softmax of the graph in its order."""
+        kept = [_kept(node, operator) for node in self.graph if (operator := calls(node)) in KEPT]
+        found = [softmax for node in self.graph if (softmax := find_softmax(node, self.facts, self.opset)) is not None]
+        sites = [report for softmax in found if (report := self._site(with_sink(softmax, self.facts))) is not None]
+        self.standins.restore()
+        self.annotations.restore()
+        self.graph.sort()
+        return TrainingReport(self.device.name, (*kept, *sites))
+
+    def _site(self, softmax: Softmax) -> TrainingSiteReport | None:
+        """One softmax; None if it is no attention."""
+        name = _name(softmax, self.standins)
+        reported = TrainingSiteReport(name, None)
+        with contained(_FUSING, name) as attempt:
+            spec = read_site(softmax, self.facts, self.readers, keep_outputs=True)
+            return self._fused(dataclasses.replace(spec, name=name), softmax, reported)
+        reason = attempt.reason
+        assert reason is not None
+        return None if reason.code == "not-attention" else dataclasses.replace(reported, reasons=(reason,))
+
+    def _fused(self, spec: AttentionSpec, softmax: Softmax, reported: TrainingSiteReport) -> TrainingSiteReport:
+        """One attention: replaced, or left with the reasons."""
+        meaning = self.verifier.check_mask(spec, understand(spec, self.reader), self.scope, self.model)
+        reported = dataclasses.replace(reported, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
+        try:
+            _check(spec)
+            replaced = [node for item in spec.nodes if (node := self.standins.behind(item)) is not None]
+            dropout = self._dropout(replaced)
+            reported = dataclasses.replace(reported, dropout=0.0 if dropout is None else dropout.ratio)
+            site = TrainingSite(spec, meaning, read_backward(spec, softmax, dropout, replaced, self.facts), dropout)
+        except Refused as refused:
+            return dataclasses.replace(reported, reasons=(refused.reason,))
+        demand = _demand(site)
+        others: list[tuple[str, Reason]] = []
+        for kernel in self._order():
+            reason = self._refusal(kernel, demand)
+            if reason is None:
+                try:
+                    handed = self._handed(site, demand)
+                    fuse(site, kernel, handed, self.builder)
+                except Refused as refused:
+                    reason = refused.reason
+                else:
+                    self.standins.forget()
+                    return dataclasses.replace(reported, kernel=kernel.NAME, handed=_words(handed), others=tuple(others))
+            others.append((kernel.NAME, reason))
+        return dataclasses.replace(reported, others=tuple(others))
+
+    def _order(self) -> list[Kernel]:
+        """The kernels of this device, those that are asked for first."""
+        here = [kernel for kernel in KERNELS if not self._is_elsewhere(kernel)]
+        return sorted(here, key=lambda kernel: not self._switch(kernel))
+
+    def _is_elsewhere(self, kernel: Kernel) -> bool:
+        """Whether it never runs on this kind of device."""
+        nothing = Demand(None, 64, 64, bias=False, causal=False, square=True, dropout=0.0, bias_gradient=False)
+        reason = kernel.refuse(nothing, self.device, self.policy)
+        return reason is not None and reason.code == "other-device"
+
+    def _switch(self, kernel: Kernel) -> bool | None:
+        return {"flash": self.policy.flash, "efficient": self.policy.efficient}.get(kernel.SWITCH or "")
+
+    def _refusal(self, kernel: Kernel, demand: Demand) -> Reason | None:
+        """Why a kernel is not taken."""
+        if self._switch(kernel) is False:
+            return Reason("switched-off", "it is switched off")
+        return kernel.refuse(demand, self.device, self.policy)
+
+    def _handed(self, site: TrainingSite, demand: Demand) -> Handed:
+        """How the mask is handed over.
+
+        Raises:
+            Refused: No way is exact.
+        """
+        rows = treatment(site.spec, site.meaning, self.bounds) if demand.bias else "none"
+        return Handed(demand.causal, demand.bias, rows)
+
+    def _dropout(self, replaced: Sequence[ir.Node]) -> Dropout | None:
+        """The dropout of the attention weights, found among the nodes that others were read in the place of; None without one.
+
+        Raises:
+            Refused: The ratio is not known, or the weights are dropped more than once.
+        """
+        found = [node for node in replaced if node.op_type in {"Dropout", "BitmaskDropout"}]
+        if not found:
+            return None
+        if len(found) > 1:
+            raise Refused("several-dropouts", "the weights are dropped more than once", found[1].name)
+        node = found[0]
+        ratio = 0.5 if node.inputs[1] is None else self.facts.number(node.inputs[1])
+        if ratio is None:
+            raise Refused(
+                "unknown-dropout", "the share of weights that are dropped is not known before the model runs", node.name
+            )
+        mask = node.outputs[1] if len(node.outputs) > 1 else None
+        return Dropout(node, ratio, mask) if ratio else None
+
+
+def _name(softmax: Softmax, standins: StandIns) -> str:
+    node = standins.behind(softmax.node) or softmax.node
+    return node.name or softmax.weights.name or "softmax"
+
+
+def _kept(node: ir.Node, operator: str) -> TrainingSiteReport:
+    """An attention that was kept as one call when the module was exported."""
+    name = label(node) or operator
+    return TrainingSiteReport(name, KEPT[operator], mask="", handed="one call of PyTorch already")
+
+
+def _check(spec: AttentionSpec) -> None:
+    """Refuses attentions that no kernel with a gradient computes.
+
+    Raises:
+        Refused: A soft cap, a sink, or another feature without a gradient.
+    """
+    if spec.softcap is not None:
+        raise Refused("softcap", "the scores are capped by tanh, which no kernel with a gradient does")
+    if spec.sink is not None:
+        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
+    if spec.scale_values:
+        raise Refused(
+            "computed-scale", f"the scores are scaled by '{spec.scale_values[0].indexed.value.name}', which is no plain number"
+        )
+    if spec.row_rules:
+        raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
+    if spec.result_scales:
+        raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
+    types = {spec.dtype, spec.output_dtype}
+    if len(types) > 1 or None in types:
+        raise Refused("mixed-types", "operands and result are of different or unknown types")
+
+
+def _demand(site: TrainingSite) -> Demand:
+    """What a site asks of a kernel."""
+    spec, meaning = site.spec, site.meaning
+    axes, triangle = spec.axes, meaning.only_causal
+    causal = triangle is not None and triangle.offset == 0
+    return Demand(
+        dtype=spec.dtype,
+        head_size=length(axes.h),
+        v_head_size=length(axes.v),
+        bias=bool(spec.mask) and not meaning.is_trivial and not causal,
+        causal=causal,
+        square=length(axes.i) == length(axes.j),
+        dropout=0.0 if site.dropout is None else site.dropout.ratio,
+        bias_gradient=bool(site.backward.biases),
+    )
+
+
+def _shape(spec: AttentionSpec) -> str:
+    """Heads and head size for a reader."""
+    heads, size = length(spec.axes.n), length(spec.axes.h)
+    return f"{heads} heads of {size}" if isinstance(size, int) and isinstance(heads, int) else ""
+
+
+def _words(handed: Handed) -> str:
+    if handed.causal:
+        return "causal by attribute"
+    if not handed.bias:
+        return "without a mask"
+    return "its mask as a bias" + (", rows without a key apart" if handed.rows != "none" else "")

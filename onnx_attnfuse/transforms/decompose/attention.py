@@ -1,0 +1,82 @@
+"""com.microsoft.Attention, spelled out: the projection, then what MultiHeadAttention computes."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
+from onnx_attnfuse.transforms.decompose.padding import penalty
+from onnx_attnfuse.transforms.decompose.pieces import integer, joined, known, merge_heads, split_heads
+from onnx_attnfuse.transforms.decompose.site import Answer, Site
+
+OP, DOMAIN = "Attention", "com.microsoft"
+_INPUT, _WEIGHTS, _BIAS, _MASK, _PAST, _ADDED = range(6)
+_UNKNOWN = {6: "past_sequence_length"}
+
+
+def spelled(site: Site) -> Answer:
+    """The output, and keys and values as (2, b, n, t, h).
+
+    Raises:
+        Refused: It cannot be spelled out exactly.
+    """
+    site.takes_only(_UNKNOWN, do_rotary=0, past_present_share_buffer=0)
+    build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
+    query, key, value = _projected(site, heads)
+    batch, _, rows, size = known(build, query)
+    past = site.given(_PAST)
+    if past is not None:
+        earlier = [_half(site, past, place) for place in (0, 1)]
+        key, value = (joined(build, [old, new], 2) for old, new in zip(earlier, (key, value), strict=True))
+    sizes, triangle = (batch, rows, known(build, key)[2]), bool(site.attribute("unidirectional", 0))
+    padding = penalty(site, _mask(site), sizes, triangle=triangle, starts=True)
+    problem = AttentionInputs(
+        query,
+        key,
+        value,
+        dtype,
+        heads,
+        site.number(size, "the head size"),
+        scale=site.attribute("scale"),
+        added=tuple(mask for mask in (site.given(_ADDED), padding) if mask is not None),
+    )
+    result = merge_heads(build, spell(build, problem).result)
+    frontier = [item for item in (*site.inputs[: _BIAS + 1], past) if item is not None]
+    return Answer((result, _stacked(site, key, value)), tuple(frontier))
+
+
+def _mask(site: Site) -> ir.Value | None:
+    """The mask; one of (b, 1) or (1, 1) stands for none."""
+    mask = site.given(_MASK)
+    dims = None if mask is None else site.dims(mask)
+    return None if dims is not None and len(dims) == 2 and dims[1] == 1 else mask
+
+
+def _projected(site: Site, heads: int) -> list[ir.Value]:
+    """Queries, keys and values as (b, n, s, h)."""
+    build, tokens, weights, bias = site.build, site.operand(_INPUT), site.operand(_WEIGHTS), site.given(_BIAS)
+    if len(site.dims(tokens)) != 3 or len(site.dims(weights)) != 2:
+        raise Refused("malformed", "the input has three axes, the weights have two", site.node.name)
+    width = site.number(site.dims(weights)[1], "the width of the projection")
+    dims, dtype = (*site.dims(tokens)[:2], width), site.dtype()
+    product = build.node("MatMul", [tokens, weights], dims=dims, dtype=dtype)
+    product = product if bias is None else build.elementwise("Add", [product, bias], dtype)
+    sizes: list[int] = site.attribute("qkv_hidden_sizes") or [width // 3] * 3
+    ends = [sum(sizes[: place + 1]) for place in range(3)]
+    parts = [build.slice(product, 2, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return [split_heads(build, part, heads, size // heads) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _half(site: Site, past: ir.Value, place: int) -> ir.Value:
+    """Keys or values of (2, b, n, p, h)."""
+    build = site.build
+    return build.node("Gather", [past, integer(build, place)], {"axis": 0}, dims=site.dims(past)[1:], dtype=site.dtype())
+
+
+def _stacked(site: Site, key: ir.Value, value: ir.Value) -> ir.Value | None:
+    """Keys and values as one; None where their sizes differ."""
+    build = site.build
+    if known(build, key) != known(build, value):
+        return None
+    return joined(build, [build.reshape(item, (1, *known(build, item))) for item in (key, value)], 0)

@@ -1,0 +1,119 @@
+"""An attention in operators of the standard, in the one order that all fused ones compute in.
+
+    scale · q·kᵀ, capped, plus what is added, -inf where nothing is seen, a sink beside them, softmax, · v
+
+Products are computed in the type of the operands, scores and weights in float32 at least, as kernels do. Of the scale of a half
+type the power of two goes to the queries, which rounds nothing and keeps the product from overflowing; the rest to the scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.transforms.decompose.pieces import TRUTH, chosen, joined, known, repeat_heads
+
+_HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionInputs:
+    """Inputs and settings of one attention, whichever fused operator it comes from."""
+
+    query: ir.Value
+    """(b, n, s, h)."""
+    key: ir.Value
+    """(b, m, t, h), m a divisor of n."""
+    value: ir.Value
+    """(b, m, t, v)."""
+    dtype: ir.DataType
+    heads: int
+    size: int
+    """The head size of queries and keys, h."""
+    scale: float | None = None
+    """None, or 0: one over the root of the head size."""
+    softcap: float = 0.0
+    """Scores stay within ±this; 0 caps nothing."""
+    added: tuple[ir.Value, ...] = ()
+    """Biases that are added to the scores, one after the other; of any float type, broadcasting to (b, n, s, t)."""
+    seen: ir.Value | None = None
+    """Truth values that broadcast to (b, n, s, t): the keys that a row sees."""
+    sink: ir.Value | None = None
+    """(n): one more score in each row, which takes weight and has no value."""
+    empty_is_zero: bool = False
+    """Whether rows may see nothing and then give 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecomposedAttention:
+    """A decomposed attention: its result, and the scores at every stage."""
+
+    result: ir.Value
+    """(b, n, s, v)."""
+    raw: ir.Value
+    """(b, n, s, t): the scaled scores; the same after the cap, after the mask, and as weights."""
+    capped: ir.Value
+    masked: ir.Value
+    weights: ir.Value
+
+
+def working_type(dtype: ir.DataType) -> ir.DataType:
+    """The type that scores are computed in."""
+    return ir.DataType.FLOAT if dtype in _HALVES else dtype
+
+
+def spell(build: Builder, problem: AttentionInputs) -> DecomposedAttention:
+    """Builds the attention."""
+    wide = working_type(problem.dtype)
+    raw = _scores(build, problem, wide)
+    capped = raw
+    if problem.softcap:
+        cap = build.scalar(problem.softcap, wide)
+        ratio = build.elementwise("Div", [raw, cap], wide)
+        capped = build.elementwise("Mul", [build.node("Tanh", [ratio], dims=known(build, ratio), dtype=wide), cap], wide)
+    masked = capped
+    for item in problem.added:
+        masked = build.elementwise("Add", [masked, build.cast(item, wide)], wide)
+    if problem.seen is not None:
+        masked = chosen(build, problem.seen, masked, build.scalar(-math.inf, wide))
+    weights = _weights(build, problem, masked)
+    value = repeat_heads(build, problem.value, problem.heads)
+    dims = (*known(build, weights)[:-1], known(build, value)[-1])
+    result = build.node("MatMul", [build.cast(weights, problem.dtype), value], dims=dims, dtype=problem.dtype)
+    return DecomposedAttention(result, raw, capped, masked, weights)
+
+
+def _scores(build: Builder, problem: AttentionInputs, wide: ir.DataType) -> ir.Value:
+    query, scale = problem.query, problem.scale or 1 / math.sqrt(problem.size)
+    if wide != problem.dtype:
+        scale, exponent = math.frexp(scale)
+        scale, power = 2 * scale, math.ldexp(1.0, exponent - 1)
+        query = _times(build, query, power, problem.dtype)
+    key = build.transpose(repeat_heads(build, problem.key, problem.heads), (0, 1, 3, 2))
+    dims = (*known(build, query)[:-1], known(build, key)[-1])
+    product = build.node("MatMul", [query, key], dims=dims, dtype=problem.dtype)
+    return _times(build, build.cast(product, wide), scale, wide)
+
+
+def _times(build: Builder, value: ir.Value, factor: float, dtype: ir.DataType) -> ir.Value:
+    return value if factor == 1 else build.elementwise("Mul", [value, build.scalar(factor, dtype)], dtype)
+
+
+def _weights(build: Builder, problem: AttentionInputs, scores: ir.Value) -> ir.Value:
+    """The softmax along the keys, without the column of a sink."""
+    wide, dims = build.facts.dtype(scores), known(build, scores)
+    if problem.sink is not None:
+        assert wide is not None
+        by_head = build.reshape(build.cast(problem.sink, wide), (1, problem.heads, 1, 1))
+        beside = build.expand(by_head, (dims[0], problem.heads, dims[2], 1), [True, False, True, False])
+        scores = joined(build, [scores, beside], 3)
+    weights = build.node("Softmax", [scores], {"axis": -1}, dims=known(build, scores), dtype=wide)
+    if problem.sink is not None:
+        weights = build.slice(weights, 3, 0, dims[3])
+    if problem.empty_is_zero:
+        lost = build.node("IsNaN", [weights], dims=dims, dtype=TRUTH)
+        weights = chosen(build, lost, build.scalar(0.0, wide), weights)
+    return weights

@@ -1,0 +1,184 @@
+"""One operator at a time: spelled out beside its node, judged, connected; or left as it is, with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import onnx_ir as ir
+
+from onnx_attnfuse.containment import Subject, collecting, contained
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
+from onnx_attnfuse.graph.edit import connect, tidy
+from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.transforms.decompose.operators import Speller, is_fused, rehearsals, speller
+from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
+from onnx_attnfuse.transforms.decompose.site import Answer, Site
+from onnx_attnfuse.verify.runtime import installed, is_old
+from onnx_attnfuse.verify.verdict import Verified
+from onnx_attnfuse.verify.verifier import Verifier
+
+_CONTRIB = "com.microsoft"
+_SPELLING = Subject("spelling out an operator")
+_SINCE = 11
+"""The opset from which on Range, GatherElements and the rest are there."""
+
+
+class Decomposer:
+    """One pass over one model."""
+
+    def __init__(self, model: ir.Model, options: Options, verifier: Verifier) -> None:
+        self.model = model
+        self.options = options
+        self.verifier = verifier
+        self.names = all_names(model)
+
+    def go(self) -> UnfuseReport:
+        """Spells out what can be, in place."""
+        with collecting() as failures:
+            report = self._all()
+        return dataclasses.replace(report, failures=failures.all())
+
+    def _all(self) -> UnfuseReport:
+        start, before = time.perf_counter(), count_ops(self.model)
+        work = [(scope, node) for scope in scopes(self.model) for node in scope.graph if is_fused(node)]
+        sites: list[UnfusedSite] = []
+        builders: dict[ir.Graph | ir.Function, Builder] = {}
+        for scope, node in work:
+            self.options.progress("unfusing", len(sites), len(work))
+            build = builders.setdefault(scope.graph, Builder(scope.graph, scope.facts, scope.opset, self.names))
+            sites.append(self._site(scope, node, build))
+        self._settle_imports()
+        seconds = time.perf_counter() - start
+        return UnfuseReport(tuple(sites), seconds, before, count_ops(self.model), self.verifier.differing)
+
+    def _site(self, scope: Scope, node: ir.Node, build: Builder) -> UnfusedSite:
+        """Spells one operator out, or says why not; a defect of ours costs this one only."""
+        found = UnfusedSite(label(node) or node.op_type, scope.path, node.op_type, node.domain, "kept")
+        build.at(node)
+        spelled: tuple[list[tuple[int, ir.Value]], Verified | None] | None = None
+        with contained(_SPELLING, found.name, lambda: tidy(build)) as attempt:
+            spelled = self._spelled(scope, node, build)
+        if spelled is None:
+            return dataclasses.replace(found, reason=attempt.reason)
+        pairs, verified = spelled
+        for place, new in pairs:
+            old = node.outputs[place]
+            connect(old, new, build, [user for user, _ in old.uses()])
+        sweep(node.outputs)
+        tidy(build)
+        return dataclasses.replace(found, status="unfused", verified=verified)
+
+    def _spelled(self, scope: Scope, node: ir.Node, build: Builder) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
+        """What takes the place of the operator's outputs, judged and not connected yet.
+
+        Raises:
+            Refused: It cannot be spelled out, or is not equal.
+        """
+        spell = speller(node)
+        if isinstance(spell, Reason):
+            raise Refused(spell.code, spell.message, spell.node)
+        if has_unknown_attribute(node):
+            raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
+        if build.opset < _SINCE:
+            raise Refused("old-opset", f"opset {build.opset} lacks operators that are needed; raise it to {_SINCE}", node.name)
+        if isinstance(scope.graph, ir.Function):
+            scope.graph.opset_imports.setdefault("", scope.opset)
+        site = Site(node, build, tuple(node.inputs))
+        answer = spell(site)
+        pairs = _pairs(node, answer)
+        return pairs, self._judged(scope, site, spell, answer)
+
+    def _judged(self, scope: Scope, site: Site, spell: Speller, answer: Answer) -> Verified | None:
+        """The verdict on what takes the operator's place, or on its rehearsals.
+
+        Raises:
+            Refused: It differs, or could not be shown equal.
+        """
+        if self.verifier.level == "none":
+            return None
+        sides = [(_rehearsed(twin), spell(twin)) for twin in rehearsals(spell, site)] or [(site.node, answer)]
+        name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified](), list[Refused]()
+        tells = not is_old(installed())  # an old runtime may have been run, and have differed
+        for node, found in sides:
+            pairs = _as_defined(site.build, _pairs(site.node, found), node, found)
+            try:
+                verdict = self.verifier.check(pairs, found.frontier, name, scope, self.model)
+            except Refused as refused:
+                if refused.reason.code != "unverified" or not tells:
+                    raise
+                unverified.append(refused)
+            else:
+                verdicts += [] if verdict is None else [verdict]
+        if not verdicts:
+            raise unverified[0]
+        return Verified(max(item.max_abs_error for item in verdicts), sum(item.cases for item in verdicts))
+
+    def _settle_imports(self) -> None:
+        """Takes out the import of com.microsoft where nothing of it is left."""
+        for part in (self.model.graph, *self.model.functions.values()):
+            imports = self.model.opset_imports if part is self.model.graph else part.opset_imports
+            if not any(node.domain == _CONTRIB for node in part.all_nodes()):
+                imports.pop(_CONTRIB, None)
+
+
+def _rehearsed(site: Site) -> ir.Node:
+    """The operator on other inputs."""
+    node = site.node
+    first = site.build.node(
+        node.op_type,
+        site.inputs,
+        {name: attribute(node, name) for name in node.attributes},
+        domain=node.domain,
+        dtype=site.dtype(),
+        hint="attnfuse/rehearsal",
+        outputs=len(node.outputs),
+    ).producer()
+    assert first is not None
+    return first
+
+
+def _as_defined(
+    build: Builder, pairs: list[tuple[int, ir.Value]], node: ir.Node, answer: Answer
+) -> list[tuple[ir.Value, ir.Value]]:
+    """The outputs of an operator and what takes their places, with zeros where the operator leaves them open."""
+    found: list[tuple[ir.Value, ir.Value]] = []
+    for place, new in pairs:
+        old, where = node.outputs[place], answer.defined[place] if place < len(answer.defined) else None
+        found.append((old, new) if where is None else _both_where(build, where, old, new))
+    return found
+
+
+def _both_where(build: Builder, where: ir.Value, old: ir.Value, new: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Two values with zeros where a truth value does not hold.
+
+    The shape of the old one is stated anew: of a present ONNX Runtime infers that it is as long as the past.
+    """
+    dtype = build.facts.dtype(new)
+    shape = build.node("Shape", [new], dtype=ir.DataType.INT64)
+    stated = build.node("Reshape", [old, shape], dtype=dtype)
+    zero = build.scalar(0.0, dtype)
+    left, right = (build.node("Where", [where, item, zero], dtype=dtype) for item in (stated, new))
+    return left, right
+
+
+def _pairs(node: ir.Node, answer: Answer) -> list[tuple[int, ir.Value]]:
+    """The places of outputs that are used, each with what takes its place.
+
+    Raises:
+        Refused: Nothing does.
+    """
+    pairs: list[tuple[int, ir.Value]] = []
+    for place, old in enumerate(node.outputs):
+        if not old.uses() and not old.is_graph_output():
+            continue
+        new = answer.values[place] if place < len(answer.values) else None
+        if new is None:
+            raise Refused("not-spelled", f"output {place} of {node.op_type} is not spelled out", node.name)
+        pairs.append((place, new))
+    return pairs

@@ -1,0 +1,195 @@
+"""com.microsoft.GroupQueryAttention, spelled out.
+
+Where lengths are those of the shapes, new keys are appended by Concat, as exporters do. Where entries have lengths of their own,
+every place of the present is looked up: in the past, among the new keys, or in a zero behind both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell, working_type
+from onnx_attnfuse.transforms.decompose.kv_append import Cache, cache_of
+from onnx_attnfuse.transforms.decompose.pieces import (
+    arithmetic,
+    before,
+    by_entry,
+    chosen,
+    column,
+    compared,
+    integer,
+    known,
+    length_of,
+    merge_heads,
+    places,
+    split_heads,
+)
+from onnx_attnfuse.transforms.decompose.rotary_embedding import looked_up, rotated
+from onnx_attnfuse.transforms.decompose.site import Answer, Site
+
+OP, DOMAIN = "GroupQueryAttention", "com.microsoft"
+_PAST, _LAST, _TOTAL, _COS, _SIN, _POSITIONS, _ADDED, _SINK = 3, 5, 6, 7, 8, 9, 10, 11
+_UNKNOWN = {12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm_weight"}
+_PLAIN = {"sliding_window_cache": 0, "k_quant_type": "NONE", "v_quant_type": "NONE", "kv_cache_bit_width": 0}
+
+
+def spelled(site: Site) -> Answer:
+    """The output and both presents; rows behind the length of their entry are left open, as the operator leaves them.
+
+    Raises:
+        Refused: It cannot be spelled out exactly.
+    """
+    site.takes_only(_UNKNOWN, **_PLAIN)
+    build, dtype, added = site.build, site.dtype(), site.given(_ADDED)
+    query, key, value = _operands(site)
+    _, heads, rows, size = known(build, query)
+    cache = _cache(site, rows)
+    if site.attribute("do_rotary", 0):
+        query, key = (_turned(site, item, cache) for item in (query, key))
+    presents = cache.appended([key, value])
+    key, value = presents if added is None else (cache.cut(item) for item in presents)
+    problem = AttentionInputs(
+        query,
+        key,
+        value,
+        dtype,
+        site.number(heads, "the number of heads"),
+        site.number(size, "the head size"),
+        scale=site.attribute("scale"),
+        softcap=site.attribute("softcap", 0.0),
+        added=() if added is None else (added,),
+        seen=_seen(site, cache, known(build, key)[2]),
+        sink=_sink(site),
+        empty_is_zero=added is not None,
+    )
+    result = merge_heads(build, spell(build, problem).result)
+    operands = (*site.inputs[: _PAST + 2], site.given(_COS), site.given(_SIN))
+    possible = [cache.rows_defined(), None if added is None else _has_a_key(site, added, problem.seen)]
+    row_tests = [item for item in possible if item is not None]
+    defined = (build.logical("And", row_tests) if row_tests else None, *[cache.keys_defined(presents[0])] * 2)
+    return Answer((result, *presents), tuple(item for item in operands if item is not None), defined)
+
+
+def _has_a_key(site: Site, added: ir.Value, seen: ir.Value | None) -> ir.Value:
+    """(b, s, 1): the rows whose bias leaves them a key; of others one kernel gives 0, another NaN or the mean of the values.
+
+    Raises:
+        Refused: The number of axes of the bias is unknown.
+    """
+    build, dtype = site.build, ir.DataType.FLOAT
+    lowest = -largest(site.dtype())
+    bias = build.cast(added, dtype)
+    bias = bias if seen is None else chosen(build, seen, bias, build.scalar(lowest, dtype))
+    worst = build.reduce("ReduceMin", build.reduce("ReduceMax", bias, [3]), [1, 3], keep=False)
+    found = compared(build, "Greater", worst, build.scalar(lowest / 2, dtype))
+    return build.reshape(found, (*known(build, found), 1))
+
+
+def rehearsals(site: Site) -> Iterator[Site]:
+    """Sites with the same operator, whose lengths and positions fit its sizes where its own inputs could be anything.
+
+    Entries end where the past and the new positions do, in a prompt where these do, or where a longer buffer does; the first at
+    the very end, others before it. Positions count up from there: in a prompt ONNX Runtime's CPU kernel reads but the first.
+    """
+    rows = known(site.build, _operands(site)[0])[2]
+    cache = _cache(site, rows)
+    if cache.ends is not None:
+        yield from (_counted(_lengthened(site, total, least, cache.ends), rows) for total, least in _longest(site, cache))
+    elif site.given(_POSITIONS) is not None:
+        yield _counted(site, rows)
+
+
+def _longest(site: Site, cache: Cache) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Lengths that the longest entry may have, and the least that another may have beside it."""
+    build, count = site.build, length_of(site.build, cache.rows)
+    yield count, integer(build, 1)
+    added = site.given(_ADDED)
+    if added is not None:
+        yield length_of(build, site.dims(added)[-1]), count
+    elif cache.past:
+        earlier = length_of(build, site.dims(cache.past[0])[2])
+        yield arithmetic(build, "Add", earlier, count), count
+        yield arithmetic(build, "Max", earlier, count), count
+
+
+def _lengthened(site: Site, total: ir.Value, least: ir.Value, ends: ir.Value) -> Site:
+    """The operator with entries of lengths between two numbers."""
+    build, one = site.build, integer(site.build, 1)
+    spread = arithmetic(build, "Add", arithmetic(build, "Sub", total, least), one)
+    shorter = arithmetic(build, "Mod", places(build, known(build, ends)[0]), spread)
+    last = arithmetic(build, "Sub", arithmetic(build, "Sub", total, one), shorter)
+    inputs = list(site.inputs)
+    inputs[_LAST], inputs[_TOTAL] = (build.cast(item, ir.DataType.INT32) for item in (last, total))
+    return dataclasses.replace(site, inputs=tuple(inputs))
+
+
+def _counted(site: Site, rows: Dim) -> Site:
+    """The operator with the positions that it would take by itself, if it is given any."""
+    build, given = site.build, site.given(_POSITIONS)
+    if given is None:
+        return site
+    positions = _cache(site, rows).positions()
+    inputs = list(site.inputs)
+    inputs[_POSITIONS] = build.expand(positions, (site.dims(site.operand(0))[0], rows), [True, False])
+    return dataclasses.replace(site, inputs=tuple(inputs))
+
+
+def _cache(site: Site, rows: Dim) -> Cache:
+    past = tuple(item for item in (site.given(_PAST), site.given(_PAST + 1)) if item is not None)
+    return cache_of(site, past, rows, site.operand(_LAST), site.operand(_TOTAL))
+
+
+def _operands(site: Site) -> list[ir.Value]:
+    """Queries (b, n, s, h), keys and values (b, m, s, h)."""
+    build, heads, kv_heads, query = site.build, site.count("num_heads"), site.count("kv_num_heads"), site.operand(0)
+    counts = (heads, kv_heads, kv_heads)
+    if site.given(1) is None:
+        size = site.share(site.dims(query)[2], heads + 2 * kv_heads, "the head size")
+        ends = np.cumsum(counts) * size
+        parts = [build.slice(query, 2, int(end) - count * size, int(end)) for count, end in zip(counts, ends, strict=True)]
+    else:
+        size = site.share(site.dims(query)[2], heads, "the head size")
+        parts = [site.operand(place) for place in range(3)]
+    return [split_heads(build, part, count, size) for part, count in zip(parts, counts, strict=True)]
+
+
+def _turned(site: Site, value: ir.Value, cache: Cache) -> ir.Value:
+    """Queries or keys, rotated."""
+    build, tables = site.build, (site.operand(_COS), site.operand(_SIN))
+    given = site.given(_POSITIONS)
+    positions = cache.positions() if given is None else given
+    found: list[ir.Value] = []
+    for table in tables:
+        part = looked_up(site, table, positions)
+        *batch, length, half = known(build, part)
+        found.append(build.reshape(part, (*(batch or [1]), 1, length, half)))
+    half = site.number(site.dims(tables[0])[1], "the number of cosines of a position")
+    return rotated(build, value, found[0], found[1], half, interleaved=bool(site.attribute("rotary_interleaved", 0)))
+
+
+def _seen(site: Site, cache: Cache, columns: Dim) -> ir.Value | None:
+    """True for the keys that a row sees; None: it sees all."""
+    build, window = site.build, site.attribute("local_window_size", -1)
+    if not site.attribute("causal", 1):
+        return None if cache.ends is None else compared(build, "Less", places(build, columns), by_entry(build, cache.ends))
+    offset = cache.offset()
+    seen = before(build, cache.rows, columns, offset)
+    if window <= 0:
+        return seen
+    row = arithmetic(build, "Sub", column(build, places(build, cache.rows)), integer(build, window))
+    since = arithmetic(build, "Add", row, offset if isinstance(offset, ir.Value) else length_of(build, offset))
+    return build.logical("And", [seen, compared(build, "Greater", places(build, columns), since)])
+
+
+def _sink(site: Site) -> ir.Value | None:
+    """The sinks of the heads; zeros where the softmax is smooth."""
+    sink, heads = site.given(_SINK), site.count("num_heads")
+    if sink is None and site.attribute("smooth_softmax", -1) == 1:
+        return site.build.constant(np.zeros(heads, working_type(site.dtype()).numpy()))
+    return sink

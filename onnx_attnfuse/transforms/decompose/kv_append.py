@@ -1,0 +1,150 @@
+"""New keys and values behind those of earlier positions, each entry of a batch having a length of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Scalar
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.transforms.decompose.pieces import (
+    INTEGER,
+    arithmetic,
+    by_entry,
+    chosen,
+    column,
+    compared,
+    integer,
+    joined,
+    known,
+    length_of,
+    places,
+)
+from onnx_attnfuse.transforms.decompose.site import Site
+
+_FILLING = frozenset("Cast Expand Identity Reshape Squeeze Tile Unsqueeze".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Where the new positions of each entry go."""
+
+    site: Site
+    past: tuple[ir.Value, ...]
+    """Keys and values of earlier positions, (b, m, p, h) each; none in a prompt."""
+    rows: Dim
+    """How many positions are new."""
+    total: ir.Value
+    """The length of the longest entry, an integer of no axes."""
+    starts: ir.Value | None = None
+    """(b), where the new ones start; None: where the past ends."""
+    ends: ir.Value | None = None
+    """(b), where an entry ends; None: where the new ones do."""
+
+    def offset(self) -> ir.Value | Dim:
+        """The position of the first row: a size, or (b, 1, 1, 1)."""
+        if self.starts is not None:
+            return by_entry(self.site.build, self.starts)
+        return self.site.dims(self.past[0])[2] if self.past else 0
+
+    def positions(self) -> ir.Value:
+        """Positions of the rows, (s) or (b, s)."""
+        build, rows = self.site.build, places(self.site.build, self.rows)
+        if self.starts is not None:
+            return arithmetic(build, "Add", column(build, self.starts), rows)
+        return arithmetic(build, "Add", rows, length_of(build, self.site.dims(self.past[0])[2])) if self.past else rows
+
+    def appended(self, values: list[ir.Value]) -> list[ir.Value]:
+        """Keys and values (b, m, s, h) behind earlier ones."""
+        if not self.past:
+            return values
+        pairs = zip(self.past, values, strict=True)
+        if self.starts is None:
+            return [joined(self.site.build, [old, new], 2) for old, new in pairs]
+        return [self._looked_up(old, new, self.starts) for old, new in pairs]
+
+    def _looked_up(self, old: ir.Value, new: ir.Value, starts: ir.Value) -> ir.Value:
+        """Every place of the present from the past, from what is new, or from the zero behind both."""
+        build, (batch, heads, earlier, size) = self.site.build, known(self.site.build, old)
+        zero = build.expand(build.scalar(0.0, build.facts.dtype(new)), (batch, heads, 1, size), [True] * 4)
+        everything = joined(build, [old, new, zero], 2)
+        place, start, past = self._places(earlier), column(build, starts), length_of(build, earlier)
+        rows = length_of(build, self.rows)
+        end = arithmetic(build, "Add", start, rows)
+        moved = arithmetic(build, "Add", place, arithmetic(build, "Sub", past, start))
+        behind = chosen(build, compared(build, "Less", place, end), moved, arithmetic(build, "Add", past, rows))
+        index = chosen(build, compared(build, "Less", place, start), place, behind)
+        length = known(build, place)[0]
+        dims = (batch, heads, length, size)
+        index = build.expand(build.reshape(index, (batch, 1, length, 1)), dims, [False, True, False, True])
+        return build.node("GatherElements", [everything, index], {"axis": 2}, dims=dims, dtype=build.facts.dtype(new))
+
+    def _places(self, earlier: Dim) -> ir.Value:
+        """0, 1, ... up to the length of the present: that of the longest entry, or of the past if that is longer."""
+        build = self.site.build
+        length = arithmetic(build, "Max", self.total, length_of(build, earlier))
+        found = build.node("Range", [integer(build, 0), length, integer(build, 1)], dtype=INTEGER)
+        build.facts.record(found, [build.facts.fresh(found, 0)], INTEGER)
+        return found
+
+    def cut(self, present: ir.Value) -> ir.Value:
+        """Keys or values up to the length of the longest entry only."""
+        if self.starts is None:
+            return present
+        build, (batch, heads, _, size) = self.site.build, known(self.site.build, present)
+        end = build.reshape(self.total, (1,))
+        found = build.node("Slice", [present, build.constant([0]), end, build.constant([2])], dtype=build.facts.dtype(present))
+        build.facts.record(found, [batch, heads, build.facts.fresh(found, 2), size], None)
+        return found
+
+    def rows_defined(self) -> ir.Value | None:
+        """(b, s, 1): the rows that belong to their entry; None: all do."""
+        if self.ends is None:
+            return None
+        build = self.site.build
+        batch = known(build, self.ends)[0]
+        seen = compared(build, "Less", self.positions(), column(build, self.ends))
+        return build.reshape(seen, (batch, self.rows, 1))
+
+    def keys_defined(self, present: ir.Value) -> ir.Value | None:
+        """(b, 1, t, 1): the positions of a present that belong to their entry; None: all do."""
+        if self.ends is None:
+            return None
+        build, length = self.site.build, known(self.site.build, present)[2]
+        seen = compared(build, "Less", places(build, length), column(build, self.ends))
+        return build.reshape(seen, (known(build, self.ends)[0], 1, length, 1))
+
+
+def cache_of(site: Site, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, total: ir.Value) -> Cache:
+    """The cache of an operator that is given the place of the last key of every entry, and how many keys the longest has."""
+    build = site.build
+    everything = rows + (site.dims(past[0])[2] if past else 0)
+    longest = build.reshape(build.cast(total, INTEGER), ())
+    cache = Cache(site, past, rows, longest)
+    if _number(total, build.facts) == everything and _number(last, build.facts) == everything - 1:
+        return cache
+    ends = arithmetic(build, "Add", build.cast(last, INTEGER), build.constant([1]))
+    ends = build.reshape(ends, (site.dims(site.operand(0))[0],))
+    if not past:
+        return dataclasses.replace(cache, ends=ends)
+    count = length_of(build, rows)
+    is_prompt = compared(build, "Equal", longest, count)
+    starts = chosen(build, is_prompt, integer(build, 0), arithmetic(build, "Sub", ends, count))
+    return dataclasses.replace(cache, starts=starts, ends=ends)
+
+
+def _number(value: ir.Value | None, facts: Facts) -> Scalar:
+    """What every element of a value is, looked up through what only repeats it; None if that is unknown."""
+    while value is not None:
+        content = facts.content(value)
+        if isinstance(content, tuple):
+            return content[0] if len(set(content)) == 1 else None
+        if content is not None:
+            return content
+        node = value.producer()
+        if node is None or node.op_type not in _FILLING or node.domain:
+            return None
+        value = node.inputs[0]
+    return None

@@ -1,0 +1,107 @@
+"""ai.onnx Attention of opset 23 and 24, spelled out as ONNX Runtime computes it.
+
+A row that sees nothing gives 0, and the lowest number of a mask's type is not seen, either.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
+from onnx_attnfuse.transforms.decompose.pieces import (
+    arithmetic,
+    before,
+    by_entry,
+    chosen,
+    compared,
+    joined,
+    known,
+    length_of,
+    merge_heads,
+    places,
+    split_heads,
+)
+from onnx_attnfuse.transforms.decompose.site import Answer, Site
+
+OP, DOMAIN = "Attention", ""
+_MASK, _PAST, _LENGTHS = 3, 4, 6
+
+
+def spelled(site: Site) -> Answer:
+    """The output, both presents, and the scores or weights that are asked for.
+
+    Raises:
+        Refused: It cannot be spelled out exactly.
+    """
+    build, dtype = site.build, site.dtype()
+    query, key, value = _operands(site)
+    _, heads, rows, size = known(build, query)
+    past = [item for item in (site.given(_PAST), site.given(_PAST + 1)) if item is not None]
+    offset: Dim | ir.Value = 0
+    if past:
+        offset = site.dims(past[0])[2]
+        key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
+    mask, lengths = site.given(_MASK), site.given(_LENGTHS)
+    columns = known(build, key)[2]
+    seen: list[ir.Value] = []
+    if mask is not None:
+        _check(site, mask, columns)
+        if build.facts.dtype(mask) == ir.DataType.BOOL:
+            seen.append(mask)
+    if lengths is not None:
+        seen.append(compared(build, "Less", places(build, columns), by_entry(build, lengths)))
+        offset = arithmetic(build, "Sub", by_entry(build, lengths), length_of(build, rows))
+    if site.attribute("is_causal", 0):
+        seen.append(before(build, rows, columns, offset))
+    problem = AttentionInputs(
+        query,
+        key,
+        value,
+        dtype,
+        site.number(heads, "the number of heads"),
+        site.number(size, "the head size"),
+        scale=site.attribute("scale"),
+        softcap=site.attribute("softcap", 0.0),
+        added=() if mask is None or mask in seen else (_unseen(site, mask),),
+        seen=build.logical("And", seen) if seen else None,
+        empty_is_zero=mask is not None or lengths is not None,
+    )
+    found = spell(build, problem)
+    mode: int = site.attribute("qk_matmul_output_mode", 0)
+    asked = (found.raw, found.capped, found.masked, found.weights)[mode]
+    result = merge_heads(build, found.result) if len(site.dims(site.operand(0))) == 3 else found.result
+    frontier = (*(site.operand(place) for place in range(3)), *past)
+    return Answer((result, key, value, build.cast(asked, dtype)), frontier)
+
+
+def _operands(site: Site) -> list[ir.Value]:
+    """Queries (b, n, s, h), keys and values (b, m, t, h)."""
+    found = [site.operand(place) for place in range(3)]
+    if len(site.dims(found[0])) == 4:
+        return found
+    counts = [site.count(name) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
+    return [
+        split_heads(site.build, item, count, site.share(site.dims(item)[2], count, "the head size"))
+        for item, count in zip(found, counts, strict=True)
+    ]
+
+
+def _check(site: Site, mask: ir.Value, columns: Dim) -> None:
+    """Refuses masks for the first keys only."""
+    last = site.dims(mask)[-1]
+    if isinstance(last, int) and isinstance(columns, int) and last not in {1, columns}:
+        raise Refused("mask-form", f"a mask for the first {last} of {columns} keys is not spelled out", site.node.name)
+
+
+def _unseen(site: Site, mask: ir.Value) -> ir.Value:
+    """The mask with -inf for the lowest number of its type."""
+    build, dtype = site.build, site.build.facts.dtype(mask)
+    if dtype is None:
+        raise Refused("unknown-type", f"the element type of '{mask.name}' is unknown", site.node.name)
+    lowest = build.scalar(-largest(dtype), dtype)
+    return chosen(build, compared(build, "Greater", mask, lowest), mask, build.scalar(-math.inf, dtype))

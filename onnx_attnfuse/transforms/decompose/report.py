@@ -1,0 +1,69 @@
+"""Report on a model whose fused operators were decomposed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from onnx_attnfuse.containment import Failure
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.verify.verdict import Verified
+
+SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class UnfusedSite:
+    """One fused operator."""
+
+    name: str
+    """Name of the node in the source model."""
+    graph: str
+    """Path of the graph it stands in, as in `SiteReport`."""
+    op: str
+    domain: str
+    status: Literal["unfused", "kept"]
+    verified: Verified | None = None
+    """How far what is spelled out is from the operator; None if it was not verified."""
+    reason: Reason | None = None
+    """Why it stays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnfuseReport:
+    """Every fused operator of a model, and what became of it."""
+
+    sites: tuple[UnfusedSite, ...]
+    seconds: float
+    ops_before: Mapping[str, int]
+    """Node count by `domain::op_type`, subgraphs and functions included."""
+    ops_after: Mapping[str, int]
+    differing: int = 0
+    """Operators that verification found different from what is spelled out, and that stay."""
+    failures: tuple[Failure, ...] = ()
+    """Exceptions that cost an operator."""
+
+    @property
+    def unfused(self) -> int:
+        """Number of operators that were spelled out."""
+        return sum(site.status == "unfused" for site in self.sites)
+
+    @property
+    def kept(self) -> int:
+        """Number of operators that stay as they were."""
+        return len(self.sites) - self.unfused
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types."""
+        return {
+            "schema": SCHEMA,
+            "unfused": self.unfused,
+            "kept": self.kept,
+            "differing": self.differing,
+            "seconds": round(self.seconds, 3),
+            "ops_before": dict(self.ops_before),
+            "ops_after": dict(self.ops_after),
+            "failures": [failure.to_dict() for failure in self.failures],
+            "sites": [dataclasses.asdict(site) for site in self.sites],
+        }

@@ -1,0 +1,84 @@
+"""RotaryEmbedding of com.microsoft and of the standard, spelled out."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.transforms.decompose.pieces import INTEGER, arithmetic, joined, known, places
+from onnx_attnfuse.transforms.decompose.site import Answer, Site
+
+OP = "RotaryEmbedding"
+
+
+def spelled(site: Site) -> Answer:
+    """The operand with pairs of its channels turned.
+
+    Raises:
+        Refused: It cannot be spelled out exactly.
+    """
+    site.takes_only({}, is_packed_batching=0)
+    standard = site.node.domain != "com.microsoft"
+    operand = site.operand(0)
+    cos, sin, positions = (site.given(place) for place in ((1, 2, 3) if standard else (2, 3, 1)))
+    if cos is None or sin is None:
+        raise Refused("malformed", "the cosines or sines are missing", site.node.name)
+    build, dims = site.build, site.dims(operand)
+    half = site.number(site.dims(cos)[-1], "the number of cosines of a position")
+    by_head = len(dims) == 4
+    rows = dims[2] if by_head else dims[1]
+    value = operand if by_head else build.reshape(operand, _split(site, dims, half))
+    tables = [_table(site, table, positions, rows, by_head=by_head) for table in (cos, sin)]
+    turned = rotated(build, value, tables[0], tables[1], half, interleaved=bool(site.attribute("interleaved", 0)))
+    return Answer((turned if by_head else build.reshape(turned, dims),), (operand, cos, sin))
+
+
+def _split(site: Site, dims: Dims, half: int) -> Dims:
+    """(b, s, n, h) of (b, s, n·h)."""
+    heads, width = site.attribute("num_heads", 0), site.number(dims[2], "the width of the operand")
+    size = site.share(width, heads, "the head size") if heads else 2 * half
+    return (*dims[:2], width // size, size)
+
+
+def _table(site: Site, table: ir.Value, positions: ir.Value | None, rows: Dim, *, by_head: bool) -> ir.Value:
+    """The rows of a table that are asked for, beside the axes of the operand."""
+    build = site.build
+    if positions is not None and len(site.dims(positions)) < 2:  # the first of them, in every entry
+        first = build.cast(build.reshape(positions, ()), INTEGER)
+        positions = arithmetic(build, "Add", places(build, rows), first)
+    table = table if positions is None else looked_up(site, table, positions)
+    *leading, length, half = known(build, table)
+    batch = leading[0] if leading else 1
+    return build.reshape(table, (batch, 1, length, half) if by_head else (batch, length, 1, half))
+
+
+def looked_up(site: Site, table: ir.Value, positions: ir.Value) -> ir.Value:
+    """Rows of a table at positions (s) or (b, s)."""
+    build, found = site.build, (*site.dims(positions), site.dims(table)[-1])
+    return build.node("Gather", [table, positions], {"axis": 0}, dims=found, dtype=build.facts.dtype(table))
+
+
+def rotated(build: Builder, value: ir.Value, cos: ir.Value, sin: ir.Value, half: int, *, interleaved: bool) -> ir.Value:
+    """Four axes, the first channels of the last turned in pairs; tables that broadcast to them, `half` columns each."""
+    dims, dtype = known(build, value), build.facts.dtype(value)
+    size = dims[3]
+    if interleaved:
+        first, second = (build.slice(value, 3, start, 2 * half, 2) for start in (0, 1))
+    else:
+        first, second = build.slice(value, 3, 0, half), build.slice(value, 3, half, 2 * half)
+
+    def product(left: ir.Value, right: ir.Value) -> ir.Value:
+        return build.elementwise("Mul", [left, right], dtype)
+
+    pair = [
+        build.elementwise("Sub", [product(first, cos), product(second, sin)], dtype),
+        build.elementwise("Add", [product(first, sin), product(second, cos)], dtype),
+    ]
+    if interleaved:
+        columns = [build.reshape(item, (*dims[:3], half, 1)) for item in pair]
+        pair = [build.reshape(joined(build, columns, 4), (*dims[:3], 2 * half))]
+    rest = [] if size == 2 * half else [build.slice(value, 3, 2 * half, size)]
+    return pair[0] if len(pair) == 1 and not rest else joined(build, [*pair, *rest], 3)

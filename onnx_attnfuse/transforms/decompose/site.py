@@ -1,0 +1,129 @@
+"""One operator that is to be spelled out, what is known of its inputs, and what is built in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A node and a builder that stands before it."""
+
+    node: ir.Node
+    build: Builder
+    inputs: tuple[ir.Value | None, ...]
+    """Inputs to compute from: the node's own, or in a rehearsal others in the place of some."""
+
+    def given(self, place: int) -> ir.Value | None:
+        """An input, or None if it is left out."""
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    def operand(self, place: int) -> ir.Value:
+        """An input that has to be there.
+
+        Raises:
+            Refused: It is not.
+        """
+        value = self.given(place)
+        if value is None:
+            raise Refused("malformed", f"input {place} is missing", self.node.name)
+        return value
+
+    def dims(self, value: ir.Value) -> Dims:
+        """The shape of a value.
+
+        Raises:
+            Refused: Not even the number of its axes is known.
+        """
+        found = self.build.facts.dims(value)
+        if found is None:
+            raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", self.node.name)
+        return found
+
+    def dtype(self) -> ir.DataType:
+        """The element type of the first input.
+
+        Raises:
+            Refused: It is unknown.
+        """
+        value = self.operand(0)
+        found = self.build.facts.dtype(value)
+        if found is None:
+            raise Refused("unknown-type", f"the element type of '{value.name}' is unknown", self.node.name)
+        return found
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute's value, or `default`."""
+        return attribute(self.node, name, default)
+
+    def count(self, name: str) -> int:
+        """A number of heads.
+
+        Raises:
+            Refused: It is not given.
+        """
+        found = self.attribute(name)
+        if not found:
+            raise Refused("malformed", f"{name} is missing", self.node.name)
+        return int(found)
+
+    def number(self, dim: Dim, what: str) -> int:
+        """A length that has to be known.
+
+        Raises:
+            Refused: It is not.
+        """
+        if not isinstance(dim, int):
+            raise Refused("unknown-size", f"{what} is unknown", self.node.name)
+        return dim
+
+    def share(self, dim: Dim, count: int, what: str) -> int:
+        """The size of each of `count` equal parts of an axis.
+
+        Raises:
+            Refused: It is unknown, or the axis has no such parts.
+        """
+        found = sizes.exact_quotient(dim, count)
+        if found is None:
+            raise Refused("unknown-size", f"{what} is unknown: {count} heads in {dim} channels", self.node.name)
+        return self.number(found, what)
+
+    def takes_only(self, inputs: Mapping[int, str], **attributes: object) -> None:
+        """Refuses inputs and attributes that nothing is spelled out for.
+
+        Args:
+            inputs: Names of such inputs by place.
+            **attributes: Such attributes, each with the value that asks for nothing.
+
+        Raises:
+            Refused: One is there.
+        """
+        for place, name in inputs.items():
+            if self.given(place) is not None:
+                raise Refused("not-spelled", f"{self.node.op_type} with {name} is not spelled out", self.node.name)
+        for name, nothing in attributes.items():
+            if self.attribute(name, nothing) != nothing:
+                raise Refused("not-spelled", f"{self.node.op_type} with {name} is not spelled out", self.node.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What takes the place of an operator."""
+
+    values: tuple[ir.Value | None, ...]
+    """A value for each of its outputs, None for one that is not spelled out."""
+    frontier: tuple[ir.Value, ...]
+    """The operands, from which both sides are judged."""
+    defined: tuple[ir.Value | None, ...] = ()
+    """Truth values that broadcast to an output: where the operator says what it is; None: everywhere."""

@@ -1,0 +1,210 @@
+"""Which operators stay float32: what sums, what masks and what makes tables.
+
+Walked forwards, then backwards. An operator is float32 if it is one of those, or if all it reads is float32; scores, masks and
+squares are float32 if all that reads them is. So a softmax takes the scores from the product on in float32, the mask as
+it was, and gives its weights to a product in the half type; a norm divides by its statistics in float32; tables of
+cosines are computed in float32 from integers and rounded once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.transforms.half_precision.rounding import is_beyond
+
+_FLOAT = ir.DataType.FLOAT
+_STATISTICS = frozenset("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare".split())
+_SUMS = _STATISTICS | frozenset("CumSum Exp Log LogSoftmax LpNormalization Resize Softmax Upsample".split())
+_TABLES = frozenset("Bernoulli Cos DequantizeLinear EyeLike Multinomial QuantizeLinear Range Sin".split())
+_ALWAYS = _SUMS | _TABLES | frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+_FOLLOWING = frozenset(
+    """
+    Abs Add And Cast Ceil Clip Concat ConstantOfShape Div Equal Expand Flatten Floor Greater GreaterOrEqual Identity IsInf IsNaN
+    Less LessOrEqual Max Mean Min Mod Mul Neg Pad Pow Reciprocal ReduceMax ReduceMin Reshape Round Sign Slice Split Sqrt Squeeze
+    Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where
+    """.split()
+)
+"""What costs little: it is computed in the type of what it reads, or of what reads it."""
+_VIEWS = frozenset("Concat Expand Flatten Identity Pad Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split())
+"""Cheap operators that compute nothing, and so are in the type of what they read."""
+_PICKING = frozenset(["Gather", "GatherElements", "GatherND"])
+_PRODUCTS = _PICKING | {"Einsum", "MatMul"}
+"""Operators that stay float32 only if they read neither activations nor weights."""
+_CONTROL = frozenset(["If", "Loop", "Scan"])
+_TYPELESS = frozenset(["Shape", "Size"])
+_MAX_SCALAR_LIKE_ELEMENTS = 16
+"""Constants of more elements are learned."""
+_WEIGHTS = 1 << 12
+"""Constants of more elements are the weights of a layer."""
+_STAYS = {"GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}
+"""Inputs of com.microsoft operators that are float32 whatever the others are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Islands:
+    """What stays float32."""
+
+    nodes: frozenset[ir.Node]
+    values: frozenset[ir.Value]
+    """Results of these nodes, and inputs of the model that only they read."""
+    beyond: frozenset[ir.Value]
+    """Values among these that may hold finite numbers beyond the half type, such as masks of the lowest float32."""
+    biases: frozenset[tuple[ir.Node, int]]
+    """Inputs of float32 operators that are rounded to the half type all the same: weights, and what is added to scores."""
+
+
+def find_islands(graph: ir.Graph, facts: Facts, opset: int, dtype: ir.DataType, masks: frozenset[ir.Value]) -> Islands:
+    """Decides for every operator, those of nested graphs included.
+
+    Args:
+        graph: The main graph.
+        facts: Types of its values.
+        opset: The opset of the standard.
+        dtype: The half type.
+        masks: Inputs of the model that are added to scores.
+    """
+    return _Finder(facts, opset, dtype, masks).go(list(ordered(graph)))
+
+
+def ordered(graph: ir.Graph) -> Iterator[ir.Node]:
+    """All nodes, those of nested graphs before the one they are nested in."""
+    for node in graph:
+        for inner in subgraphs(node):
+            yield from ordered(inner)
+        yield node
+
+
+def is_fixed(node: ir.Node, place: int, opset: int) -> bool:
+    """Whether an input is float32 whatever the others are."""
+    if node.domain == "com.microsoft":
+        return place in _STAYS.get(node.op_type, ())
+    return place in _fixed(node.op_type, node.domain, opset)
+
+
+class _Finder:
+    def __init__(self, facts: Facts, opset: int, dtype: ir.DataType, masks: frozenset[ir.Value]) -> None:
+        self._facts = facts
+        self._opset = opset
+        self._dtype = dtype
+        self._wide = set(masks)
+        self._beyond = set(masks)
+        self._statistics: set[ir.Value] = set()
+        self._pure = set(masks)
+        """What is computed from no activation."""
+        self._nodes: set[ir.Node] = set()
+
+    def go(self, nodes: list[ir.Node]) -> Islands:
+        for node in nodes:
+            if self._is_wide(node):
+                self._widen(node)
+        for node in reversed(nodes):
+            if node not in self._nodes and is_standard(node, *_FOLLOWING) and self._is_read_widely(node):
+                self._widen(node)
+        for node in nodes:
+            if node in self._nodes and is_standard(node, *_VIEWS) and not self._reads_wide(node):
+                self._nodes.discard(node)
+                self._wide.difference_update(node.outputs)
+        for node in nodes:
+            self._spread(node)
+        biases = frozenset(found for node in nodes for found in self._biases(node))
+        return Islands(frozenset(self._nodes), frozenset(self._wide), frozenset(self._beyond), biases)
+
+    def _reads_wide(self, node: ir.Node) -> bool:
+        read = self._read(node)
+        return not read or not self._wide.isdisjoint(read)
+
+    def _biases(self, node: ir.Node) -> Iterator[tuple[ir.Node, int]]:
+        """The inputs of a float32 operator on activations that are weights, or added to them and computed from none."""
+        if node not in self._nodes or not self._pure.isdisjoint(node.outputs):
+            return
+        for place, value in enumerate(node.inputs):
+            if value is None or self._facts.dtype(value) != _FLOAT or is_fixed(node, place, self._opset):
+                continue
+            tensor = constant_tensor(value)
+            learned = tensor is not None and tensor.size > _MAX_SCALAR_LIKE_ELEMENTS and not is_beyond(tensor, self._dtype)
+            if learned or (value in self._pure - self._beyond and is_standard(node, "Add", "Sub")):
+                yield node, place
+
+    def _widen(self, node: ir.Node) -> None:
+        self._nodes.add(node)
+        self._wide.update(node.outputs)
+
+    def _read(self, node: ir.Node) -> list[ir.Value]:
+        """The float32 inputs that are no constants and may be of another type."""
+        inputs = [
+            value for place, value in enumerate(node.inputs) if value is not None and not is_fixed(node, place, self._opset)
+        ]
+        return [value for value in inputs if self._facts.dtype(value) == _FLOAT and constant_tensor(value) is None]
+
+    def _is_wide(self, node: ir.Node) -> bool:
+        if node.op_type in _TYPELESS or node.domain == "com.microsoft" or node.op_type in _CONTROL:
+            return False
+        if not is_standard(node) or not allows(node.op_type, self._opset, self._dtype):
+            return True
+        read = self._read(node)
+        if self._pure.issuperset(read) and not _has_weights(node):
+            self._pure.update(node.outputs)
+        if node.op_type in _STATISTICS or (read and self._statistics.issuperset(read)):
+            self._statistics.update(node.outputs)
+        if node.op_type in _ALWAYS:
+            return True
+        if node.op_type in _FOLLOWING:
+            return self._wide.issuperset(read) or not self._statistics.isdisjoint(read)
+        return node.op_type in _PRODUCTS and bool(read) and self._pure.issuperset(read) and not _has_weights(node)
+
+    def _is_read_widely(self, node: ir.Node) -> bool:
+        values = [value for value in node.outputs if self._facts.dtype(value) == _FLOAT]
+        if not values or any(value.is_graph_output() for value in values):
+            return False
+        users = [user for value in values for user, _ in value.uses() if user.op_type not in _TYPELESS]
+        return bool(users) and self._nodes.issuperset(users)
+
+    def _spread(self, node: ir.Node) -> None:
+        """Notes whether what a float32 operator gives may be beyond the half type."""
+        if node not in self._nodes or node.op_type not in _FOLLOWING | _PRODUCTS:
+            return
+        inputs = [value for value in node.inputs if value is not None]
+        constants = [tensor for value in inputs if (tensor := constant_tensor(value)) is not None]
+        if not self._beyond.isdisjoint(inputs) or any(is_beyond(tensor, self._dtype) for tensor in constants):
+            self._beyond.update(node.outputs)
+
+
+def _has_weights(node: ir.Node) -> bool:
+    """Whether a constant of an operator is learned: a large one, or a table that rows are picked from."""
+    least = 0 if node.op_type in _PICKING else _WEIGHTS
+    tensors = (constant_tensor(value) for value in node.inputs)
+    return any(tensor is not None and tensor.size > least and tensor.dtype == _FLOAT for tensor in tensors)
+
+
+@functools.cache
+def allows(op: str, opset: int, dtype: ir.DataType) -> bool:
+    """Whether an operator of the standard takes a type wherever it takes float32."""
+    schema = _schema(op, "", opset)
+    if schema is None:
+        return False
+    wanted = f"tensor({dtype.name.lower()})"
+    data = {item.type_str for item in (*schema.inputs, *schema.outputs[:1])}
+    constraints = (item.allowed_type_strs for item in schema.type_constraints if item.type_param_str in data)
+    return all(wanted in allowed for allowed in constraints if "tensor(float)" in allowed)
+
+
+@functools.cache
+def _fixed(op: str, domain: str, opset: int) -> frozenset[int]:
+    schema = _schema(op, domain, opset)
+    if schema is None:
+        return frozenset()
+    return frozenset(place for place, item in enumerate(schema.inputs) if item.type_str == "tensor(float)")
+
+
+def _schema(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op, opset, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return None

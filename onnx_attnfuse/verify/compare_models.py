@@ -1,0 +1,368 @@
+"""Judging whole models: before and after on the same inputs, chosen by what each input is, ONNX Runtime's optimisations off.
+
+    verdict = check_models("model.onnx", "model.attnfuse.onnx")
+    verification = verify_models("model.onnx", "model.attnfuse.onnx")
+
+Slower than judging sites, and blunter: rounding adds up over layers. It sees what sites cannot: that the new nodes are connected.
+The first stops at the first difference; the second runs all cases, tells of every output, and looks where a difference begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.facts import Dims, Facts
+from onnx_attnfuse.verify.apart import ProcessDied
+from onnx_attnfuse.verify.danger import is_dangerous
+from onnx_attnfuse.verify.divergence import first_divergence
+from onnx_attnfuse.verify.input_kinds import Kind, kinds
+from onnx_attnfuse.verify.input_values import as_its_kind
+from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, describe, feeds
+from onnx_attnfuse.verify.model_result import OutputFinding, Verification
+from onnx_attnfuse.verify.model_session import Source, read, session
+from onnx_attnfuse.verify.options import Trials
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.shape_solver import Equalities, Values
+from onnx_attnfuse.verify.tolerance import Bounds, Comparison, compare
+from onnx_attnfuse.verify.verdict import Evidence, Verdict, by_this_runtime, undecided
+
+_TOLERANCE = 1e-3
+"""Ten times that of one site: errors of a site go through normalisations, which may enlarge them, and add up."""
+_HALF_TOLERANCES = {ir.DataType.BFLOAT16: 2e-1, ir.DataType.FLOAT16: 5e-2}
+_MAX_LISTED_OUTPUTS = 3
+_LARGEST = 1 << 30
+"""Elements of the largest tensor of a model that is still run."""
+_CHOICES = 8
+
+
+def check_models(before: Source, after: Source, operators: Operators = ()) -> Verdict:
+    """Whether two models with the same inputs give the same outputs.
+
+    Args:
+        before: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
+        after: The same; its outputs are called and ordered alike.
+        operators: Operators of other domains in NumPy; models with such are run by ONNX's reference implementation.
+
+    Returns:
+        The verdict; undecided if `before` does not run on anything that was tried.
+
+    Raises:
+        ModelError: A model cannot be read.
+    """
+    if not available():
+        return undecided("onnxruntime is not installed")
+    model = read(before)
+    try:
+        original = session(before, operators=operators)
+    except RuntimeRefusal as refusal:
+        return by_this_runtime(undecided(f"the original does not load: {refusal}"))
+    try:
+        rewritten = session(after, operators=operators)
+    except RuntimeRefusal as refusal:
+        return by_this_runtime(Verdict(False, 0.0, 0, f"the new model does not load: {refusal}"))
+    if original.outputs() != rewritten.outputs():
+        return Verdict(False, 0.0, 0, f"the outputs {original.outputs()} became {rewritten.outputs()}")
+    try:
+        return by_this_runtime(_Models(model, None, original, rewritten, Trials()).verdict())
+    except ProcessDied as died:
+        return undecided(str(died))
+
+
+def verify_models(first: Source, second: Source, trials: Trials | None = None) -> Verification:
+    """Runs two models with the same inputs and outputs on hostile inputs, and compares every output.
+
+    Inputs and outputs may be of different float types; such inputs are rounded for the second model.
+
+    Args:
+        first: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
+        second: The same.
+        trials: How many cases, which sizes, which tolerance.
+
+    Returns:
+        What was found, and where a difference begins.
+
+    Raises:
+        MissingDependencyError: onnxruntime is absent.
+        ModelError: A model cannot be read or run, or the two have other inputs or outputs.
+        OptionError: A dimension is named that no input has, or a number is out of bounds.
+    """
+    if not available():
+        raise MissingDependencyError("comparing models needs onnxruntime; run pip install 'onnx-attnfuse[cpu]'")
+    trials = trials or Trials()
+    _check_trials(trials)
+    models = read(first), read(second)
+    loaded = _loaded(first, "first"), _loaded(second, "second")
+    for what, one, other in (
+        ("inputs", loaded[0].inputs(), loaded[1].inputs()),
+        ("outputs", loaded[0].outputs(), loaded[1].outputs()),
+    ):
+        if set(one) != set(other):
+            apart = ", ".join(sorted(set(one) ^ set(other)))
+            raise ModelError(f"the models have not the same {what}: only one has {apart}; compare models of one interface")
+    try:
+        return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
+    except ProcessDied as died:
+        raise ModelError(f"a model cannot be compared: {died}; repair it first") from died
+
+
+def _check_trials(trials: Trials) -> None:
+    if trials.cases is not None and trials.cases < 1:
+        raise OptionError(f"{trials.cases} cases tell nothing; run 1 or more")
+    for name in ("tolerance", "atol", "rtol"):
+        bound = getattr(trials, name)
+        if bound is not None and not bound >= 0:
+            raise OptionError(f"{name} is {bound}; it cannot be negative")
+
+
+def _loaded(source: Source, which: str) -> Session | Reference:
+    try:
+        return session(source)
+    except RuntimeRefusal as refusal:
+        raise ModelError(f"the {which} model does not load in ONNX Runtime: {refusal}; repair it first") from refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ran:
+    """One case on both models."""
+
+    inputs: Mapping[str, Array]
+    where: str
+    old: Sequence[Array]
+    new: Sequence[Array] = ()
+    refusal: str = ""
+    """Why the second does not run where the first does."""
+
+
+class _Models:
+    """Two models and the inputs to run them on."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        other: ir.Model | None,
+        original: Session | Reference,
+        rewritten: Session | Reference,
+        trials: Trials,
+    ) -> None:
+        self._models = (model, model if other is None else other)
+        self._original = original
+        self._rewritten = rewritten
+        self._trials = trials
+        facts = Facts(model.graph)
+        self._graphs = [(model.graph, facts), *([] if other is None else [(other.graph, Facts(other.graph))])]
+        inputs = [value for value in model.graph.inputs if value.const_value is None]
+        self._known = all(facts.dims(value) is not None and facts.dtype(value) is not None for value in inputs)
+        self._dims = [facts.dims(value) or () for value in inputs]
+        self._kinds = kinds(model.graph, facts)
+        self._dtypes = {} if other is None else _input_types(other)
+        made = (value for node in model.graph for value in node.outputs)
+        self._sizes = {sizes.product(dims) for value in (*inputs, *made) if (dims := facts.dims(value)) is not None}
+        self._slots = [_slot(value, facts, self._kinds[value.name or ""]) for value in inputs]
+        self._inner = _made_of(self._dims, model.graph, facts)
+        pinned = [(sizes.symbol(name), length) for name, length in trials.dim.items()]
+        self._equalities = Equalities([*pinned, *facts.equalities])
+        self._tolerance = _tolerance(trials, self._models)
+        self._cases = 0
+        self._refused = 0
+        self._max_abs_error = 0.0
+        self._refusal = "no sizes fit together"
+
+    def verdict(self) -> Verdict:
+        """Runs the cases; the first that differs decides."""
+        if not self._known:
+            return undecided("the shape or the element type of an input is unknown")
+        names = self._original.outputs()
+        for ran in self._runs():
+            if ran.refusal:
+                detail = f"the new model does not run: {ran.refusal}; {ran.where}"
+                return self._verdict(detail, ran.inputs, dict(zip(names, ran.old, strict=True)), {})
+            for name, left, right in zip(names, ran.old, ran.new, strict=True):
+                result = compare(left, right, self._tolerance)
+                if not result.equal:
+                    detail = f"output '{name}' {result.detail}; {ran.where}"
+                    return self._verdict(detail, ran.inputs, {name: left}, {name: right})
+                self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
+        if not self._cases:
+            return undecided(f"the original ran on no input: {self._refusal}")
+        return Verdict(True, self._max_abs_error, self._cases, f"equal in {self._cases} cases")
+
+    def verification(self, sources: tuple[Source, Source]) -> Verification:
+        """Runs all cases.
+
+        Raises:
+            ModelError: Nothing can be run.
+            OptionError: A dimension is named that no input has.
+        """
+        self._check()
+        found: dict[str, list[Comparison]] = {name: [] for name in self._original.outputs()}
+        different: tuple[str, _Ran] | None = None
+        for ran in self._runs():
+            if ran.refusal:
+                raise ModelError(f"the second model does not run where the first does: {ran.refusal}; {ran.where}")
+            for name, left, right in zip(found, ran.old, ran.new, strict=True):
+                result = compare(left, _like(right, left), self._tolerance)
+                found[name].append(result)
+                if not result.equal and different is None:
+                    different = f"output '{name}' {result.detail}; {ran.where}", ran
+        if not self._cases:
+            raise ModelError(f"the first model runs on nothing that was tried: {self._refusal}; give lengths with --dim NAME=N")
+        kinds_used = tuple((name, kind.name) for name, kind in self._kinds.items())
+        outputs = tuple(_finding(name, results) for name, results in found.items())
+        if different is None:
+            return Verification(True, self._cases, self._refused, outputs, f"equal in {self._cases} cases", kinds_used)
+        detail, ran = different
+        fed = ran.inputs, self._for_second(ran.inputs)
+        divergence = first_divergence(sources, self._models, fed, self._tolerance)
+        return Verification(False, self._cases, self._refused, outputs, detail, kinds_used, divergence)
+
+    def _check(self) -> None:
+        if not self._known:
+            raise ModelError("the shape or the element type of an input is unknown; export the model again")
+        named = {name for dims in self._dims for dim in dims for name in sizes.symbols(dim)}
+        unknown = sorted(set(self._trials.dim) - named)
+        if unknown:
+            raise OptionError(f"no input has a dimension called {unknown[0]}; there are {', '.join(sorted(named)) or 'none'}")
+
+    def _runs(self) -> Iterator[_Ran]:
+        """Every case that the first model takes."""
+        limit = self._trials.cases
+        for seed in itertools.count(self._trials.seed):
+            before = self._cases
+            for ran in self._round(seed):
+                yield ran
+                if self._cases == limit:
+                    return
+            if limit is None or self._cases == before:
+                return
+
+    def _round(self, seed: int) -> Iterator[_Ran]:
+        counting = {name for name, kind in self._kinds.items() if kind.name in {"lengths", "last"}}
+        groups = case_groups([dataclasses.replace(slot, rank=2) if slot.name in counting else slot for slot in self._slots])
+        fitting = 0
+        for index, (shapes, values) in enumerate(self._shapes()):
+            if index == _CHOICES or fitting == len(groups) or (fitting and index >= _MAX_LISTED_OUTPUTS):
+                break
+            before = self._cases
+            for case in groups[fitting]:
+                ran = None if case.factor == LARGE else self._ran(shapes, values, case, seed)
+                if ran is not None:
+                    yield ran
+            fitting += self._cases > before
+
+    def _shapes(self) -> Iterable[tuple[tuple[tuple[int, ...], ...], Values]]:
+        """Shapes of the inputs, with the numbers of the symbols."""
+        seen: set[tuple[tuple[int, ...], ...]] = set()
+        for values in self._equalities.assignments([*self._dims, self._inner]):
+            shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in dims) for dims in self._dims)
+            if shapes not in seen and all(length >= 1 for shape in shapes for length in shape):
+                seen.add(shapes)
+                yield shapes, values
+
+    def _ran(self, shapes: Sequence[Sequence[int]], values: Values, case: Case, seed: int) -> _Ran | None:
+        """One case, or None if the first model refuses it."""
+        largest = max((sizes.evaluate(size, values) for size in self._sizes), default=0)
+        if largest > _LARGEST:
+            self._refusal = f"a tensor of {largest} elements is too large to run"
+            self._refused += 1
+            return None
+        inputs = feeds(self._slots, shapes, case, seed)
+        for slot in self._slots:
+            array = as_its_kind(self._kinds[slot.name], inputs[slot.name], case, values, seed)
+            inputs[slot.name] = _in_both(array, self._dtypes.get(slot.name))
+        try:
+            for session in (self._original, self._rewritten):
+                if isinstance(session, Session):
+                    session.apart = self._is_dangerous(values)
+            old = self._original.run(None, inputs)
+        except RuntimeRefusal as refusal:
+            self._refusal = str(refusal)
+            self._refused += 1
+            return None
+        self._cases += 1
+        where = f"case: {case}; sizes: {describe({slot.name: shape for slot, shape in zip(self._slots, shapes, strict=True)})}"
+        try:
+            return _Ran(inputs, where, old, self._rewritten.run(self._original.outputs(), self._for_second(inputs)))
+        except RuntimeRefusal as refusal:
+            return _Ran(inputs, where, old, refusal=str(refusal))
+
+    def _is_dangerous(self, values: Values) -> bool:
+        """Whether running one of the models may end the process."""
+        return any(is_dangerous(graph.all_nodes(), facts, values) for graph, facts in self._graphs)
+
+    def _for_second(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs in the float types of the second model."""
+        types = self._dtypes
+        return {name: array.astype(types[name].numpy()) if name in types else array for name, array in inputs.items()}
+
+    def _verdict(self, detail: str, inputs: Mapping[str, Array], old: Mapping[str, Array], new: Mapping[str, Array]) -> Verdict:
+        return Verdict(False, self._max_abs_error, self._cases, detail, None, Evidence(None, inputs, old, new))
+
+
+def _input_types(model: ir.Model) -> dict[str, ir.DataType]:
+    """The types of float inputs."""
+    facts = Facts(model.graph)
+    found = {value.name or "": facts.dtype(value) for value in model.graph.inputs}
+    return {name: dtype for name, dtype in found.items() if dtype is not None and dtype.is_floating_point()}
+
+
+def _in_both(array: Array, dtype: ir.DataType | None) -> Array:
+    """Numbers that another float type has too: rounded to it, and what overflows it is its lowest or largest."""
+    if dtype is None or dtype.itemsize >= array.dtype.itemsize:
+        return array
+    bounded = np.where(np.isfinite(array), np.clip(array, -largest(dtype), largest(dtype)), array)
+    return bounded.astype(dtype.numpy()).astype(array.dtype)
+
+
+def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | Bounds:
+    if trials.atol is not None or trials.rtol is not None:
+        return Bounds(trials.atol or 0.0, trials.rtol or 0.0)
+    if trials.tolerance is not None:
+        return trials.tolerance
+    computed = {dtype for model in models for dtype in _computed(model)}
+    return next((tolerance for dtype, tolerance in _HALF_TOLERANCES.items() if dtype in computed), _TOLERANCE)
+
+
+def _computed(model: ir.Model) -> set[ir.DataType | None]:
+    """The types of what the nodes give."""
+    facts = Facts(model.graph)
+    return {facts.dtype(value) for node in model.graph for value in node.outputs}
+
+
+def _like(array: Array, other: Array) -> Array:
+    """A float array in the float type of another."""
+    return array.astype(other.dtype) if array.dtype.kind in "fV" and other.dtype.kind in "fV" else array
+
+
+def _finding(name: str, results: Sequence[Comparison]) -> OutputFinding:
+    errors, parts = ([getattr(result, field) for result in results] for field in ("max_abs_error", "relative"))
+    return OutputFinding(
+        name,
+        sum(not result.equal for result in results),
+        max(errors) if np.isfinite(errors).all() else None,
+        max(parts) if np.isfinite(parts).all() else None,
+        sum(result.nan_lost for result in results),
+        sum(result.nan_found for result in results),
+    )
+
+
+def _made_of(shapes: Iterable[Dims], graph: ir.Graph, facts: Facts) -> Dims:
+    """The lengths of inner values that are computed from those of the inputs, which they have to be large enough for."""
+    known = {name for shape in shapes for dim in shape for name in sizes.symbols(dim)}
+    found = {
+        dim: None for node in graph for value in node.outputs for dim in facts.dims(value) or () if isinstance(dim, sizes.Size)
+    }
+    return tuple(dim for dim in found if sizes.symbols(dim) <= known)
+
+
+def _slot(value: ir.Value, facts: Facts, kind: Kind) -> Slot:
+    name, dtype, rank = value.name or "", facts.dtype(value) or ir.DataType.FLOAT, facts.rank(value) or 0
+    masklike = kind.name == "bias" or not dtype.is_floating_point()
+    return Slot(name, "given" if masklike else "activation", dtype, rank, blank=False)

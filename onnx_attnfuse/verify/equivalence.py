@@ -1,0 +1,176 @@
+"""Equivalence of a rewrite: the nodes of before and after, extracted together and run on the same hostile inputs.
+
+    checker = EquivalenceChecker()
+    verdict = checker.check([(old, new)], frontier, facts, model.opset_imports)
+
+Both results come from one session of ONNX Runtime with its optimisations off. Equal subgraphs, as the layers of a model are, are
+checked once. Float16 is checked twice: as it is, loosely, and again in float32, where small differences show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.verify.apart import ProcessDied
+from onnx_attnfuse.verify.danger import is_dangerous
+from onnx_attnfuse.verify.inputs import Pattern
+from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, Choice, Trial
+from onnx_attnfuse.verify.runtime import Operators, available
+from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
+from onnx_attnfuse.verify.shape_solver import Equalities
+from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, with_factors
+from onnx_attnfuse.verify.submodel import Functions, Keys
+from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT
+from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
+
+_MAX_WEIGHT_ELEMENTS = 1 << 28
+"""Elements of all weights of a piece that is still run."""
+
+
+class _Graph:
+    """What has to be known of the sizes in one graph, made once."""
+
+    def __init__(self, facts: Facts, opsets: Mapping[str, int]) -> None:
+        self._facts = facts
+        self._equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
+        self._tracer = Tracer(facts, opsets)
+
+    def choices(self, subgraph: Subgraph, empty: frozenset[str]) -> Iterator[Choice]:
+        """Sizes for the inputs of a piece, best first; those of `empty` may be 0."""
+        dims = [item.dims for item in subgraph.inputs]
+        names = frozenset(name for shape in dims for dim in shape for name in sizes.symbols(dim))
+        seen: set[tuple[tuple[int, ...], ...]] = set()
+        for values in self._equalities.assignments(dims, empty=sorted(empty & names)):
+            self._tracer.settle(values, dims)
+            shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
+            least = 0 if any(values[name] == 0 for name in empty & names) else 1
+            if shapes in seen or any(length < least for shape in shapes for length in shape):
+                continue
+            seen.add(shapes)
+            apart = is_dangerous(subgraph.nodes, self._facts, values)
+            yield Choice(shapes, largest(subgraph, self._facts, values), values, names, apart)
+
+
+class EquivalenceChecker:
+    """Judges pieces, equal ones once."""
+
+    def __init__(self, *, rounds_float16: bool = False, operators: Operators = ()) -> None:
+        """A judge for one device.
+
+        Args:
+            rounds_float16: Whether the device rounds float16 sums to float16; ONNX Runtime's CPU provider does not.
+            operators: Operators of other domains in NumPy, for originals that have such.
+        """
+        self._operators = operators
+        self._rounds = rounds_float16
+        self._verdicts: dict[tuple[object, ...], Verdict] = {}
+        self._keys = Keys()
+        self._graphs: dict[Facts, _Graph] = {}
+
+    def check(
+        self,
+        pairs: Sequence[tuple[ir.Value, ir.Value]],
+        frontier: Iterable[ir.Value],
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions | None = None,
+        given: ir.Value | None = None,
+        empty: frozenset[str] = frozenset(),
+    ) -> Verdict:
+        """Whether new results are what old ones are, whatever the stops and all other inputs of their piece are.
+
+        Args:
+            pairs: Results of the source, each with what is to take its place, computed by nodes of the same graph.
+            frontier: The values all are computed from; nothing above them is run.
+            facts: Shapes and types of the graph.
+            opsets: Opset imports of the graph.
+            functions: The model's own functions.
+            given: One truth value of the graph; where it does not hold, nothing is claimed.
+            empty: Symbols that may be 0.
+
+        Returns:
+            The verdict, with evidence if they differ.
+        """
+        if not available():
+            return undecided("onnxruntime is not installed")
+        try:
+            results = [value for side in zip(*pairs, strict=True) for value in side]
+            subgraph = extract([*results, *([] if given is None else [given])], frontier, facts)
+            subgraph = with_factors(subgraph, results[: len(pairs)])
+            weights = sum(sizes.evaluate(sizes.product(item.dims), {}) for item in subgraph.inputs if item.role == "weight")
+            if weights > _MAX_WEIGHT_ELEMENTS:
+                return undecided(f"weights of {weights} elements are too large to judge by")
+            return self._judged(subgraph, len(pairs), facts, opsets, functions or {}, empty)
+        except Refused as refused:
+            return undecided(str(refused.reason))
+        except ProcessDied as died:
+            return undecided(str(died))
+
+    def _judged(
+        self,
+        subgraph: Subgraph,
+        pairs: int,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        empty: frozenset[str],
+    ) -> Verdict:
+        graph = self._graphs.get(facts)
+        if graph is None:
+            graph = self._graphs[facts] = _Graph(facts, opsets)
+        choices = graph.choices(subgraph, empty)
+        first = list(itertools.islice(choices, FIRST_CHOICES))
+        key = pairs, *self._keys.key(subgraph, [choice.shapes for choice in first], opsets)
+        if key not in self._verdicts:
+            examiner = _Examiner(
+                subgraph, pairs, facts, {**opsets, "com.microsoft": 1}, functions, self._operators, rounded=self._rounds
+            )
+            self._verdicts[key] = by_this_runtime(examiner.verdict(itertools.chain(first, choices)))
+        return self._verdicts[key]
+
+
+class _Examiner:
+    """Judges one piece in every precision it takes."""
+
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        pairs: int,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        operators: Operators,
+        *,
+        rounded: bool,
+    ) -> None:
+        self._rounded = rounded
+        self._without_rows: tuple[Pattern, ...] = ("empty", "left", "holes", "index") if rounded else ("empty", "left")
+        """Patterns with rows that float32 and float16 may differ in, as they have no key."""
+        self._dtypes = {facts.dtype(value) for node in subgraph.nodes for value in node.outputs} | {
+            item.dtype for item in subgraph.inputs
+        }
+        self._trial = functools.partial(Trial, subgraph, pairs, facts, opsets, functions, operators=operators)
+
+    def verdict(self, choices: Iterable[Choice]) -> Verdict:
+        """The verdict; of `choices` no more are made than needed."""
+        if ir.DataType.BFLOAT16 in self._dtypes:
+            verdict = self._trial(tolerance=TIGHT, widened=True).verdict(choices)
+            return dataclasses.replace(verdict, detail=f"{verdict.detail}; bfloat16 judged as float32")
+        if ir.DataType.FLOAT16 not in self._dtypes:
+            return self._trial(tolerance=TIGHT).verdict(choices)
+        loosely = self._trial(tolerance=LOOSE, rounded=self._rounded)
+        verdict = loosely.verdict(choices)
+        if not verdict.equal:
+            return verdict
+        again = self._trial(tolerance=TIGHT, widened=True).verdict(loosely.fitting, without=self._without_rows)
+        if again.undecided is None and not again.equal:
+            return dataclasses.replace(again, detail=f"{again.detail}; equal in float16 as far as it tells, not in float32")
+        return verdict

@@ -1,0 +1,149 @@
+"""What each input of a whole model is, told from what it feeds into: token ids, masks, positions, lengths, biases, numbers.
+
+    for name, kind in kinds(model.graph, facts).items(): ...
+
+An integer that picks rows of a table of floats is an id, and how many rows there are bounds it. What reaches a sine or cosine is
+a position. What is left of integers and truth values is a mask. A float that reaches a softmax without a product is a bias. Where
+the graph tells ids from ids no further, as token types from positions, the name decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
+
+KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
+"""Ids of tokens and of their types; ..., the place of the last key of each entry, the number of keys."""
+
+_VIEWS = frozenset("Cast Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze".split())
+_TO_ANGLES = _VIEWS | {"Concat", "Einsum", "MatMul", "Mul", "Div"}
+_TO_SCORES = _VIEWS | frozenset(
+    "Add And Concat Equal Gather GatherND Greater Less Max Min Mul Neg Not Or Pad Sub Tile Where".split()
+)
+_CONTRIB: dict[tuple[str, int], KindName] = {
+    ("Attention", 3): "mask",
+    ("Attention", 5): "bias",
+    ("EmbedLayerNormalization", 0): "ids",
+    ("EmbedLayerNormalization", 1): "types",
+    ("EmbedLayerNormalization", 5): "mask",
+    ("EmbedLayerNormalization", 6): "positions",
+    ("GroupQueryAttention", 5): "last",
+    ("GroupQueryAttention", 6): "total",
+    ("GroupQueryAttention", 9): "positions",
+    ("GroupQueryAttention", 10): "bias",
+    ("MultiHeadAttention", 4): "mask",
+    ("MultiHeadAttention", 5): "bias",
+    ("RotaryEmbedding", 1): "positions",
+}
+_STANDARD: dict[tuple[str, int], KindName] = {
+    ("Attention", 3): "bias",
+    ("Attention", 6): "lengths",
+    ("Cos", 0): "positions",
+    ("RotaryEmbedding", 3): "positions",
+    ("Sin", 0): "positions",
+}
+_TYPES = 4
+"""Tables of at most this many rows are of token types."""
+_MAX_NODES_PER_INPUT = 256
+_COLOURS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What an input is."""
+
+    name: KindName
+    below: int | None = None
+    """A bound of ids, where a table has one."""
+    keys: Dim | None = None
+    """How many keys lengths may count."""
+    rows: Dim | None = None
+    """How many of these are new."""
+
+
+def kinds(graph: ir.Graph, facts: Facts) -> dict[str, Kind]:
+    """The kind of every input that is fed, by name."""
+    return {value.name or "": _kind(value, facts) for value in graph.inputs if value.const_value is None}
+
+
+def _kind(value: ir.Value, facts: Facts) -> Kind:
+    name, dtype = value.name or "", facts.dtype(value)
+    if dtype is not None and dtype.is_floating_point():
+        return _float_kind(value, facts)
+    found = _by_use(value, facts)
+    if found is None:
+        return Kind("positions" if "position" in name else "mask")
+    if found.name == "mask" and facts.rank(value) == 1:
+        return dataclasses.replace(found, name="lengths")
+    if found.name == "ids" and "position" in name:
+        return dataclasses.replace(found, name="positions")
+    is_type = (found.below is not None and found.below <= _TYPES) or "type" in name or "segment" in name
+    return dataclasses.replace(found, name="types") if found.name == "ids" and is_type else found
+
+
+def _float_kind(value: ir.Value, facts: Facts) -> Kind:
+    for node, place in _reached(value, _TO_SCORES):
+        if is_standard(node, "Softmax") or _recognised(node, place) == "bias":
+            return Kind("bias")
+    dims = facts.dims(value) or ()
+    return Kind("image" if len(dims) == 4 and dims[1] == _COLOURS else "numbers")
+
+
+def _by_use(value: ir.Value, facts: Facts) -> Kind | None:
+    """What an integer is as far as the operators say that it reaches unchanged, or as an angle."""
+    for node, place in _reached(value, _VIEWS):
+        recognised = _recognised(node, place)
+        if recognised is not None and recognised != "bias":
+            keys, rows = _lengths(node, facts)
+            return Kind(recognised, keys=keys, rows=rows)
+        if is_standard(node, "Gather") and place == 1 and (below := _rows(node.inputs[0])) is not None:
+            return Kind("ids", below)
+    angles = (node for node, place in _reached(value, _TO_ANGLES) if _recognised(node, place) == "positions")
+    return Kind("positions") if next(angles, None) is not None else None
+
+
+def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node, int]]:
+    """The uses of a value and of what some operators make of it, nearest first."""
+    pending, seen = deque([value]), {value}
+    while pending and len(seen) < _MAX_NODES_PER_INPUT:
+        for node, place in pending.popleft().uses():
+            yield node, place
+            fresh = [output for output in node.outputs if output not in seen] if node.op_type in through else []
+            if fresh and is_standard(node) and (place == 0 or node.op_type not in _VIEWS):
+                seen.update(fresh)
+                pending.extend(fresh)
+
+
+def _recognised(node: ir.Node, place: int) -> KindName | None:
+    """What an operator says that one of its inputs is."""
+    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == "com.microsoft" else {}
+    return table.get((node.op_type, place))
+
+
+def _lengths(node: ir.Node, facts: Facts) -> tuple[Dim | None, Dim | None]:
+    """How many keys an attention has, and how many of them are new."""
+    dims = [None if value is None else facts.dims(value) for value in [*node.inputs[:5], *[None] * 5][:5]]
+    query, key, _, *past = dims
+    new = query if key is None else key
+    if new is None or len(new) < 2:
+        return None, None
+    rows = new[2] if len(new) == 4 else new[1]
+    earlier = past[0] if node.op_type == "GroupQueryAttention" else None
+    return rows + (earlier[2] if earlier is not None and len(earlier) == 4 else 0), rows
+
+
+def _rows(table: ir.Value | None) -> int | None:
+    """How many rows a constant table of floats has."""
+    tensor = constant_tensor(table)
+    if tensor is None or len(tensor.shape) < 2 or not tensor.dtype.is_floating_point():
+        return None
+    first = tensor.shape[0]
+    return first if isinstance(first, int) else None

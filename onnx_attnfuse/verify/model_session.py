@@ -1,0 +1,108 @@
+"""Whole models in ONNX Runtime, whatever they come as, with inner values as outputs if asked."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import TypeAlias, cast
+
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.tensors import external_tensors
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session
+
+Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+
+_NO_KERNEL = "NOT_IMPLEMENTED"
+"""What ONNX Runtime says of an operator that it has no kernel for."""
+_MAX_WEIGHT_BYTES_IN_NUMPY = 1 << 28
+"""Bytes of weights of a model that is still run in NumPy."""
+
+
+def read(source: Source) -> ir.Model:
+    """The model, to look at.
+
+    Raises:
+        ModelError: It cannot be read.
+    """
+    if isinstance(source, ir.Model):
+        return source
+    return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else io.load(source)
+
+
+def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()) -> Session | Reference:
+    """The model in ONNX Runtime, with nothing optimised; a small one that it lacks a kernel for in NumPy.
+
+    Args:
+        source: The model.
+        inner: Names of inner values that it is to give out too.
+        operators: Operators of other domains in NumPy.
+
+    Raises:
+        ModelError: It is too large to be handed over.
+        RuntimeRefusal: ONNX Runtime does not take it.
+    """
+    inner = list(inner)
+    try:
+        return _started(source, inner)
+    except RuntimeRefusal as refusal:
+        if _NO_KERNEL not in str(refusal) and not operators:
+            raise
+        try:
+            return Reference(_whole(source, inner), operators)
+        except RuntimeRefusal:
+            raise refusal from None
+
+
+def _whole(source: Source, inner: list[str]) -> onnx.ModelProto:
+    """The model with all its weights.
+
+    Raises:
+        RuntimeRefusal: They are too many to compute with in NumPy.
+    """
+    model = read(source)
+    weights = (value.const_value for value in model.graph.initializers.values())
+    if sum(tensor.nbytes for tensor in weights if tensor is not None) > _MAX_WEIGHT_BYTES_IN_NUMPY:
+        raise RuntimeRefusal("the weights are too many to compute with in NumPy")
+    folder = _data_folder(model)
+    proto = ir.to_proto(model)
+    if folder is not None:
+        onnx.load_external_data_for_model(proto, str(folder))
+    return _giving_out(proto, inner)
+
+
+def _started(source: Source, inner: list[str]) -> Session:
+    if isinstance(source, (str, os.PathLike)) and not inner:
+        return Session(str(source))
+    folder = None
+    if isinstance(source, (str, os.PathLike)):
+        folder = pathlib.Path(source).absolute().parent
+        source = onnx.ModelProto.FromString(pathlib.Path(source).read_bytes())
+    elif isinstance(source, ir.Model):
+        folder, source = _data_folder(source), ir.to_proto(source)
+    if inner:
+        source = _giving_out(source, inner)
+    try:
+        serialized = source.SerializeToString()
+    except ValueError as error:
+        raise ModelError("the model is larger than one protobuf can be; save it and pass the path") from error
+    return Session(serialized, folder)
+
+
+def _giving_out(model: onnx.ModelProto, inner: list[str]) -> onnx.ModelProto:
+    """A copy of the model with more outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    known = {output.name for output in copy.graph.output}
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner if name not in known)
+    return copy
+
+
+def _data_folder(model: ir.Model) -> pathlib.Path | None:
+    for tensor in external_tensors(model):
+        return pathlib.Path(cast("str | os.PathLike[str]", tensor.base_dir))
+    return None

@@ -1,0 +1,371 @@
+"""Running one subgraph on many cases until two results differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, case_groups, describe, feeds
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, load, without_kernel
+from onnx_attnfuse.verify.subgraph import Subgraph
+from onnx_attnfuse.verify.submodel import Functions, Submodel
+from onnx_attnfuse.verify.tolerance import LOOSE, Comparison, compare
+from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
+
+FIRST_CHOICES = 3
+"""Choices of sizes to run; more are tried only as long as none fits."""
+_MAX_TENSOR_ELEMENTS = 1 << 27
+"""Elements of the largest tensor of a piece that is still run."""
+_MAX_ELEMENTS_OVER_CASES = 1 << 22
+"""Elements of the largest tensor, summed over cases, after which no further case is run."""
+_REFERENCED = frozenset([("", "Attention"), ("", "RotaryEmbedding"), ("com.microsoft", "MultiHeadAttention")])
+"""Operators of which ONNX Runtime's CPU refuses forms that they have: masks and tables that broadcast, packed operands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Sizes for all inputs of a piece."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    largest: int
+    """Elements of the largest tensor that the piece then computes."""
+    values: Mapping[str, int]
+    """The numbers of the symbols."""
+    names: frozenset[str]
+    """The symbols that the inputs' shapes are made of."""
+    apart: bool = False
+    """Whether running the piece with them may end the process."""
+
+    def contradicts(self, dims: Dims, actual: list[int]) -> bool:
+        """Whether a value has another shape than it must have if the inputs' shapes are possible."""
+        return any(
+            sizes.symbols(dim) <= self.names and sizes.evaluate(dim, self.values) != length
+            for dim, length in zip(dims, actual, strict=True)
+        )
+
+
+class _NotGiven(Exception):
+    """The inputs are not of the kind that something is claimed of."""
+
+
+class _NewFailed(Exception):
+    """The new nodes cannot be run where the old ones can; carries what the old ones gave, if they ran."""
+
+    def __init__(self, message: str, old: Sequence[Array] = ()) -> None:
+        super().__init__(message)
+        self.old = old
+
+
+class _Sides:
+    """Runs the old and the new results, in one session where that is possible."""
+
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        pairs: int,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        *,
+        operators: Operators,
+        widened: bool,
+        rounded: bool,
+    ) -> None:
+        self._pairs = pairs
+        self._operators = operators
+        self._rounded = rounded
+        self._make = functools.partial(Submodel, opsets=opsets, functions=functions, widened=widened)
+        self._piece = subgraph
+        self._has_reference = any(_has_more_forms(node) for node in subgraph.nodes)
+        self.model = self._make(subgraph)
+        self.by_reference = False
+        self.without_kernel = without_kernel(self.model.proto)
+        self.apart = False
+        """Whether to run in another process."""
+        self._both: Session | Reference | None = None
+        self._refusal = ""
+        if rounded:
+            return
+        try:
+            self._both = load(self.model.proto, self._operators)
+        except RuntimeRefusal as refusal:
+            self._refusal = str(refusal)
+
+    @property
+    def old(self) -> list[str]:
+        """The names of the old results in the model."""
+        return self.model.results[: self._pairs]
+
+    @property
+    def new(self) -> list[str]:
+        """Names of the new results in the submodel."""
+        return self.model.results[self._pairs : 2 * self._pairs]
+
+    def run(self, inputs: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
+        """The old and the new results.
+
+        Raises:
+            RuntimeRefusal: The original cannot be run on these inputs.
+            _NewFailed: The original can, the new nodes cannot.
+            _NotGiven: Nothing is claimed of these inputs.
+        """
+        if self._both is not None:
+            try:
+                results = self._run(self.model, self._both, inputs)
+            except RuntimeRefusal as refusal:
+                self._refusal = str(refusal)
+            else:
+                return results[: self._pairs], self._claimed(results[self._pairs :])
+        old = self._old_alone(inputs)
+        try:
+            return old, self._claimed(self._alone(self._new_model, self._new_session, inputs))
+        except RuntimeRefusal as refusal:
+            if not self._is_given(inputs):
+                raise _NotGiven from refusal
+            raise _NewFailed(str(refusal), old) from refusal
+
+    def _claimed(self, results: list[Array]) -> list[Array]:
+        """The new results, if what is given holds."""
+        if not all(bool(given) for given in results[self._pairs :]):
+            raise _NotGiven
+        return results[: self._pairs]
+
+    def _is_given(self, inputs: Mapping[str, Array]) -> bool:
+        """Whether something is claimed of these inputs; asked where the new nodes do not run."""
+        if len(self._piece.results) == 2 * self._pairs:
+            return True
+        return all(bool(given) for given in self._alone(self._given_model, self._given_session, inputs))
+
+    def _old_alone(self, inputs: Mapping[str, Array]) -> list[Array]:
+        if self._rounded:
+            return self._alone(self._old_model, self._reference, inputs)
+        try:
+            return self._alone(self._old_model, self._old_session, inputs)
+        except RuntimeRefusal as refusal:
+            if not self._has_reference:
+                raise
+            try:
+                old = self._alone(self._old_model, self._reference, inputs)
+            except RuntimeRefusal:
+                raise refusal from None
+        self.by_reference = True
+        return old
+
+    def _alone(self, model: Submodel, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+        return self._run(model, session, {slot.name: inputs[slot.name] for slot in model.slots})
+
+    def _run(self, model: Submodel, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+        if isinstance(session, Session):
+            session.apart = self.apart
+        return session.run(model.results, inputs)
+
+    def unfit(self, found: Verdict, choice: Choice, facts: Facts) -> str | None:
+        """Where the original has other shapes than are known: such inputs cannot occur together, so the finding is void."""
+        assert found.evidence is not None
+        nodes = dict.fromkeys((*self._old_piece.nodes, *self._piece.apart()))
+        values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
+        model = self._make(self._piece.only(*values), shapes=True)
+        try:
+            arrays = self._alone(model, load(model.proto, self._operators), found.evidence.inputs)
+        except RuntimeRefusal:
+            return None
+        for value, array in zip(values, arrays, strict=True):
+            dims, actual = facts.dims(value) or (), array.tolist()
+            if choice.contradicts(dims, actual):
+                return f"sizes that fit together were not found: '{value.name}' was {actual} instead of {list(dims)}"
+        return None
+
+    @functools.cached_property
+    def _old_piece(self) -> Subgraph:
+        return self._piece.only(*self._piece.results[: self._pairs])
+
+    @functools.cached_property
+    def _old_model(self) -> Submodel:
+        return self._make(self._old_piece)
+
+    @functools.cached_property
+    def _new_model(self) -> Submodel:
+        return self._make(self._piece.only(*self._piece.results[self._pairs :]))
+
+    @functools.cached_property
+    def _given_model(self) -> Submodel:
+        return self._make(self._piece.only(*self._piece.results[2 * self._pairs :]))
+
+    @functools.cached_property
+    def _given_session(self) -> Session | Reference:
+        return load(self._given_model.proto, self._operators)
+
+    @functools.cached_property
+    def _old_session(self) -> Session | Reference:
+        return load(self._old_model.proto, self._operators)
+
+    @functools.cached_property
+    def _new_session(self) -> Session | Reference:
+        return load(self._new_model.proto, self._operators)
+
+    @functools.cached_property
+    def _reference(self) -> Reference:
+        return Reference(self._old_model.proto, self._operators)
+
+
+def _has_more_forms(node: ir.Node) -> bool:
+    """Whether the reference may run the node where ONNX Runtime refuses it."""
+    return ("" if is_standard(node) else node.domain, node.op_type) in _REFERENCED
+
+
+class Trial:
+    """One piece, judged in one precision."""
+
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        pairs: int,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        *,
+        tolerance: float,
+        operators: Operators = (),
+        widened: bool = False,
+        rounded: bool = False,
+    ) -> None:
+        """Sets the trial up.
+
+        Args:
+            subgraph: The old results, the new ones, then what is given.
+            pairs: How many old results there are.
+            facts: Shapes and types of its graph.
+            opsets: Opset imports of its graph.
+            functions: The model's own functions.
+            tolerance: The largest difference, relative to the magnitude of the result.
+            operators: Operators of other domains.
+            widened: Compute in float32 what is float16 or bfloat16.
+            rounded: Let the reference implementation compute the original, which rounds every float16 result as a GPU does.
+        """
+        self._facts = facts
+        self._sides = _Sides(subgraph, pairs, opsets, functions, operators=operators, widened=widened, rounded=rounded)
+        self._tolerance = tolerance
+        self._cases = 0
+        self._max_abs_error = 0.0
+        self._relative = 0.0
+        self._telling = False
+        self._void = 0
+        self.fitting: list[Choice] = []
+        """The sizes that the original runs with."""
+        self._refusal = "no sizes fit together"
+        self._work = 0
+
+    def verdict(self, choices: Iterable[Choice], *, without: Collection[Pattern] = ()) -> Verdict:
+        """Runs the cases; the first that differs decides.
+
+        Args:
+            choices: Sizes, best first.
+            without: Patterns of padding to leave out.
+        """
+        groups = case_groups(self._sides.model.slots)
+        for index, choice in enumerate(choices):
+            enough = len(self.fitting) > self._void
+            if len(self.fitting) == len(groups) or (enough and index >= FIRST_CHOICES):
+                break
+            if choice.largest > _MAX_TENSOR_ELEMENTS:
+                self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
+                continue
+            found = self._tried(choice, groups[len(self.fitting)], without=without)
+            if found is not None:
+                return found
+        return self._summary()
+
+    def _tried(self, choice: Choice, cases: Iterable[Case], *, without: Collection[Pattern]) -> Verdict | None:
+        """Runs cases with one choice of sizes; the verdict if one differs."""
+        before = self._cases
+        for case in cases:
+            if self._cases and self._work + choice.largest > _MAX_ELEMENTS_OVER_CASES:
+                break
+            found = self._differing(choice, case) if self._runs(case, without=without) else None
+            if found is None:
+                continue
+            unfit = self._sides.unfit(found, choice, self._facts)
+            if unfit is None:
+                return found
+            self._refusal, self._cases = unfit, before
+            self._void += 1
+            return None
+        if self._cases > before:
+            self.fitting.append(choice)
+        return None
+
+    def _runs(self, case: Case, *, without: Collection[Pattern]) -> bool:
+        if case.factor == LARGE and self._tolerance == LOOSE:
+            return False
+        return case.pattern not in without
+
+    def _differing(self, choice: Choice, case: Case) -> Verdict | None:
+        """Runs one case; the verdict if the results differ."""
+        inputs = feeds(self._sides.model.slots, choice.shapes, case)
+        self._sides.apart = choice.apart
+        try:
+            old, new = self._sides.run(inputs)
+        except RuntimeRefusal as refusal:
+            self._refusal = str(refusal)
+            return None
+        except _NotGiven:
+            self._refusal = "what is assumed of them holds for none"
+            return None
+        except _NewFailed as failed:
+            return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old)
+        self._work += choice.largest
+        results = [compare(left, right, self._tolerance) for left, right in zip(old, new, strict=True)]
+        different = next((result for result in results if not result.equal), None)
+        if different is not None:
+            return self._failed(different.detail, choice, case, inputs, old, new)
+        self._note(results)
+        return None
+
+    def _note(self, results: Sequence[Comparison]) -> None:
+        self._cases += 1
+        self._max_abs_error = max(self._max_abs_error, *(result.max_abs_error for result in results))
+        self._relative = max(self._relative, *(result.relative for result in results))
+        self._telling |= results[0].telling
+
+    def _failed(
+        self,
+        what: str,
+        choice: Choice,
+        case: Case,
+        inputs: Mapping[str, Array],
+        old: Sequence[Array],
+        new: Sequence[Array] = (),
+    ) -> Verdict:
+        model = self._sides.model
+        shapes = describe(dict(zip((slot.name for slot in model.slots), choice.shapes, strict=True)))
+        evidence = Evidence(
+            model.proto,
+            dict(inputs),
+            dict(zip(self._sides.old, old, strict=False)),
+            dict(zip(self._sides.new, new, strict=False)),
+        )
+        detail = f"{what}; case: {case}; sizes: {shapes}{self._by_reference()}"
+        return Verdict(False, self._max_abs_error, self._cases + 1, detail, None, evidence)
+
+    def _summary(self) -> Verdict:
+        if not self._cases:
+            return undecided(f"the original ran on no input: {self._refusal}")
+        if self._void >= len(self.fitting):
+            return undecided(self._refusal)
+        if not self._telling:
+            return undecided("every result of the original is NaN")
+        detail = f"equal in {self._cases} cases, error {self._relative:.1e} of the magnitude{self._by_reference()}"
+        if self._sides.by_reference:
+            detail += "; the original by ONNX's reference, as ONNX Runtime refuses it"
+        return Verdict(True, self._max_abs_error, self._cases, detail)
+
+    def _by_reference(self) -> str:
+        """What to add where operators were not run by ONNX Runtime."""
+        names = ", ".join(self._sides.without_kernel)
+        return f"; by NumPy references, as ONNX Runtime has no kernel on the CPU for {names}" if names else ""

@@ -1,0 +1,321 @@
+"""Extraction of the subgraph that some values are computed by: the nodes between operands and results, and the light ones around.
+
+    subgraph = extract((old, new), frontier, facts)
+
+The walk goes upwards from the results. It ends at the `frontier`, at inputs of graphs, at constants, and at every operator that
+is neither cheap index and mask arithmetic nor computed from the frontier; what it ends at becomes an input of the subgraph. So a
+subgraph is independent of the size of the model, and no weight is read for it: a constant on the frontier is an input too. A
+shape alone carries no data: what is computed from the `Shape` of a frontier value only is not computed from that value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.reasons import Refused
+
+Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
+"""A stop; one that is a constant; a value cut off from heavy work; an input of a graph; one that is merely a factor of the
+results; a constant that is fed."""
+
+EMBEDDED = 1 << 14
+"""Constants of at most this many elements stand in the piece itself; larger ones are fed, which saves copying them."""
+_READABLE = 1 << 25
+"""Constants of more bytes are never read: the piece gets random numbers in their place."""
+_MAX_NODES_BELOW_FRONTIER = 4096
+"""Nodes below the stops that are looked at."""
+
+_SHAPE_ONLY = frozenset(["Shape", "Size"])
+_DEFAULT_DOMAIN = frozenset(["", "ai.onnx"])
+_VIEWS = frozenset(["Identity", "Reshape", "Slice", "Split", "Transpose"])
+_PRODUCTS = frozenset([("Div", 0), ("Einsum", 0), ("Einsum", 1), ("MatMul", 0), ("MatMul", 1), ("Mul", 0), ("Mul", 1)])
+_SUMS = frozenset([("Add", 0), ("Add", 1), ("Sub", 0), ("Sub", 1), ("Where", 1), ("Where", 2)])
+_MOVED = frozenset((op, 0) for op in (*_VIEWS, *"Cast Expand Neg ReduceMean ReduceSum Squeeze Unsqueeze".split()))
+_LINEAR = _PRODUCTS | _MOVED | _SUMS
+"""Operators by the places of inputs that their output is linear in."""
+_LIGHT = frozenset(
+    """
+    Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
+    ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater
+    GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow Range
+    Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Relu Reshape
+    Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose
+    Trilu Unsqueeze Where Xor
+    """.split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """A value that a piece is given."""
+
+    value: ir.Value
+    role: Role
+    dims: Dims
+    dtype: ir.DataType
+    summed: int = 1
+    """Along how many elements a product with it sums, if it is a weight."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subgraph:
+    """A part of a graph that computes some values."""
+
+    nodes: tuple[ir.Node, ...]
+    """In an order in which they can run."""
+    inputs: tuple[Input, ...]
+    constants: tuple[ir.Value, ...]
+    """Constants of the model that the subgraph holds."""
+    results: tuple[ir.Value, ...]
+
+    def read(self) -> set[ir.Value]:
+        """The values that more is asked of than their shape."""
+        used = {value for node in self.nodes if node.op_type not in _SHAPE_ONLY for value in node.inputs if value is not None}
+        return used.union(self.results)
+
+    def apart(self) -> list[ir.Node]:
+        """The nodes that no data of an operand flows into: index and mask arithmetic."""
+        below = {item.value for item in self.inputs if item.role == "operand"}
+        found: list[ir.Node] = []
+        for node in self.nodes:
+            if node.op_type in _SHAPE_ONLY or below.isdisjoint(node.inputs):
+                found.append(node)
+            else:
+                below.update(node.outputs)
+        return found
+
+    def prepared(self) -> set[ir.Value]:
+        """The weights, and what is computed from them alone."""
+        found = {item.value for item in self.inputs if item.role == "weight"}
+        settled = found.union(self.constants)
+        for node in self.nodes:
+            if settled.issuperset(value for value in node.inputs if value is not None) and not found.isdisjoint(node.inputs):
+                found.update(node.outputs)
+                settled.update(node.outputs)
+        return found
+
+    def only(self, *results: ir.Value) -> Subgraph:
+        """The part of it that some values need."""
+        needed = set(results)
+        nodes: list[ir.Node] = []
+        for node in reversed(self.nodes):
+            if needed & set(node.outputs):
+                nodes.append(node)
+                needed.update(value for value in node.inputs if value is not None)
+        return Subgraph(
+            tuple(reversed(nodes)),
+            tuple(item for item in self.inputs if item.value in needed),
+            tuple(value for value in self.constants if value in needed),
+            results,
+        )
+
+
+def extract(results: Sequence[ir.Value], frontier: Iterable[ir.Value], facts: Facts) -> Subgraph:
+    """The piece that computes `results` from `frontier`.
+
+    Raises:
+        Refused: No piece can be made: control flow, an attribute that a function is called with, a value of unknown type.
+    """
+    return _Walk(frozenset(frontier), tuple(results), facts).go()
+
+
+def with_factors(subgraph: Subgraph, results: Sequence[ir.Value]) -> Subgraph:
+    """The piece with those inputs marked as factors that `results` are linear in, and that something is multiplied by.
+
+    Nothing is masked by a factor of the lowest float or of -inf, as by something that is added to scores: the products overflow
+    however they are computed, and then it is the order of a sum that decides between infinities and NaN.
+    """
+    users: dict[ir.Value | None, list[tuple[ir.Node, int]]] = {}
+    for node in subgraph.only(*results).nodes:
+        for place, value in enumerate(node.inputs):
+            users.setdefault(value, []).append((node, place))
+    marked = [
+        dataclasses.replace(item, role="factor")
+        if item.role == "given" and item.dtype.is_floating_point() and _is_factor(item.value, users)
+        else item
+        for item in subgraph.inputs
+    ]
+    return dataclasses.replace(subgraph, inputs=tuple(marked))
+
+
+def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[ir.Node, int]]]) -> bool:
+    pending, seen, multiplies = [value], {value}, False
+    while pending:
+        for node, place in users.get(pending.pop(), ()):
+            if (node.op_type, place) not in _LINEAR or node.domain not in _DEFAULT_DOMAIN:
+                return False
+            multiplies |= (node.op_type, place) in _PRODUCTS
+            fresh = [output for output in node.outputs if output not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+    return multiplies
+
+
+class _Walk:
+    def __init__(self, frontier: frozenset[ir.Value], results: tuple[ir.Value, ...], facts: Facts) -> None:
+        self._stops = frontier
+        self._results = results
+        self._facts = facts
+        self._below = _below(frontier, results)
+        self._nodes: dict[ir.Node, None] = {}
+        self._inputs: dict[ir.Value, Input] = {}
+        self._constants: dict[ir.Value, None] = {}
+        self._read = self._values_read()
+
+    def go(self) -> Subgraph:
+        pending: list[tuple[ir.Value | ir.Node, bool]] = [(value, False) for value in reversed(self._results)]
+        while pending:
+            item, ready = pending.pop()
+            if isinstance(item, ir.Node):
+                if ready:
+                    self._nodes[item] = None
+                elif item not in self._nodes:
+                    pending.append((item, True))
+                    pending.extend((value, False) for value in reversed(item.inputs) if value is not None)
+                continue
+            node = self._entered(item)
+            if node is not None:
+                pending.append((node, False))
+        return Subgraph(tuple(self._nodes), tuple(self._inputs.values()), tuple(self._constants), self._results)
+
+    def _values_read(self) -> set[ir.Value]:
+        """All values of the piece but those that only a shape is wanted of, and that the shape is known of."""
+        found = set(self._results)
+        pending = list(self._results)
+        while pending:
+            value = pending.pop()
+            node = value.producer()
+            if node is None or self._end(value) is not None or (node.op_type in _SHAPE_ONLY and self._is_plain(node.inputs[0])):
+                continue
+            fresh = [item for item in node.inputs if item is not None and item not in found]
+            found.update(fresh)
+            pending.extend(fresh)
+        return found
+
+    def _is_plain(self, value: ir.Value | None) -> bool:
+        """Whether this is an activation of a shape that is known from those of other values."""
+        known = None if value is None else self._known(value)
+        if value is None or known is None or not known[1].is_floating_point() or len(known[0]) < 3:
+            return False
+        return not any(is_fresh(name, self._facts) for dim in known[0] for name in sizes.symbols(dim))
+
+    def _end(self, value: ir.Value) -> Role | None:
+        """What the value is to the piece if the walk ends there, else None."""
+        tensor = constant_tensor(value)
+        if value in self._stops:
+            return "operand" if tensor is None else "weight"
+        if tensor is not None:
+            return "constant" if tensor.nbytes <= _READABLE else "activation"
+        node = value.producer()
+        if node is None:
+            return "given"
+        heavy = node not in self._below and not _is_light(node, self._facts)
+        return "activation" if heavy and self._known(value) is not None else None
+
+    def _entered(self, value: ir.Value) -> ir.Node | None:
+        """The node to go on with, or None where the walk ends."""
+        node = value.producer()
+        if value in self._inputs or value in self._constants or node in self._nodes:
+            return None
+        role = self._end(value)
+        if role is None and value not in self._read:
+            role = "activation"
+        if role is not None:
+            self._ended(value, role)
+            return None
+        assert node is not None
+        if any(True for _ in subgraphs(node)):
+            raise Refused("control-flow", f"there is control flow in it, {node.op_type}", node.name)
+        if has_unknown_attribute(node):
+            raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
+        return node
+
+    def _ended(self, value: ir.Value, role: Role) -> None:
+        tensor = constant_tensor(value)
+        if role == "constant" and tensor is not None and tensor.size <= EMBEDDED:
+            self._constants[value] = None
+            return
+        known = self._known(value)
+        if known is None:
+            raise Refused("unknown-type", f"the shape or the element type of '{value.name}' is unknown")
+        self._inputs[value] = Input(value, role, *known, summed=_summed(value, self._facts) if role == "weight" else 1)
+
+    def _known(self, value: ir.Value) -> tuple[Dims, ir.DataType] | None:
+        dims, dtype = self._facts.dims(value), self._facts.dtype(value)
+        return None if dims is None or dtype is None else (dims, dtype)
+
+
+def _summed(weight: ir.Value, facts: Facts) -> int:
+    """Along how many elements the first product sums that takes a weight, or a view of it; 1 if there is none."""
+    pending = deque([weight])
+    while pending:
+        value = pending.popleft()
+        for node, place in value.uses():
+            dims = facts.dims(value)
+            if node.op_type in _VIEWS:
+                pending.extend(node.outputs)
+            elif node.op_type in {"Gemm", "MatMul"} and place == 1 and dims is not None and len(dims) == 2:
+                length = dims[1 if attribute(node, "transB", 0) else 0]
+                return length if isinstance(length, int) else 1
+    return 1
+
+
+def is_fresh(name: str, facts: Facts) -> bool:
+    """Whether the symbol stands for an axis that nothing is known of and that a node computes."""
+    origin = facts.origins.get(name)
+    return origin is not None and origin[0].producer() is not None and name == f"{origin[0].name}.{origin[1]}"
+
+
+def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
+    """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only to what gives another."""
+    found: set[ir.Node] = set()
+    pending = deque(frontier)
+    while pending and len(found) < _MAX_NODES_BELOW_FRONTIER:
+        value = pending.popleft()
+        for node, _ in value.uses():
+            if node in found or node.op_type in _SHAPE_ONLY or (value in results and not set(results) & set(node.outputs)):
+                continue
+            found.add(node)
+            pending.extend(node.outputs)
+    return found
+
+
+def _is_light(node: ir.Node, facts: Facts) -> bool:
+    """Whether the node is cheap and reads no weights."""
+    if node.op_type not in _LIGHT or node.domain not in _DEFAULT_DOMAIN:
+        return False
+    if node.op_type not in {"Gather", "Div", "Mod"}:
+        return True
+    first, second = node.inputs[:2]
+    if node.op_type == "Gather":
+        table = constant_tensor(first)
+        return table is None or table.nbytes <= _READABLE
+    dtype = None if first is None else facts.dtype(first)
+    return dtype is None or not dtype.is_integer() or _is_of_shapes(second)
+
+
+def _is_of_shapes(value: ir.Value | None) -> bool:
+    """Whether an integer follows from shapes and constants alone: on a zero that data makes, some kernels end the process."""
+    pending = [value]
+    for _ in range(_MAX_NODES_BELOW_FRONTIER):
+        if not pending:
+            return True
+        value = pending.pop()
+        if value is None or constant_tensor(value) is not None:
+            continue
+        node = value.producer()
+        if node is None:
+            return False
+        if node.op_type not in _SHAPE_ONLY:
+            pending.extend(node.inputs)
+    return False

@@ -1,0 +1,205 @@
+"""The verifier of a run: what is checked at which level, what is kept as evidence, and what a difference leads to."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.masks.classify import Meaning, distrusted
+from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
+from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
+from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.kernels.device import resolve
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.timing import StepTimer
+from onnx_attnfuse.verify.verdict import Verified
+
+if TYPE_CHECKING:
+    import os
+
+    import onnx
+
+    from onnx_attnfuse.verify.equivalence import EquivalenceChecker
+    from onnx_attnfuse.verify.references.core import Operator as ReferenceOperator
+    from onnx_attnfuse.verify.verdict import Verdict
+
+_EVIDENCE = pathlib.Path("attnfuse-evidence")
+
+
+class Definition(Protocol):
+    """An operator of another domain, with its reference in NumPy if it has one."""
+
+    @property
+    def domain(self) -> str:
+        """The operator's domain."""
+        ...
+
+    @property
+    def op(self) -> str:
+        """The operator's type."""
+        ...
+
+    @property
+    def reference(self) -> Callable[..., Any] | None:
+        """Inputs as arrays, attributes by name; returns an array, or a tuple of them."""
+        ...
+
+
+class Verifier:
+    """Verifies the rewrites of one run."""
+
+    def __init__(
+        self, options: Options, definitions: Iterable[Definition] = (), *, keep_evidence: bool = True, doubts: bool = True
+    ) -> None:
+        """Sets up the judge that `options` ask for.
+
+        Args:
+            options: The options.
+            definitions: Operators of other domains, which are run by their references.
+            keep_evidence: Write down what differs.
+            doubts: Judge what patterns do that are not built in, whatever the options say.
+
+        Raises:
+            MissingDependencyError: Judging was asked for and onnxruntime is absent.
+            OptionError: The choice does not exist.
+        """
+        self.level = verification_level(options)
+        self.differing = 0
+        """Sites that were found different."""
+        self.timer = StepTimer()
+        """How long judging took, and whatever else the run times."""
+        self.doubted: set[ir.Node] = set()
+        """Nodes that patterns which are not built in have read: what is made of them is judged at every level."""
+        self.doubts = self.level != "none" or (doubts and importlib.util.find_spec("onnxruntime") is not None)
+        """Whether what such patterns do is judged."""
+        self.believed: list[str] = []
+        """Places of such patterns that could not be judged, at level none, and why."""
+        self._checker: EquivalenceChecker | None = None
+        self._refuted: dict[tuple[object, ...], str | None] = {}
+        self._operators: list[type[ReferenceOperator]] = []
+        self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
+        if self.doubts:
+            from onnx_attnfuse.verify.equivalence import EquivalenceChecker
+
+            device = resolve(options.ep, options.arch)
+            self._operators = references(definitions)
+            self._checker = EquivalenceChecker(rounds_float16=device.rounds_float16, operators=self._operators)
+
+    def check(
+        self,
+        results: Sequence[tuple[ir.Value, ir.Value]],
+        frontier: Sequence[ir.Value],
+        name: str,
+        scope: Scope,
+        model: ir.Model,
+        given: ir.Value | None = None,
+        empty: frozenset[str] = frozenset(),
+        *,
+        doubted: bool = False,
+    ) -> Verified | None:
+        """Judges new values against old ones, computed from `frontier`; at every level if `doubted`.
+
+        Args:
+            results: Old values, each with its new one.
+            frontier: Where the computation is cut off: what both are computed from.
+            name: Of the site, for the evidence.
+            scope: The graph.
+            model: The model, for its functions.
+            given: A truth value; only batches where it holds are compared.
+            empty: Symbolic sizes that may be 0.
+            doubted: Whether a pattern that is not built in had a part in it.
+
+        Raises:
+            Refused: A value differs, or could not be shown equal.
+        """
+        if self._checker is None or (self.level == "none" and not doubted):
+            return None
+        opsets = scope.graph.opset_imports or model.opset_imports
+        with self.timer.step("verify"):
+            verdict = self._checker.check(results, frontier, scope.facts, opsets, model.functions, given, empty)
+        if verdict.undecided is not None and self.level == "none":
+            self.believed.append(f"'{name}': {verdict.undecided}")
+            return None
+        if verdict.undecided is not None:
+            raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
+        if not verdict.equal:
+            self.differing += 1
+            self._keep(verdict, name)
+            raise Refused("differs", verdict.detail)
+        return Verified(verdict.max_abs_error, verdict.cases)
+
+    def check_mask(self, spec: AttentionSpec, meaning: Meaning, scope: Scope, model: ir.Model) -> Meaning:
+        """The meaning of a mask, or `arbitrary` where the mask turns out to be something else; each mask is looked at once."""
+        if self._checker is None or self.level == "none" or not spec.mask:
+            return meaning
+        from onnx_attnfuse.verify.mask_check import refute
+
+        key = (meaning.text, *mask_values(spec.mask))
+        if key not in self._refuted:
+            opsets = scope.graph.opset_imports or model.opset_imports
+            with self.timer.step("verify"):
+                self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
+        refutation = self._refuted[key]
+        return meaning if refutation is None else distrusted(meaning, refutation)
+
+    def check_model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
+        """Judges whole models, if asked for; returns a line for the report.
+
+        Raises:
+            VerificationError: They differ.
+        """
+        if self.level != "model":
+            return None
+        if any(node.op_type == "RestorePadding" for node in after.graph.all_nodes()):
+            return "the whole model was not verified: rows of padding differ, and packed attention has no kernel on the CPU"
+        from onnx_attnfuse.verify.compare_models import check_models
+
+        try:
+            with self.timer.step("verify the whole model"):
+                verdict = check_models(before, after, self._operators)
+        except ModelError as error:
+            return f"the whole model could not be verified: {error}"
+        if verdict.undecided is not None:
+            return f"the whole model could not be verified: {verdict.undecided}"
+        if not verdict.equal:
+            self._keep(verdict, "model")
+            raise VerificationError(f"the fused model differs: {verdict.detail}; report it with the evidence in {self._evidence}")
+        return f"whole model verified on {verdict.cases} inputs, largest error {verdict.max_abs_error:.1e}"
+
+    def _keep(self, verdict: Verdict, name: str) -> None:
+        if self._evidence is None:
+            return
+        from onnx_attnfuse.verify.repro import save
+
+        save(verdict, self._evidence, name)
+
+
+def references(definitions: Iterable[Definition]) -> list[type[ReferenceOperator]]:
+    """Operators of other domains as the judge runs them, those that have a reference."""
+    from onnx_attnfuse.verify.references.foreign import foreign
+
+    return [foreign(item.domain, item.op, item.reference) for item in definitions if item.reference is not None]
+
+
+def verification_level(options: Options) -> str:
+    """How rewrites are judged under `options`.
+
+    Raises:
+        MissingDependencyError: Judging was asked for and onnxruntime is absent.
+        OptionError: The choice does not exist.
+    """
+    available = importlib.util.find_spec("onnxruntime") is not None
+    if options.verify is None:
+        return "sites" if available else "none"
+    if options.verify not in {"none", "sites", "model"}:
+        raise OptionError(f"verify is {options.verify!r}; choose none, sites or model")
+    if options.verify != "none" and not available:
+        raise MissingDependencyError(
+            "verification needs onnxruntime; run pip install 'onnx-attnfuse[cpu]', or pass --verify none"
+        )
+    return options.verify

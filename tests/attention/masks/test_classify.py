@@ -1,0 +1,234 @@
+"""What masks are recognised as: the same rule in several spellings, each with a near miss that means something else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import onnx_attnfuse
+from onnx_attnfuse.attention.masks.classify import Meaning, understand
+from onnx_attnfuse.attention.masks.expression import TRUE, Compare, combine, constant, negation
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.match.candidates import find_candidates
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion import site as site_module
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scopes import scopes
+from onnx_attnfuse.language.registry.discovery import load
+from onnx_attnfuse.verify.mask_check import refute
+
+LOWEST = "-3.4028234663852886e38"
+
+POSITIONS = """
+    shape = Shape(q) two = Constant<value_ints=[2]>() three = Constant<value_ints=[3]>()
+    zero = Constant<value_int=0>() one = Constant<value_int=1>() axis = Constant<value_ints=[0]>()
+    s1 = Slice(shape, two, three) s = Squeeze(s1, axis)
+    i1 = Range(zero, s, one) last = Constant<value_ints=[-1]>() i = Unsqueeze(i1, last) j = Unsqueeze(i1, axis)
+"""
+FILL = f"nothing = Constant<value=float {{0.0}}>() fill = Constant<value=float {{{LOWEST}}}>()"
+TRIANGLE = f"{POSITIONS} c = LessOrEqual(j, i) {FILL} m = Where(c, nothing, fill)"
+KEYS = "a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>()"
+
+CASES: dict[str, tuple[str, str, str, str]] = {
+    "range and compare": ("", TRIANGLE, "causal", "j <= i"),
+    "strictly less misses the diagonal": ("", TRIANGLE.replace("LessOrEqual", "Less"), "causal_shifted", "j < i"),
+    "trilu of a full matrix": (
+        "",
+        f"""{POSITIONS} d = Concat<axis=0>(s1, s1) full = ConstantOfShape<value=float[1] {{{LOWEST}}}>(d)
+            m = Trilu<upper=1>(full, one)""",
+        "causal",
+        "j <= i",
+    ),
+    "trilu below": (
+        "",
+        f"""{POSITIONS} d = Concat<axis=0>(s1, s1) full = ConstantOfShape<value=float[1] {{{LOWEST}}}>(d)
+            m = Trilu<upper=0>(full, zero)""",
+        "anticausal",
+        "i < j",
+    ),
+    "a window behind": (
+        "",
+        f"""{POSITIONS} w = Constant<value_int=3>() c1 = LessOrEqual(j, i) d = Sub(i, j) c2 = Less(d, w) c = And(c1, c2)
+            {FILL} m = Where(c, nothing, fill)""",
+        "sliding_window + causal",
+        "j <= i and i <= j + 2",
+    ),
+    "a window on both sides": (
+        "",
+        f"""{POSITIONS} w = Constant<value_int=2>() d = Sub(i, j) e = Sub(j, i) c1 = LessOrEqual(d, w) c2 = LessOrEqual(e, w)
+            c = And(c1, c2) {FILL} m = Where(c, nothing, fill)""",
+        "two_sided_window",
+        "i <= j + 2 and j <= i + 2",
+    ),
+    "padding, any name": (
+        ", int64[b, t] whatever",
+        f"{KEYS} x1 = Cast<to=9>(whatever) x2 = Unsqueeze(x1, a1) x = Unsqueeze(x2, a2) {FILL} m = Where(x, nothing, fill)",
+        "padding",
+        "whatever[b, j]",
+    ),
+    "one minus the mask, times the lowest": (
+        ", int64[b, t] keep",
+        f"""{KEYS} x1 = Cast<to=1>(keep) x2 = Unsqueeze(x1, a1) x = Unsqueeze(x2, a2)
+            unit = Constant<value=float {{1.0}}>() u = Sub(unit, x) f = Constant<value=float {{{LOWEST}}}>() m = Mul(u, f)""",
+        "padding",
+        "keep[b, j]",
+    ),
+    "padding of the queries": (
+        ", bool[b, s] rows",
+        f"""{KEYS} a3 = Constant<value_ints=[3]>() x1 = Unsqueeze(rows, a1) x = Unsqueeze(x1, a3)
+            {FILL} m = Where(x, nothing, fill)""",
+        "query_padding",
+        "rows[b, i]",
+    ),
+    "a prefix that all rows see": (
+        ", int64[b, 1] count",
+        f"""{POSITIONS} c1 = LessOrEqual(j, i) p0 = Less(j, count) {KEYS} p1 = Unsqueeze(p0, a1) c = Or(c1, p1) {FILL}
+            m0 = Where(c, nothing, fill) m = Unsqueeze(m0, a1)""",
+        "prefix",
+        "j <= i or j < count[b, 0]",
+    ),
+    "segments": (
+        ", int64[b, s] document",
+        f"""{KEYS} x1 = Unsqueeze(document, a1) row0 = Unsqueeze(document, a2) x = Unsqueeze(x1, a1) y1 = Unsqueeze(row0, a1)
+            c = Equal(x, y1) {FILL} m = Where(c, nothing, fill)""",
+        "segments",
+        "document[b, j] == document[b, i]",
+    ),
+    "a bias": (", float[b, 4, s, t] bias", "m = Identity(bias)", "computed_bias", "+ bias"),
+    "zeros": ("", "z = Constant<value=float[1, 1, 1, 1] {0.0}>() m = Identity(z)", "no_mask", ""),
+}
+
+
+def _model(inputs: str, mask: str) -> onnx.ModelProto:
+    text = f"""<ir_version: 9, opset_import: ["": 17]>
+        g (float[b, 4, s, 8] q, float[b, 4, s, 8] k, float[b, 4, s, 8] v{inputs}) => (float[b, 4, s, 8] y) {{
+            {mask}
+            kt = Transpose<perm=[0, 1, 3, 2]>(k) x0 = MatMul(q, kt) scores = Add(x0, m)
+            p = Softmax<axis=-1>(scores) y = MatMul(p, v)
+        }}"""
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_recognised(name: str) -> None:
+    inputs, mask, kind, text = CASES[name]
+    (site,) = onnx_attnfuse.explain(_model(inputs, mask), verify="sites").sites
+    assert (site.status, site.reasons) == ("fused", ())
+    assert site.mask == kind
+    assert (site.mask_text or "").startswith(text)
+    assert bool(site.mask_text) == bool(text)
+
+
+def test_a_proven_triangle_is_an_attribute() -> None:
+    result = onnx_attnfuse.optimize(_model("", TRIANGLE), verify="sites")
+    (node,) = [node for node in result.model.graph.node if node.op_type == "MultiHeadAttention"]
+    assert {item.name: item.i for item in node.attribute if item.name == "unidirectional"} == {"unidirectional": 1}
+    assert list(node.input) == [*node.input[:3]]
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 5, 8), np.float32)
+    outputs = [
+        onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"q": q, "k": k, "v": v})[0]
+        for model in (_model("", TRIANGLE), result.model)
+    ]
+    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-6)
+
+
+def test_an_unproven_triangle_stays_a_bias() -> None:
+    """With keys of a length of their own nothing says that there are as many as queries."""
+    text = onnx.printer.to_text(_model("", TRIANGLE)).replace("[b,4,s,8] k", "[b,4,t,8] k").replace("[b,4,s,8] v", "[b,4,t,8] v")
+    (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="none").sites
+    assert site.mask_form == "attention_bias 1 1 s t"
+
+
+def _read(name: str) -> tuple[AttentionSpec, Meaning, Facts, ir.Model]:
+    inputs, mask, *_ = CASES[name]
+    model = ir.from_proto(_model(inputs, mask))
+    (scope,) = scopes(model)
+    (candidate,) = find_candidates(scope, load(onnx_attnfuse.Options()).readers, keep_outputs=False)
+    assert candidate.spec is not None
+    return candidate.spec, understand(candidate.spec, Reader(scope.facts)), scope.facts, model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read_is_what_the_mask_is(name: str) -> None:
+    spec, meaning, facts, model = _read(name)
+    assert refute(spec, meaning, facts, model.opset_imports, {}) is None
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"a bias", "zeros"}))
+def test_what_is_misread_is_noticed(name: str) -> None:
+    spec, meaning, facts, model = _read(name)
+    wrong = dataclasses.replace(meaning, allowed=negation(meaning.allowed))
+    assert refute(spec, wrong, facts, model.opset_imports, {}) is not None
+    assert refute(spec, dataclasses.replace(meaning, allowed=TRUE), facts, model.opset_imports, {}) is not None
+
+
+def test_a_triangle_that_is_one_off_is_noticed() -> None:
+    spec, meaning, facts, model = _read("range and compare")
+    assert isinstance(meaning.allowed, Compare)
+    shifted = Compare(combine(meaning.allowed.form, constant(1)))
+    refutation = refute(spec, dataclasses.replace(meaning, allowed=shifted), facts, model.opset_imports, {})
+    assert refutation is not None
+    assert "was read as not seen" in refutation
+
+
+def test_a_misread_mask_is_handed_over_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misread(spec: AttentionSpec, reader: Reader) -> Meaning:
+        return dataclasses.replace(understand(spec, reader), allowed=TRUE, predicates=(), kind="no_mask")
+
+    monkeypatch.setattr(site_module, "understand", misread)
+    (site,) = onnx_attnfuse.optimize(_model("", TRIANGLE), verify="sites").report.sites
+    assert (site.status, site.mask, site.mask_form) == ("fused", "arbitrary", "attention_bias 1 1 s t")
+    assert "the mask is" in (site.mask_text or "")
+
+
+_SIXTEEN = ", ".join(str(n / 8) for n in range(16))
+_BIASES = {
+    "slopes times a distance": (
+        "",
+        f"""{POSITIONS} d = Sub(j, i) distance = Cast<to=1>(d)
+            slopes = Constant<value=float[4, 1, 1] {{0.5, 0.25, 0.125, 0.0625}}>() m = Mul(distance, slopes)""",
+        "alibi",
+        "(slopes 0.5, 0.25, ..., 0.0625)",
+    ),
+    "a number for each head is no slope": (
+        "",
+        """slopes = Constant<value=float[4, 1, 1] {0.5, 0.25, 0.125, 0.0625}>() m = Identity(slopes)""",
+        "relative_position",
+        "",
+    ),
+    "a table that distances are looked up in": (
+        "",
+        f"""{POSITIONS} d = Sub(j, i) far = Abs(d) most = Constant<value_int=3>() bucket = Min(far, most)
+            table = Constant<value=float[4, 4] {{{_SIXTEEN}}}>()
+            m0 = Gather(table, bucket) m = Transpose<perm=[2, 0, 1]>(m0)""",
+        "relative_position_buckets",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _BIASES)
+def test_biases_are_named(name: str) -> None:
+    inputs, mask, kind, words = _BIASES[name]
+    (site,) = onnx_attnfuse.explain(_model(inputs, mask), verify="none").sites
+    assert (site.status, site.mask) == ("fused", kind)
+    assert words in (site.mask_text or "")
+
+
+def test_rows_and_columns_of_an_image_apart() -> None:
+    text = """<ir_version: 9, opset_import: ["": 17]>
+        g (float[b, 4, 6, 8] q, float[b, 4, 6, 8] k, float[b, 4, 6, 8] v, float[b, 4, 6, 2] tall, float[b, 4, 6, 3] wide)
+        => (float[b, 4, 6, 8] y) {
+            last = Constant<value_ints=[4]>() row = Constant<value_ints=[3]>() image = Constant<value_ints=[0, 0, 0, 2, 3]>()
+            flat = Constant<value_ints=[0, 0, 0, 6]>() kt = Transpose<perm=[0, 1, 3, 2]>(k) x0 = MatMul(q, kt)
+            x1 = Reshape(x0, image) a = Unsqueeze(tall, last) c = Unsqueeze(wide, row) x2 = Add(x1, a) x3 = Add(x2, c)
+            scores = Reshape(x3, flat) p = Softmax<axis=-1>(scores) y = MatMul(p, v)
+        }"""
+    (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="none").sites
+    assert (site.status, site.mask) == ("fused", "decomposed_relative_position")

@@ -1,0 +1,232 @@
+"""The benchmark: inputs that fit, attention that is cut out, contenders in processes of their own, what their times come to."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnx_attnfuse.bench import op_sweep
+from onnx_attnfuse.bench.compare import figures, run
+from onnx_attnfuse.bench.contenders import Contender, contenders
+from onnx_attnfuse.bench.inputs import Sample, fitting, sample
+from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
+from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph import io
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse_cli.main import main
+from tests.support import small_models
+from tests.support.bundled import BUNDLED, name_of, run_in, session, with_outputs
+
+WIDE = small_models.ATTENTION.replace(", 4]", ", 64]")
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=name_of)
+def test_every_model_runs_on_its_sample(path: pathlib.Path) -> None:
+    inputs = fitting(path, io.load(path), {}, "cpu", 300)
+    outputs = run_in(session(onnx.load(path)), inputs.feeds)
+    assert all(np.isfinite(array).all() for array in outputs.values())
+
+
+def test_sizes_that_are_given_are_kept_and_others_fit() -> None:
+    model = ir.from_proto(small_models.parsed(small_models.ATTENTION))
+    inputs = sample(model, {"b": 3, "s": 5, "nowhere": 7})
+    assert {name: array.shape for name, array in inputs.feeds.items()} == {
+        "q": (3, 2, 5, 4),
+        "k": (3, 2, 128, 4),
+        "v": (3, 2, 128, 4),
+    }
+    assert (inputs.batch, inputs.tokens) == (3, None)
+    assert dict(inputs.lengths) == {"b": 3, "s": 5, "t": 128}
+
+
+def test_tokens_are_counted_in_integers_of_two_axes() -> None:
+    inputs = sample(io.load(next(path for path in BUNDLED if path.stem.startswith("gpt2"))))
+    assert inputs.tokens == 128
+    assert inputs.batch == 1
+
+
+def test_there_is_a_mask_over_a_cache_and_new_tokens() -> None:
+    inputs = sample(io.load(next(path for path in BUNDLED if path.stem.startswith("llama_past"))))
+    assert sorted(set(inputs.lengths.values())) == [1, 128, 256]
+
+
+def test_an_input_of_unknown_shape_is_refused() -> None:
+    model = ir.from_proto(small_models.parsed(small_models.LINEAR))
+    model.graph.inputs[0].shape = None
+    with pytest.raises(ModelError, match="of input 'x' is unknown; export the model with it"):
+        sample(model)
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=name_of)
+def test_attention_that_is_cut_out_computes_what_it_did(path: pathlib.Path) -> None:
+    """The whole model says what flows into its attention and what comes out; the piece is fed the one and must give the other."""
+    proto = onnx.load(path)
+    alone = cut_attention(ir.from_proto(proto))
+    assert isinstance(alone, Alone)
+    names = [entry.name for entry in alone.proto.graph.input]
+    (result,) = (entry.name for entry in alone.proto.graph.output)
+    feeds = fitting(path, ir.from_proto(proto), {}, "cpu", 300).feeds
+    seen = {**feeds, **run_in(session(with_outputs(proto, {*names, result} - feeds.keys())), feeds)}
+    found = run_in(session(alone.proto), {name: seen[name] for name in names})
+    np.testing.assert_allclose(found[result], seen[result], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_without_attention_has_none_to_cut_out() -> None:
+    found = cut_attention(ir.from_proto(small_models.parsed(small_models.LINEAR)))
+    assert isinstance(found, Reason)
+    assert found.code == "no-attention"
+
+
+TWO_TOKENS = Sample({}, {"ids": np.ones((2, 10), np.int64)})
+
+
+def test_what_times_come_to() -> None:
+    times = {"attnfuse": [[1.0, 2.0, 3.0], [4.0, 4.0, 5.0]], "original": [[6.0, 8.0, 9.0], [4.0, 6.0, 9.0]]}
+    ours, theirs, broken = figures(["attnfuse", "original", "other"], times, {"attnfuse": 7.0}, {"other": "no"}, TWO_TOKENS)
+    assert (ours.ms, ours.fastest, ours.slowest, ours.megabytes) == (3.5, 1.0, 5.0, 7.0)
+    assert ours.ratios == (6 / 4, 8 / 2)
+    assert ours.ratio == (6 / 4 + 8 / 2) / 2
+    assert ours.quartiles == (2.25, 4.0)
+    assert ours.samples_per_second == pytest.approx(2 / 3.5e-3)
+    assert ours.tokens_per_second == pytest.approx(20 / 3.5e-3)
+    assert (theirs.ratio, theirs.ms) == (1.0, 7.0)
+    assert (broken.failed, broken.ms, broken.ratio) == ("no", None, None)
+
+
+def test_without_the_original_ratios_are_to_the_last_that_ran() -> None:
+    times = {"attnfuse": [[1.0]], "onnxscript": [[3.0]]}
+    ours, _, _ = figures(["attnfuse", "onnxscript", "original"], times, {}, {"original": "no"}, TWO_TOKENS)
+    assert ours.ratio == 3.0
+
+
+def test_contenders_run_and_those_that_fail_say_why(tmp_path: pathlib.Path) -> None:
+    path = small_models.written(WIDE, tmp_path / "model.onnx")
+    options = Options(ep="cpu", verify="none")
+    found, report = contenders(path, ["onnxscript", "onnxruntime:none", "original"], options, tmp_path, 300)
+    assert report.fused == 1
+    broken = Contender("broken", small_models.written(small_models.LINEAR.replace("Add", "Sum"), tmp_path / "linear.onnx"))
+    missing = Contender("missing", tmp_path / "nowhere.onnx")
+    inputs = sample(io.load(path), {"b": 2, "s": 16, "t": 16})
+    results = {item.name: item for item in run([broken, missing, *found], inputs, tmp_path, ep="cpu", runs=10, seconds=300)}
+    assert results["onnxruntime:none"].failed is not None
+    assert "invalid choice: 'none'" in results["onnxruntime:none"].failed
+    assert "nowhere.onnx" in (results["missing"].failed or "")
+    assert results["broken"].failed
+    for name in ("attnfuse", "onnxscript", "original"):
+        item = results[name]
+        assert item.failed is None
+        assert item.ms is not None
+        assert item.fastest is not None
+        assert item.slowest is not None
+        assert 0 < item.fastest <= item.ms <= item.slowest
+    assert results["original"].ratios == (1.0, 1.0)
+
+
+def test_a_child_has_a_time_limit(tmp_path: pathlib.Path) -> None:
+    path = small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
+    arrays = sample(io.load(path)).save(tmp_path / "inputs.npz")
+    with Child({"model": str(path), "ep": "cpu", **arrays}) as child, pytest.raises(ChildError, match=r"^stopped after 0 s$"):
+        child.ask(None, 0)
+
+
+def test_a_child_that_ends_says_with_what(tmp_path: pathlib.Path) -> None:
+    with Child({}) as child, pytest.raises(ChildError, match=r"KeyError: 'ep'"):
+        child.ask(None, 60)
+
+
+def test_what_onnx_runtime_prints_is_kept_apart(tmp_path: pathlib.Path) -> None:
+    path = small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
+    arrays = sample(io.load(path)).save(tmp_path / "inputs.npz")
+    with Child({"model": str(path), "ep": "cpu", **arrays}) as child:
+        assert child.ask(None, 300)["loaded"] is True
+        assert len(child.ask(4, 300)["ms"]) == 4
+        assert child.printed == []
+
+
+@pytest.mark.parametrize("form", op_sweep.FORMATS)
+def test_the_inputs_of_the_operator_table(form: op_sweep.Format) -> None:
+    proto, shapes = op_sweep.model((2, 3, 4, 8), form, onnx.TensorProto.FLOAT16)
+    onnx.checker.check_model(proto)
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) == 3 * 2 * 3 * 4 * 8
+    assert [len(shape) for shape in shapes.values()] == {"Q,K,V": [3, 3, 3], "Q,KV": [3, 5], "QKV": [5]}[form]
+
+
+def test_the_operator_of_the_table_is_attention() -> None:
+    proto, shapes = op_sweep.model((1, 5, 2, 4), "Q,K,V", onnx.TensorProto.FLOAT)
+    rng = np.random.default_rng(1)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    (found,) = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    q, k, v = (feeds[name].reshape(5, 2, 4).transpose(1, 0, 2) for name in ("query", "key", "value"))
+    scores = np.exp(q @ k.transpose(0, 2, 1) / 2)
+    expected = (scores / scores.sum(-1, keepdims=True) @ v).transpose(1, 0, 2).reshape(1, 5, 8)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert op_sweep.operations((1, 5, 2, 4)) == 2 * (2 * 2 * 5 * 5 * 4)
+
+
+def test_the_rows_and_columns_of_the_table() -> None:
+    full = op_sweep.table(small=False, ep="cuda")
+    assert len(full) == 19 * 3 + 2
+    assert full[-1] == ((8, 4096, 32, 128), "QKV")
+    assert {form for _, form in op_sweep.table(small=True, ep="cpu")} == {"Q,K,V"}
+    assert [kernel.name for kernel in op_sweep.kernels("cuda", 90)] == ["as chosen", "flash", "efficient"]
+    assert [kernel.name for kernel in op_sweep.kernels("cuda", 80)] == ["as chosen", "flash", "tensorrt", "efficient"]
+
+
+def test_a_cell_is_measured_or_says_why() -> None:
+    rows: list[tuple[op_sweep.Size, op_sweep.Format]] = [((1, 32, 2, 16), "Q,K,V"), ((1, 32, 2, 16), "QKV")]
+    measured, refused = op_sweep.measure(rows, op_sweep.kernels("cpu", 0)[:1], ep="cpu", runs=3, seconds=300)
+    assert measured.tflops is not None
+    assert measured.tflops > 0
+    assert refused.tflops is None
+    assert refused.failed is not None
+    assert "not implemented for CPU" in refused.failed
+
+
+def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(small_models.written(WIDE, tmp_path / "model.onnx"))
+    assert main(["bench", path, "--runs", "5", "--dim", "s=16", "--dim", "t=16", "--json"]) == 0
+    whole, alone = json.loads(capsys.readouterr().out)
+    assert whole["lengths"] == alone["lengths"] == {"b": 1, "s": 16, "t": 16}
+    assert [item["name"] for item in whole["figures"]] == ["attnfuse", "original"]
+    assert all(item["failed"] is None and item["ms"] > 0 for item in (*whole["figures"], *alone["figures"]))
+    assert main(["bench", path, "--runs", "5", "--against", "onnxruntime:none"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("whole model (b=1, s=128, t=128)\n    attnfuse fused 1 of 1\n")
+    assert "onnxruntime:none failed: it failed on the model: " in out
+    assert {item.name for item in tmp_path.iterdir()} == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a MODEL, or --seeds without one"),
+        (["model.onnx", "--seeds"], "give a MODEL, or --seeds without one"),
+        (["model.onnx", "--small"], "--small is for --seeds"),
+        (["--seeds"], "--seeds at full size is for CUDA; give --small, or --ep cuda"),
+        (["model.onnx", "--against", "torch"], "there is no contender 'torch'; choose original, onnxscript"),
+        (["model.onnx", "--ep", "cuda"], "running on CUDA needs an NVIDIA GPU, and there is none here"),
+        (["other.onnx"], "other.onnx does not exist; check the path"),
+    ],
+)
+def test_bad_usage(
+    arguments: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err

@@ -1,0 +1,26 @@
+"""The examples of the documentation, run as they stand there; the one for Olive is run by `make test-olive`."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests.support.doc_examples import EXAMPLES, run
+
+_WRITTEN = {
+    "after_dynamo_export": {"model.onnx": 1},
+    "after_torchscript_export": {"exported.onnx": 0, "model.onnx": 1},
+    "in_a_pass_manager": {"model.onnx": 2},
+    "with_onnx_runtime": {},
+}
+"""The models that each example writes, and how many fused attentions are in them."""
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*_WRITTEN, "as_an_olive_pass"}
+
+
+@pytest.mark.parametrize("name", _WRITTEN)
+def test_it_does_what_it_says(name: str, tmp_path: pathlib.Path) -> None:
+    assert run(name, tmp_path) == _WRITTEN[name]

@@ -1,0 +1,222 @@
+"""Weights in data files: never read into memory, never changed, never overwritten."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import onnx
+import pytest
+
+from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph import io
+from onnx_attnfuse_cli.main import main
+from tests.support import small_models
+
+
+def weights_of(path: pathlib.Path) -> list[list[float]]:
+    """The weights of a saved `LINEAR`, read the way onnx reads them."""
+    model = onnx.load_model(path)
+    return [onnx.numpy_helper.to_array(tensor).flatten().tolist() for tensor in model.graph.initializer]
+
+
+def test_in_the_same_folder_the_file_is_shared(tmp_path: pathlib.Path) -> None:
+    source = small_models.linear_with_data(tmp_path, "data/weights.bin")
+    before = small_models.contents(tmp_path)
+    io.save(io.load(source), tmp_path / "out.onnx")
+    assert {name: data for name, data in small_models.contents(tmp_path).items() if name != "out.onnx"} == before
+    assert weights_of(tmp_path / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "deep/er/weights.bin"])
+def test_in_another_folder_there_is_a_copy(location: str, tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small_models.linear_with_data(tmp_path, location))
+    io.save(model, there / "out.onnx")
+    assert sorted(small_models.contents(there)) == sorted([location, "out.onnx"])
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+    copied = (there / location).stat()
+    io.save(model, there / "out.onnx")
+    assert (there / location).stat().st_ino == copied.st_ino
+
+
+def test_the_data_files_that_must_be_kept_are_told(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    source = small_models.linear_with_data(tmp_path, "data/weights.bin")
+    assert io.save(io.load(source), tmp_path / "out.onnx") == (tmp_path / "data" / "weights.bin",)
+    assert io.save(io.load(source), there / "out.onnx") == ()
+    source.unlink()
+    assert weights_of(tmp_path / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_a_copy_is_no_link_so_that_a_later_export_in_place_does_not_change_it(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    io.save(io.load(small_models.linear_with_data(tmp_path)), there / "out.onnx")
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.write(bytes(24))
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """A disk with so many bytes left."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 40, used=0, free=free))
+
+
+def test_without_room_for_a_copy_nothing_is_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    source = small_models.linear_with_data(tmp_path)
+    with_room(monkeypatch, 23)
+    assert main(["optimize", str(source), "-o", str(there / "out.onnx")]) == 2
+    message = f"takes 24 bytes of weights, and {there} has 23 bytes free; make room there, or write to {tmp_path}, where"
+    assert capsys.readouterr().err == f"Error: {there / 'out.onnx'} {message} the data files are shared\n"
+    assert list(there.iterdir()) == []
+    assert main(["optimize", str(source), "-o", str(tmp_path / "out.onnx")]) == 0
+    assert capsys.readouterr().err == f"wrote {tmp_path / 'out.onnx'}, which needs weights.bin beside it, as the source does\n"
+    with_room(monkeypatch, 24)
+    assert main(["optimize", str(source), "-o", str(there / "out.onnx")]) == 0
+    assert capsys.readouterr().err == f"wrote {there / 'out.onnx'}\n"
+
+
+def test_weights_inside_the_model_want_room_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_models.parsed(
+        f"{small_models.HEADER} g (float[512] x) => (float[512] y) <float[512] w = {{{', '.join(['1'] * 512)}}}> "
+        "{ y = Add(x, w) }"
+    )
+    loaded = io.load(small_models.written(model, tmp_path / "model.onnx"))
+    with_room(monkeypatch, 2047)
+    with pytest.raises(
+        OptionError, match=r"takes 2\.0 kB of weights, .* has 2\.0 kB free; make room there, or choose another disk"
+    ):
+        io.save(loaded, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_copy_that_is_there_wants_no_room(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small_models.linear_with_data(tmp_path))
+    io.save(model, there / "out.onnx")
+    with_room(monkeypatch, 0)
+    io.save(model, there / "again.onnx")
+    assert weights_of(there / "again.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_a_copy_made_by_other_means_is_accepted(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small_models.linear_with_data(tmp_path))
+    (there / "weights.bin").write_bytes((tmp_path / "weights.bin").read_bytes())
+    os.utime(there / "weights.bin", (1, 1))
+    io.save(model, there / "out.onnx")
+    assert (there / "weights.bin").stat().st_mtime == 1
+
+
+@pytest.mark.parametrize("other", [b"", bytes(24), bytes(25)])
+def test_another_file_is_not_overwritten(other: bytes, tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "weights.bin").write_bytes(other)
+    before = small_models.contents(there)
+    model = io.load(small_models.linear_with_data(tmp_path))
+    with pytest.raises(OptionError, match=r"weights.bin exists and is not the weights.bin of this model; choose another folder"):
+        io.save(model, there / "out.onnx")
+    assert small_models.contents(there) == before
+
+
+def test_a_failed_save_takes_the_copies_back(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small_models.linear_with_data(tmp_path, "deep/er/weights.bin"))
+    model.metadata_props["broken"] = "\udcff"
+    with pytest.raises(ModelError, match="cannot be written"):
+        io.save(model, there / "out.onnx")
+    assert list(there.iterdir()) == []
+
+
+def test_the_data_file_is_no_place_for_the_model(tmp_path: pathlib.Path) -> None:
+    model = io.load(small_models.linear_with_data(tmp_path))
+    with pytest.raises(OptionError, match="holds the weights of the model; write the result to another file"):
+        io.save(model, tmp_path / "weights.bin")
+
+
+def test_data_that_vanished_is_reported(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small_models.linear_with_data(tmp_path))
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelError, match=r"weights.bin are gone; put the file back"):
+        io.save(model, there / "out.onnx")
+
+
+def test_a_linked_model_as_download_caches_keep_it(tmp_path: pathlib.Path) -> None:
+    """A snapshot folder of links into a folder of blobs: the links are the model's folder, the blobs its bytes."""
+    blobs, snapshot, there = (tmp_path / name for name in ("blobs", "snapshot", "there"))
+    for folder in (blobs, snapshot, there):
+        folder.mkdir()
+    small_models.linear_with_data(blobs)
+    for name in ("model.onnx", "weights.bin"):
+        (blobs / name).rename(blobs / f"{name}.blob")
+        (snapshot / name).symlink_to(blobs / f"{name}.blob")
+    io.save(io.load(snapshot / "model.onnx"), there / "out.onnx")
+    assert not (there / "weights.bin").is_symlink()
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_a_proto_keeps_its_references(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = onnx.load_model(small_models.linear_with_data(tmp_path), load_external_data=False)
+    model, kind = io.from_any(given)
+    assert io.to_kind(model, kind).graph.initializer == given.graph.initializer
+    io.save(model, tmp_path / "beside.onnx")
+    assert weights_of(tmp_path / "beside.onnx") == [[1, 2, 3, 4], [5, 6]]
+    there = tmp_path / "there"
+    there.mkdir()
+    with pytest.raises(ModelError, match=r"the weights in weights\.bin are gone"):
+        io.save(model, there / "out.onnx")
+    monkeypatch.chdir(tmp_path)
+    io.save(model, there / "out.onnx")
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+MEASURED = """
+import resource, sys
+from onnx_attnfuse.graph import io
+from onnx_attnfuse_cli.main import main
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+before = peak()
+model = io.load(sys.argv[1])
+for target in sys.argv[2:]:
+    io.save(model, target)
+print(peak() - before)
+"""
+
+
+def test_large_weights_are_never_in_memory(tmp_path: pathlib.Path) -> None:
+    """2 GB beside the model and a copy of 256 MB elsewhere; the files have holes, so that they take no space."""
+    peaks: list[int] = []
+    for megabytes, folder in ((2048, "same"), (256, "other")):
+        numbers = megabytes * 2**18
+        source = tmp_path / str(megabytes)
+        source.mkdir()
+        (tmp_path / folder).mkdir()
+        model = small_models.parsed(
+            f"{small_models.HEADER} g (float[{numbers}] x) => (float[{numbers}] y) <float[1] w = {{0}}> {{ y = Add(x, w) }}"
+        )
+        model.graph.initializer[0].dims[0] = numbers
+        small_models.point_to(model.graph.initializer[0], "w.data", length=4 * numbers)
+        small_models.written(model, source / "model.onnx")
+        with (source / "w.data").open("wb") as file:
+            file.truncate(4 * numbers)
+        target = (source if folder == "same" else tmp_path / folder) / "out.onnx"
+        command = [sys.executable, "-c", MEASURED, str(source / "model.onnx"), str(target)]
+        peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    assert max(peaks) < 50

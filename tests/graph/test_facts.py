@@ -1,0 +1,140 @@
+"""Every fact is true: what is inferred without running a graph is compared with what a run of it gives."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Content, Scalar
+from onnx_attnfuse.graph.sizes import Dim, Size
+from tests.support.bundled import BUNDLED, Array, cases, name_of, run, with_outputs
+
+
+class Recorded:
+    """One run of a model, and what each symbol was in it."""
+
+    def __init__(self, model: ir.Model, facts: Facts, arrays: dict[str, Array]) -> None:
+        self.facts = facts
+        self.arrays = arrays
+        self.values = [value for value in model.graph.inputs if value.name in arrays]
+        self.values += [value for node in model.graph for value in node.outputs if value.name in arrays]
+        self.symbols = {
+            name: arrays[value.name].shape[axis] for name, (value, axis) in facts.origins.items() if value.name in arrays
+        }
+
+    def number(self, item: Dim | Scalar) -> float:
+        """What an inferred size or number was in this run."""
+        return sizes.evaluate(item, self.symbols) if isinstance(item, Size) else float(item or 0)
+
+    def wrong_dims(self) -> list[str]:
+        """Values whose shape is not the inferred one."""
+        wrong: list[str] = []
+        for value in self.values:
+            dims = self.facts.dims(value)
+            array = self.arrays[value.name or ""]
+            if dims is not None and tuple(map(self.number, dims)) != array.shape:
+                wrong.append(f"{value.name}: inferred {dims}, got {array.shape}")
+        return wrong
+
+    def wrong_types(self) -> list[str]:
+        """Values whose element type is not the inferred one."""
+        wrong: list[str] = []
+        for value in self.values:
+            dtype, array = self.facts.dtype(value), self.arrays[value.name or ""]
+            if dtype is not None and dtype.numpy() != array.dtype:
+                wrong.append(f"{value.name}: inferred {dtype}, got {array.dtype}")
+        return wrong
+
+    def wrong_contents(self) -> list[str]:
+        """Values whose elements are not the inferred ones."""
+        wrong: list[str] = []
+        for value in self.values:
+            content, array = self.facts.content(value), self.arrays[value.name or ""]
+            if content is not None and not self._is(content, array):
+                wrong.append(f"{value.name}: inferred {content}, got {array}")
+        return wrong
+
+    def _is(self, content: Content, array: Array) -> bool:
+        items = content if isinstance(content, tuple) else (content,)
+        if array.ndim != isinstance(content, tuple) or array.size != len(items):
+            return False
+        known = [(self.number(item), element) for item, element in zip(items, array.flat, strict=True) if item is not None]
+        return all(np.isclose(number, element) for number, element in known)
+
+
+def recorded(path: pathlib.Path, case: str) -> Recorded:
+    proto = onnx.load(path)
+    names = [name for node in proto.graph.node for name in node.output if name]
+    feeds = cases(path)[case]
+    arrays = run(with_outputs(proto, names), feeds) | feeds
+    model = ir.from_proto(proto)
+    return Recorded(model, Facts(model.graph), arrays)
+
+
+EVERY_CASE = [
+    pytest.param(path, case, id=f"{name_of(path)}-{case}")
+    for path in BUNDLED
+    for case in cases(path)
+    if case in {"example", "resized", "step"}
+]
+
+
+@pytest.mark.parametrize(("path", "case"), EVERY_CASE)
+def test_every_fact_about_a_bundled_model_is_true(path: pathlib.Path, case: str) -> None:
+    found = recorded(path, case)
+    assert not found.wrong_dims()
+    assert not found.wrong_types()
+    assert not found.wrong_contents()
+
+
+HEADER = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+operators (float[a, b, 4] x, float[a, 1, 4] y, float[4, c] m, float[a, 6, b, b] image, int64[2] picks, int64[a, b, 1] where)
+    => (z)
+<float[5, 6, 3, 3] kernel = {%s}, float[6, 2, 2, 2] upwards = {%s}, int64 one = {1}, int64 two = {2}, int64[1] zero = {0},
+ int64[1] last = {-1}, int64[1] three = {3}, int64[2] ends = {-1, 1}, int64[2] pair = {2, 2}, int64[4] pads = {0, 1, 2, 0},
+ int64[6] all_pads = {0, 1, 0, 0, 2, 3}, int64[1] far = {9223372036854775807}, int64[2] lengths = {1, 3}, float half = {0.5},
+ int64[3] merged = {0, -1, 2}, int64[4] wide = {2, 1, 1, 4}, int64[3] twice = {1, 2, 1}, int64 minus = {-7}>
+{
+    %s
+}"""
+LINES = [
+    line
+    for line in pathlib.Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+RUNS = [{"a": 2, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 5}]
+
+
+def model_of(line: str) -> onnx.ModelProto:
+    """The operators of a line, written last one first, as a model that gives out `z`."""
+    body = "\n    ".join(reversed(line.split("; ")))
+    numbers = [", ".join(["0.1"] * count) for count in (5 * 6 * 9, 6 * 2 * 4)]
+    text = HEADER % (*numbers, body)
+    return onnx.parser.parse_model(text.replace("(z)", "(float z)"))
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_every_fact_about_an_operator_is_true(line: str) -> None:
+    proto = model_of(line)
+    proto.graph.output[0].ClearField("type")
+    random = np.random.default_rng(0)
+    names = [name for node in proto.graph.node for name in node.output if name]
+    model = ir.from_proto(proto)
+    for sizes_of_run in RUNS:
+        feeds: dict[str, Array] = {}
+        for entry in proto.graph.input:
+            shape = [sizes_of_run.get(dim.dim_param, dim.dim_value) for dim in entry.type.tensor_type.shape.dim]
+            is_float = entry.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+            feeds[entry.name] = random.normal(size=shape).astype(np.float32) if is_float else np.zeros(shape, np.int64)
+        found = Recorded(model, Facts(model.graph), run(with_outputs(proto, names), feeds) | feeds)
+        assert not found.wrong_dims()
+        assert not found.wrong_types()
+        assert not found.wrong_contents()
+        assert found.facts.dtype(found.values[-1]) is not None

@@ -1,0 +1,36 @@
+"""The references of the attention operators against their kernels on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.reference_inputs import Case
+from tests.support.kernel_cases import cases_of, check
+
+OPERATORS = (
+    "ai.onnx.Attention",
+    "com.microsoft.Attention",
+    "com.microsoft.GroupQueryAttention",
+    "com.microsoft.MultiHeadAttention",
+)
+
+
+def _cases(every: int = 1) -> list[Any]:
+    """Cases with their names; GroupQueryAttention has learned later than the oldest ONNX Runtime not to be causal."""
+    found = [case for operator in OPERATORS for case in cases_of(operator, every=every)]
+    newest = [pytest.mark.newest]
+    return [
+        pytest.param(case, id=f"{case.operator} {case.name}", marks=newest if "both ways" in case.name else ()) for case in found
+    ]
+
+
+@pytest.mark.parametrize("case", _cases())
+def test_is_what_the_kernel_computes(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", _cases(every=5))
+def test_half_precision_is_rounded_once(case: Case) -> None:
+    check(case, "float16")
