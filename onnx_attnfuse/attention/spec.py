@@ -143,6 +143,8 @@ class RowRule:
     condition: IndexedValue | None
     """Where a row is kept; None: it depends on the mask alone."""
     keep_where: bool = True
+    is_product: bool = False
+    """Weights are multiplied by the condition as 0 or 1, which leaves NaN what it is."""
     lowest_counts: bool = False
     """Without a condition: a row masked by the lowest float32 throughout is zero too, not only one of -inf."""
 

@@ -83,6 +83,13 @@ def read_rows(
         rows = _with_dead_rows(rows, compact, emitter, spec, meaning, fills, context, zeroes=zeroes)
     for rule in rules:
         assert rule.condition is not None
+        if (
+            rule.is_product
+            and not has_key
+            and len(rules) == len(spec.row_rules)
+            and context.bounds.lowest(spec.mask) == -math.inf
+        ):
+            raise Refused("weights-zeroed", "weights are multiplied by a mask, which leaves those of rows without a key NaN")
         if not (has_key and implied(meaning.allowed, kept_where(rule, context.reader))):
             rows = _refilled(rows, _kept_rows(rule, rule.condition, spec, meaning, context))
     return rows

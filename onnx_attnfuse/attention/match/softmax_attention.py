@@ -180,7 +180,7 @@ def _row_rules(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[RowRu
                 if divide or not is_binary(element(indexed.refined(), Reader(facts))):
                     message = f"the weights are multiplied by '{operand.name}', which differs by key and is not certainly 0 or 1"
                     raise Refused("weights-scaled-by-key", message, taken.node.name)
-                rules.append(RowRule(indexed))
+                rules.append(RowRule(indexed, is_product=True))
             case _:
                 pass
     return tuple(rules)

@@ -1,0 +1,100 @@
+"""Each assumption: a model that rests on it is fused and told so, and refused, or read as less, once it is taken back."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+
+import onnx_attnfuse
+from onnx_attnfuse.assumptions import ASSUMPTIONS
+
+OPERANDS = "float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v"
+
+
+def model(inputs: str, body: str, constants: str = "") -> onnx.ModelProto:
+    """An attention over `masked`, which `body` makes of `scores`."""
+    named = f"<{constants}>" if constants else ""
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        attention ({OPERANDS}{inputs}) => (float[b, 2, s, 4] out) {named} {{
+            kt = Transpose<perm = [0, 1, 3, 2]>(k)
+            scores = MatMul(q, kt)
+            {body}
+            out = MatMul(weights, v)
+        }}"""
+    )
+
+
+SOFTMAX = "weights = Softmax<axis = -1>(masked)"
+WHERE = model(", bool[b, 1, 1, t] mask", f"masked = Where(mask, scores, fill) {SOFTMAX}", "float fill = {-10000}")
+CEILING = model("", f"masked = Min(scores, high) {SOFTMAX}", "float high = {50000}")
+EXPONENTIALS = model(
+    "",
+    "powers = Exp(scores) last = Constant<value_ints = [3]>() total = ReduceSum(powers, last) weights = Div(powers, total)",
+)
+OWN_BATCH = model(", bool[m, 1, s, t] mask", f"masked = Where(mask, scores, fill) {SOFTMAX}", "float fill = {-inf}")
+PICKED = model(
+    ", bool[b, t] keep, int64[t] places",
+    f"picked = Gather<axis = 1>(keep, places) at = Constant<value_ints = [1, 2]>() mask = Unsqueeze(picked, at) "
+    f"masked = Where(mask, scores, fill) {SOFTMAX}",
+    "float fill = {-inf}",
+)
+REFUSED = {
+    "large-fills": (WHERE, "soft-fill"),
+    "bounded-scores": (CEILING, "unreadable-score-step"),
+    "nonempty-axes": (WHERE, "empty-axis"),
+    "masks-fit": (OWN_BATCH, "wide-mask"),
+    "finite-exponentials": (EXPONENTIALS, "unshifted-exponentials"),
+}
+
+
+def site(source: onnx.ModelProto, *, without: str | None = None) -> onnx_attnfuse.SiteReport:
+    """The report on the attention of a model, one assumption taken back."""
+    kept = tuple(name for name in ASSUMPTIONS if name != without) if without else ()
+    (found,) = onnx_attnfuse.optimize(source, assume=kept).report.sites
+    return found
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_rests_on_an_assumption_is_left_where_it_is_taken_back(name: str) -> None:
+    source, code = REFUSED[name]
+    assert site(source).status == "fused"
+    refused = site(source, without=name)
+    assert (refused.status, refused.reasons[0].code) == ("skipped", code)
+    other = next(item for item in ASSUMPTIONS if item not in {name, "nonempty-axes", "large-fills", "bounded-scores"})
+    assert site(source, without=other).status == "fused"
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (WHERE, {"large-fills", "bounded-scores", "named-sizes", "nonempty-axes"}),
+        (OWN_BATCH, {"named-sizes", "nonempty-axes", "masks-fit"}),
+        (EXPONENTIALS, {"named-sizes", "nonempty-axes", "finite-exponentials"}),
+        (PICKED, {"named-sizes", "nonempty-axes", "indices-in-range"}),
+    ],
+)
+def test_a_site_tells_what_it_rests_on(source: onnx.ModelProto, names: set[str]) -> None:
+    assert set(site(source).assumptions) == names
+
+
+def test_a_mask_read_through_indices_has_no_name_without_their_range() -> None:
+    assert site(PICKED).mask == "padding"
+    assert site(PICKED, without="indices-in-range").mask == "padding"
+    assert site(PICKED).mask_text != site(PICKED, without="indices-in-range").mask_text
+
+
+def test_sizes_of_one_name_are_each_a_size_of_their_own_without_that_assumption() -> None:
+    assert "named-sizes" not in site(WHERE, without="named-sizes").assumptions
+
+
+def test_none_takes_nothing_for_granted() -> None:
+    (found,) = onnx_attnfuse.optimize(WHERE, assume=("none",)).report.sites
+    assert found.status == "skipped"
+    assert found.assumptions == ()
+
+
+def test_there_is_no_such_assumption() -> None:
+    with pytest.raises(onnx_attnfuse.OptionError, match="no assumption 'luck'; choose none, large-fills"):
+        onnx_attnfuse.optimize(WHERE, assume=("luck",))
