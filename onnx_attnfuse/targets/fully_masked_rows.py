@@ -136,8 +136,7 @@ def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
 
 def _absorbing(spec: AttentionSpec, context: BuildContext) -> float:
     """From here down a number that is added to a score of the source leaves nothing of it."""
-    rounded = spec.dtype == ir.DataType.FLOAT16 and context.device.rounds_float16
-    return _ABSORBS_HALF if rounded and not _adds_in_float32(spec, context.builder.facts) else ABSORBS
+    return _ABSORBS_HALF if _rounds_to_half(spec, context) else ABSORBS
 
 
 def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -> float | None:
@@ -147,13 +146,22 @@ def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -
     if _adds_in_float32(spec, context.builder.facts):
         return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
     limit = context.bounds.masked_from
-    return limit if context.device.rounds_float16 and lowest <= limit else None
+    return limit if _rounds_to_half(spec, context) and lowest <= limit else None
+
+
+def _rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
+    """Whether masked scores are rounded to float16: on a GPU, and where the source casts them to float32 for the softmax."""
+    facts = context.builder.facts
+    if spec.dtype != ir.DataType.FLOAT16 or _adds_in_float32(spec, facts):
+        return False
+    softmax = [node.inputs[0] for node in spec.nodes if node.op_type == "Softmax"]
+    return context.device.rounds_float16 or any(value and facts.dtype(value) == ir.DataType.FLOAT for value in softmax)
 
 
 def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
-    """Whether the scores of a half type are float32, and so is what is added to them."""
-    softmax = [node.inputs[0] for node in spec.nodes if node.op_type == "Softmax"]
-    return any(value is not None and facts.dtype(value) == ir.DataType.FLOAT for value in softmax)
+    """Whether the scores of a half type are float32 where masks are added to them."""
+    masked = [node.outputs[0] for node in spec.nodes if node.op_type in {"Add", "Sub", "Where", "Max"}]
+    return bool(masked) and all(facts.dtype(value) == ir.DataType.FLOAT for value in masked)
 
 
 def _refilled(rows: Rows, refill: Refill) -> Rows:
@@ -194,9 +202,7 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
         rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", _LOWEST_FLOAT32, math.nan, builder)
     if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
         lowest = min(lowest, -largest(spec.dtype))
-    wide = _adds_in_float32(spec, builder.facts)
-    rounded = spec.dtype == ir.DataType.FLOAT16 and context.device.rounds_float16 and not wide
-    highest = context.bounds.masked_from if rounded else -largest(spec.dtype)
+    highest = context.bounds.masked_from if _rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         rows = _level_dead_rows(rows, compact, highest, builder)
         assert rows.zero_query is not None

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.transforms.half_precision.rounding import is_beyond
@@ -93,6 +96,7 @@ class _Finder:
         self._facts = facts
         self._opset = opset
         self._dtype = dtype
+        self._bounds = Bounds(facts)
         self._wide = set(masks)
         self._beyond = set(masks)
         self._statistics: set[ir.Value] = set()
@@ -129,8 +133,12 @@ class _Finder:
                 continue
             tensor = constant_tensor(value)
             learned = tensor is not None and tensor.size > _MAX_SCALAR_LIKE_ELEMENTS and not is_beyond(tensor, self._dtype)
-            if learned or (value in self._pure - self._beyond and is_standard(node, "Add", "Sub")):
+            if learned or (value in self._pure - self._beyond and is_standard(node, "Add", "Sub") and self._fits(value)):
                 yield node, place
+
+    def _fits(self, value: ir.Value) -> bool:
+        """Whether no finite number of a mask is beyond the half type, as the sum of two fills may be."""
+        return not -math.inf < self._bounds.of(value)[0] < -largest(self._dtype)
 
     def _widen(self, node: ir.Node) -> None:
         self._nodes.add(node)
