@@ -150,12 +150,9 @@ def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -
 
 
 def _rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
-    """Whether masked scores are rounded to float16: on a GPU, and where the source casts them to float32 for the softmax."""
-    facts = context.builder.facts
-    if spec.dtype != ir.DataType.FLOAT16 or _adds_in_float32(spec, facts):
-        return False
-    softmax = [node.inputs[0] for node in spec.nodes if node.op_type == "Softmax"]
-    return context.device.rounds_float16 or any(value and facts.dtype(value) == ir.DataType.FLOAT for value in softmax)
+    """Whether the source's masked scores are rounded to float16 on the device (decision 0003)."""
+    half = spec.dtype == ir.DataType.FLOAT16 and not _adds_in_float32(spec, context.builder.facts)
+    return half and context.device.rounds_float16
 
 
 def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:

@@ -13,7 +13,7 @@ from onnx_attnfuse.attention.match import operands
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
 from onnx_attnfuse.attention.match.score_chain import fold
-from onnx_attnfuse.attention.match.scores import ScorePath, read_scores
+from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
 from onnx_attnfuse.attention.match.settling import settle, wider
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.step_readers import Readers
@@ -39,30 +39,17 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     Raises:
         Refused: It is no attention (code `not-attention`), or one that cannot be read, with the node that stops it.
     """
-    _check_parameters(softmax.nodes)
-    dims = facts.dims(softmax.scores)
-    if dims is None:
-        raise Refused("unknown-rank", f"the rank of the softmax input '{softmax.scores.name}' is unknown", softmax.node.name)
-    axes = new_axes(dims)
-    key_axis = axes[softmax.axis]
-    if not key_axis:
-        raise Refused("single-key", "the softmax runs over one column only", softmax.node.name)
+    axes, key_axis = _softmax_axes(softmax, facts)
     weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
     scores = read_scores(IndexedValue(softmax.scores, axes), key_axis, facts, readers)
     nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
     _check_parameters(nodes)
     if not keep_outputs:
         _check_inner_uses(nodes, weights)
-    shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
     _check_sink(softmax, scores)
-    voided = [taken.step for taken in weights.steps if isinstance(taken.step, Voided)]
-    unshifted = bool(voided) and not shifted
-    if unshifted:
-        _check_unshifted(weights, softmax, facts)
+    voided = _voided(softmax, scores, weights, facts)
     product = scores.product
-    enforced = weights.contraction.node.op_type != "Einsum"
-    settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
-    _check_lengths((product.query, product.key, weights.value), axes, facts)
+    _settle(product, weights, key_axis, axes, facts)
     folded = fold(scores, facts)
     query, key = (operands.sources(indexed, facts, product.head_axis) for indexed in (product.query, product.key))
     value = operands.sources(weights.value, facts)
@@ -70,7 +57,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     queries, keys = [source.indexed for source in query], [source.indexed for operand in (value, key) for source in operand]
     indexed = [*reversed(queries), *reversed(output), *reversed(keys)]
     row_rules, result_scales = _row_rules(weights, key_axis, facts), _result_scales(weights, key_axis, facts)
-    beside = _beside((*folded.scale_values, *result_scales), row_rules)
+    beside = (*mask_operands(folded.mask), *_beside((*folded.scale_values, *result_scales), row_rules))
     return AttentionSpec(
         name=softmax.node.name or softmax.weights.name or "softmax",
         query=query,
@@ -95,16 +82,35 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         nodes=nodes,
         cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
-        unshifted=unshifted,
-        voided=unshifted and voided[0].defined,
-        wider=_wider((*mask_operands(folded.mask), *beside), key_axis, softmax, facts),
+        unshifted=voided is not None,
+        voided=voided is not None and voided.defined,
+        wider=_wider(beside, key_axis, softmax, facts),
     )
+
+
+def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
+    """The axes of the scores, and the one that the softmax runs over."""
+    _check_parameters(softmax.nodes)
+    dims = facts.dims(softmax.scores)
+    if dims is None:
+        raise Refused("unknown-rank", f"the rank of the softmax input '{softmax.scores.name}' is unknown", softmax.node.name)
+    axes = new_axes(dims)
+    if not axes[softmax.axis]:
+        raise Refused("single-key", "the softmax runs over one column only", softmax.node.name)
+    return axes, axes[softmax.axis]
 
 
 def _check_sink(softmax: Softmax, scores: ScorePath) -> None:
     shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
     if softmax.sink is not None and shifted is not None:
         raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
+
+
+def _settle(product: Product, weights: WeightPath, key_axis: Axis, axes: Axes, facts: Facts) -> None:
+    """Settles the lengths of the axes; none may be empty."""
+    enforced = weights.contraction.node.op_type != "Einsum"
+    settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
+    _check_lengths((product.query, product.key, weights.value), axes, facts)
 
 
 def _beside(scales: tuple[ScaleValue, ...], rules: tuple[RowRule, ...]) -> list[IndexedValue]:
@@ -137,13 +143,20 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Indexe
     return operands.sources(IndexedValue(value, indexed), facts, plain=True)[-1].indexed
 
 
-def _check_unshifted(weights: WeightPath, softmax: Softmax, facts: Facts) -> None:
-    """Exponentials without a maximum subtracted first are NaN where they overflow, which a guard behind them sees too."""
+def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, facts: Facts) -> Voided | None:
+    """What becomes of rows whose exponentials are all 0, where no maximum is subtracted first.
+
+    Such exponentials are NaN where they overflow, which a guard behind them sees too.
+    """
+    voided = next((taken.step for taken in weights.steps if isinstance(taken.step, Voided)), None)
+    if voided is None or any(isinstance(taken.step, Shifted) for taken in scores.steps):
+        return None
     if not facts.assumed.finite_exponentials:
         raise Refused("unshifted-exponentials", "exp may overflow, as no maximum is subtracted first", softmax.node.name)
     if any(isinstance(taken.step, NaNZeroed) for taken in weights.steps):
         message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
         raise Refused("guarded-exponentials", message, softmax.node.name)
+    return voided
 
 
 def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:
