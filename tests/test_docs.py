@@ -8,6 +8,8 @@ import re
 import pytest
 
 import onnx_attnfuse
+from docs import reasons
+from onnx_attnfuse_cli import reason_codes
 
 _DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
@@ -28,3 +30,12 @@ def test_every_example_is_shown() -> None:
     assert set(re.findall(r"literalinclude\} examples/(\w+)\.py", text)) == {
         path.stem for path in (_DOCS / "examples").glob("*.py")
     }
+
+
+def test_every_reason_code_has_an_entry_and_every_entry_a_code() -> None:
+    assert reasons.codes().keys() == reason_codes.entries().keys()
+    assert all(entry.meaning.endswith(".") and entry.remedy.endswith(".") for entry in reason_codes.entries().values())
+
+
+def test_the_index_of_reason_codes_is_as_the_code_has_it() -> None:
+    assert (_DOCS / "reasons.md").read_text(encoding="utf-8") == reasons.page(), "run `make reasons`"
