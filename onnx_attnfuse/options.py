@@ -31,8 +31,8 @@ class Options:
     arch: str | None = None
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
-    """How rewrites are judged. `sites` runs each site before and after, `model` the whole model too, `none` nothing but what patterns
-    of yours make. By default `sites` if onnxruntime is there."""
+    """How rewrites are judged. `sites` runs each site before and after, `model` the whole model too, `none` nothing but what
+    patterns of yours make. By default `sites` if onnxruntime is there."""
     padding: PaddingPolicy = "auto"
     """What to do with forms of a mask that are exact for some batches only. `auto` puts them behind a test at run time where that
     pays, and `guarded` wherever they are faster; `exact` leaves them out. `assume-right` takes it as given that padding is on the
