@@ -29,9 +29,10 @@ def codes() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for folder in ("onnx_attnfuse", "patterns/onnx_attnfuse_patterns"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for call in _calls(tree):
                 for code in _codes(call.args[0]):
-                    found.setdefault(code, set()).update(_message(call.args[1]) if len(call.args) > 1 else ())
+                    found.setdefault(code, set()).update(_message(_meant(call.args[1], tree)) if len(call.args) > 1 else ())
     return found
 
 
@@ -44,7 +45,7 @@ def page() -> str:
         for code in sorted(code for code, entry in entries.items() if entry.chapter == title):
             messages = "; ".join(f"*{message}*" for message in sorted(given.get(code, ())))
             lines += [f"### {code}", "", entries[code].meaning, ""]
-            lines += [f"- Reads: {messages}"] if messages else []
+            lines += [f"- Message: {messages}"] if messages else []
             lines += [f"- What to do: {entries[code].remedy}", ""]
     return "\n".join(lines)
 
@@ -65,6 +66,15 @@ def _codes(given: ast.expr) -> tuple[str, ...]:
             return _COMPUTED[ast.unparse(given)]
         case _:
             return ()  # a reason that is handed on
+
+
+def _meant(given: ast.expr, tree: ast.AST) -> ast.expr:
+    """What a message is that was given a name first: the last thing before that had the name."""
+    if not isinstance(given, ast.Name):
+        return given
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == given.id]
+    before = [node for node in named if node.lineno < given.lineno]
+    return max(before, key=lambda node: node.lineno).value if before else given
 
 
 def _message(given: ast.expr) -> tuple[str, ...]:
