@@ -52,7 +52,7 @@ _STATUSES = {status: what for status, what in MEANINGS.items() if status != Exit
 def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None) -> None:
     if code is None or ctx.resilient_parsing:
         return
-    text = reason_codes.told(code)
+    text = reason_codes.explained(code)
     if text is None:
         near = " or ".join(map(repr, reason_codes.similar(code)))
         what = f"{code!r} is no reason code; " + (f"did you mean {near}?" if near else "docs/reasons.md lists them")

@@ -54,7 +54,7 @@ def entries() -> Mapping[str, Entry]:
     return found
 
 
-def told(code: str) -> str | None:
+def explained(code: str) -> str | None:
     """The entry of a code as text, None if there is none."""
     entry = entries().get(code)
     if entry is None:
