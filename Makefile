@@ -8,7 +8,10 @@ JOBS ?= $(shell nproc)
 VERIFY ?= both
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-lowest test-browser test-olive test-training record-training docs coverage fuzz bench clean
+.PHONY: help demo test test-lowest test-browser test-olive test-training record-training docs reasons coverage fuzz bench clean
+
+help:  ## What can be made.
+	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
@@ -33,6 +36,10 @@ test-olive: .venv/olive  ## The example for Olive.
 
 docs: .venv/docs  ## The documentation as a site, into build/docs; a link that leads nowhere is an error.
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+
+reasons: .venv/cpu  ## The index of reason codes, docs/reasons.md, written anew from the code.
+	$(BIN)/python docs/reasons.py
+
 test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule
 
@@ -49,7 +56,7 @@ fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JO
 bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks/results; half an hour.
 	$(BIN)/python benchmarks/fusing.py
 
-clean:
+clean:  ## Take away environments and everything that was built.
 	rm -rf .venv .venv-lowest .venv-training build
 
 .venv/bin/python:

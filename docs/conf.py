@@ -16,11 +16,12 @@ author = "the authors of onnx-attnfuse"
 release = importlib.metadata.version("onnx-attnfuse")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-include_patterns = ["docs/**", "benchmarks/results/*.md", "patterns/gallery/README.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**", "benchmarks/results/*.md", "patterns/gallery/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 """The source is the whole repository, so that pages can point to the tables of measurements."""
 root_doc = "docs/index"
 html_extra_path = ["site"]
 """What stands at the top, and leads to the first page."""
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"

@@ -12,7 +12,7 @@ from onnx_attnfuse.kernels.policy import Policy
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
-"""How padding is handed over as lengths."""
+"""What to do with forms of a mask that are exact for some batches only."""
 TargetName = Literal["auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "packed"]
 """A fused operator; those of ai.onnx have their domain before them. `packed` is PackedMultiHeadAttention on tokens without
 padding, which is removed once and restored once."""
@@ -31,20 +31,19 @@ class Options:
     arch: str | None = None
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
-    """Judging rewrites: each site cut out, the whole model too, or not at all, but for what patterns of yours make. By default
-    `site` if onnxruntime is there."""
+    """How rewrites are judged. `sites` runs each site before and after, `model` the whole model too, `none` nothing but what
+    patterns of yours make. By default `sites` if onnxruntime is there."""
     padding: PaddingPolicy = "auto"
-    """Forms that are exact for some batches only: behind a test at run time where that pays, never, behind a test wherever they
-    are faster; or taking it as given that padding is on the right, or that there is none and no batch gets several new tokens
-    on top of a cache."""
+    """What to do with forms of a mask that are exact for some batches only. `auto` puts them behind a test at run time where that
+    pays, and `guarded` wherever they are faster; `exact` leaves them out. `assume-right` takes it as given that padding is on the
+    right, `assume-none` that there is none and no batch of several entries gets several new tokens on top of a cache."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
     target: TargetName = "auto"
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,
-    finite-exponentials, or none;
-    repeatable; by default all of them. docs/assumptions.md says what each is."""
+    finite-exponentials, or none. Repeatable; by default all of them hold. docs/assumptions.md says what each is."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from onnx_attnfuse_cli import reason_codes
 from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
@@ -48,6 +49,18 @@ _STATUSES = {status: what for status, what in MEANINGS.items() if status != Exit
 }
 
 
+def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None) -> None:
+    if code is None or ctx.resilient_parsing:
+        return
+    text = reason_codes.explained(code)
+    if text is None:
+        near = " or ".join(map(repr, reason_codes.similar(code)))
+        what = f"{code!r} is no reason code; " + (f"did you mean {near}?" if near else "docs/reasons.md lists them")
+        raise click.BadParameter(what, ctx, parameter)
+    click.echo(text)
+    ctx.exit()
+
+
 @click.command(
     "explain",
     cls=Manual,
@@ -56,6 +69,14 @@ _STATUSES = {status: what for status, what in MEANINGS.items() if status != Exit
     statuses=_STATUSES,
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
+@click.option(
+    "--code",
+    metavar="CODE",
+    is_eager=True,
+    expose_value=False,
+    callback=_print_code,
+    help="Say what a reason code means and what to do about it, and do nothing else.",
+)
 @derived_options(_Wanted)
 @derived_options(only=_FIELDS)
 @policy_options

@@ -162,6 +162,10 @@ class Facts:
         if isinstance(dim, Size) and size not in {1, dim}:
             self._spreads.setdefault(size, set()).add(dim)
 
+    def may_exceed(self, one: Dim, other: Dim) -> bool:
+        """Whether two lengths have met in a product, so that either may be the longer one where the other is 1."""
+        return not self.same(one, other) and any({one, other} <= met for met in self._spreads.values())
+
     def shorter(self, size: Dim) -> Set[Dim]:
         """The lengths that meet `size` where operands broadcast: each may be 1 where it is not."""
         return {dim for dim in self._spreads.get(size, ()) if not self.same(dim, size)}

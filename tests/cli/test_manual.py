@@ -134,3 +134,14 @@ def test_other_shells(shell: str, line: str, capsys: pytest.CaptureFixture[str])
 def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["completion", "cmd"]) == 2
     assert capsys.readouterr().err == "Error: Invalid value for '{bash|zsh|fish}': 'cmd' is not one of 'bash', 'zsh', 'fish'.\n"
+
+
+def test_a_reason_code_is_explained_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "--code", "soft-fill"]) == 0
+    assert capsys.readouterr().out.startswith("soft-fill (Reading the attention)\n    Scores are replaced by an ordinary number")
+
+
+@pytest.mark.parametrize(("code", "hint"), [("soft-fil", "did you mean 'soft-fill'?"), ("zzz", "docs/reasons.md lists them")])
+def test_an_unknown_reason_code(code: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "--code", code]) == 2
+    assert capsys.readouterr().err == f"Error: Invalid value for '--code': '{code}' is no reason code; {hint}\n"

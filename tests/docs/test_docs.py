@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
+import typing
 
+import click
 import pytest
 
 import onnx_attnfuse
+from docs import reasons
+from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse_cli import main, optimize, reason_codes
+from onnx_attnfuse_cli.exits import MEANINGS
 
-_DOCS = pathlib.Path(__file__).parents[2] / "docs"
+_ROOT = pathlib.Path(__file__).parents[2]
+_DOCS = _ROOT / "docs"
+_OURS = "https://github.com/onnx-attnfuse/onnx-attnfuse/"
 
 
 @pytest.mark.parametrize("name", onnx_attnfuse.__all__)
@@ -28,3 +37,61 @@ def test_every_example_is_shown() -> None:
     assert set(re.findall(r"literalinclude\} examples/(\w+)\.py", text)) == {
         path.stem for path in (_DOCS / "examples").glob("*.py")
     }
+
+
+def test_every_reason_code_has_an_entry_and_every_entry_a_code() -> None:
+    assert reasons.codes().keys() == reason_codes.entries().keys()
+    assert all(entry.meaning.endswith(".") and entry.remedy.endswith(".") for entry in reason_codes.entries().values())
+
+
+def test_the_index_of_reason_codes_is_as_the_code_has_it() -> None:
+    assert (_DOCS / "reasons.md").read_text(encoding="utf-8") == reasons.page(), "run `make reasons`"
+
+
+def bullets(indent: str = "") -> set[str]:
+    """What the bullets of the page of options begin with."""
+    lines = re.findall(rf"^{indent}- (`.*?)[:\n]", (_DOCS / "options.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return {name.partition(" ")[0] for line in lines for name in re.findall(r"`(.+?)`", line)}
+
+
+def test_every_option_has_a_bullet() -> None:
+    options = [parameter for parameter in optimize.command.params if isinstance(parameter, click.Option)]
+    names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+    assert {name for name in bullets() if name.startswith("-")} - {"-vv"} == names
+    fields = {field.name for field in dataclasses.fields(onnx_attnfuse.Options) if field.metadata.get("command", True)}
+    assert {f"--{name.replace('_', '-')}" for name in fields - {"policy"}} <= names
+
+
+def test_every_value_has_a_bullet() -> None:
+    kinds = typing.get_type_hints(onnx_attnfuse.Options)
+    values = {value for name in ("ep", "padding", "target") for value in typing.get_args(kinds[name])}
+    assert bullets("  ") == values | {"none", "sites", "model"} | set(ASSUMPTIONS)
+
+
+def test_every_exit_status_has_a_bullet() -> None:
+    assert {name for name in bullets() if name.isdigit()} == {str(int(status)) for status in MEANINGS}
+
+
+def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
+    """The page is shown on the package index, too, where relative links lead nowhere."""
+    links = re.findall(r"\]\((.+?)\)", (_ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 20
+    for link in links:
+        path = re.fullmatch(
+            r"https://(?:github|raw\.githubusercontent)\.com/onnx-attnfuse/onnx-attnfuse/(?:blob/)?main/(.+)", link
+        )
+        assert path is not None, link
+        assert (_ROOT / path[1]).exists(), link
+    assert _OURS in (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_output_in_the_readme_is_real(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = re.search(
+        r"\$ attnfuse (.+?) --output bert\.onnx\n(.+?)```", (_ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert shown is not None
+    monkeypatch.chdir(_ROOT)
+    assert main.main([*shown[1].split(), "--dry-run", "--ep", "cpu"]) == 0
+    error = re.compile(r"error \S+")
+    printed = capfd.readouterr().out + "wrote bert.onnx\n"
+    assert error.sub("error", printed) == error.sub("error", shown[2])

@@ -6,11 +6,11 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axis, refined
+from onnx_attnfuse.attention.axes.factors import Axis
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, is_short, upward
 from onnx_attnfuse.attention.match.rotary import read_rotary
 from onnx_attnfuse.attention.match.rotary_op import read_rotary_node
-from onnx_attnfuse.attention.spec import Rotary, Source
+from onnx_attnfuse.attention.spec import Source
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
@@ -52,20 +52,7 @@ def _rotated(source: Source, facts: Facts, channels: Axis) -> Source | None:
     if source.rotary is not None or not channels:
         return None
     found = read_rotary(source.indexed, channels, facts) or read_rotary_node(source.indexed, channels, facts)
-    if found is None or _is_repeated(*found, facts):
-        return None
-    return dataclasses.replace(source, indexed=found[0], rotary=found[1])
-
-
-def _is_repeated(base: IndexedValue, rotary: Rotary, facts: Facts) -> bool:
-    """Whether a table may be longer than what it rotates, which is then repeated where it is 1 at run time."""
-    lengths = {axis: dim for dim, axis in zip(facts.dims(base.value) or (), refined(base.axes), strict=False)}
-    for table in (rotary.cos, rotary.sin):
-        dims = facts.dims(table.indexed.value) or ()
-        for dim, axis in zip(dims, refined(table.indexed.axes), strict=False):
-            if dim != 1 and axis in lengths and not facts.same(lengths[axis], dim):
-                return True
-    return False
+    return None if found is None else dataclasses.replace(source, indexed=found[0], rotary=found[1])
 
 
 def _widened(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:

@@ -48,9 +48,21 @@ def read_rotary(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[In
             rotary = _rotation(terms, shift, start, channels, facts)
         except Unreadable:
             continue
+        if _is_repeated(base, rotary, facts):
+            return None
         nodes = dict.fromkeys(value.producer() for value in region if value in inside and value is not root)
         return base, dataclasses.replace(rotary, nodes=tuple(node for node in nodes if node is not None))
     return None
+
+
+def _is_repeated(base: IndexedValue, rotary: Rotary, facts: Facts) -> bool:
+    """Whether a table may be longer than what it rotates, which the source then repeats."""
+    lengths = {axis: dim for dim, axis in zip(facts.dims(base.value) or (), refined(base.axes), strict=False)}
+    for table in (rotary.cos, rotary.sin):
+        for dim, axis in zip(facts.dims(table.indexed.value) or (), refined(table.indexed.axes), strict=False):
+            if axis and axis in lengths and facts.may_exceed(lengths[axis], dim):
+                return True
+    return False
 
 
 def _may_be_one(indexed: IndexedValue, facts: Facts) -> bool:
