@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import click
 
+from onnx_attnfuse_cli.deferred import defer_imports
 from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, write_examples
@@ -99,10 +100,13 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, see `onnx_attnfuse_cli.exits`.
     """
+    is_process = args is None
     if args is None:
         gc.disable()  # a graph is one cycle that lives as long as the process; looking for others takes a sixth of the time
         args = sys.argv[1:]
     try:
+        if is_process:
+            defer_imports()
         return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
     except click.ClickException as error:
         return refused(reported(error))

@@ -22,10 +22,13 @@ def progress_bar(*, shown: bool) -> Generator[Progress]:
     Yields:
         The callback.
     """
+    if not shown:
+        yield _nothing
+        return
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not shown or not console.is_terminal:
+    if not console.is_terminal:
         yield _nothing
         return
     from rich.progress import Progress as Bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning, distrusted
 from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.kernels.device import resolve
+from onnx_attnfuse.kernels.device import Device, resolve
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.timing import StepTimer
@@ -79,16 +80,21 @@ class Verifier:
         """Whether what such patterns do is judged."""
         self.believed: list[str] = []
         """Places of such patterns that could not be judged, at level none, and why."""
-        self._checker: EquivalenceChecker | None = None
         self._refuted: dict[tuple[object, ...], str | None] = {}
-        self._operators: list[type[ReferenceOperator]] = []
+        self._definitions = list(definitions)
         self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
-        if self.doubts:
-            from onnx_attnfuse.verify.equivalence import EquivalenceChecker
+        self._device = resolve(options.ep, options.arch) if self.doubts else Device("cpu")
 
-            device = resolve(options.ep, options.arch)
-            self._operators = references(definitions)
-            self._checker = EquivalenceChecker(rounds_float16=device.rounds_float16, operators=self._operators)
+    @functools.cached_property
+    def _operators(self) -> list[type[ReferenceOperator]]:
+        return references(self._definitions)
+
+    @functools.cached_property
+    def _checker(self) -> EquivalenceChecker:
+        """The judge, made when the first rewrite comes before it: a run that judges nothing need not import it."""
+        from onnx_attnfuse.verify.equivalence import EquivalenceChecker
+
+        return EquivalenceChecker(rounds_float16=self._device.rounds_float16, operators=self._operators)
 
     def check(
         self,
@@ -117,7 +123,7 @@ class Verifier:
         Raises:
             Refused: A value differs, or could not be shown equal.
         """
-        if self._checker is None or (self.level == "none" and not doubted):
+        if not self.doubts or (self.level == "none" and not doubted):
             return None
         opsets = scope.graph.opset_imports or model.opset_imports
         with self.timer.step("verify"):
@@ -135,7 +141,7 @@ class Verifier:
 
     def check_mask(self, spec: AttentionSpec, meaning: Meaning, scope: Scope, model: ir.Model) -> Meaning:
         """The meaning of a mask, or `arbitrary` where the mask turns out to be something else; each mask is looked at once."""
-        if self._checker is None or self.level == "none" or not spec.mask:
+        if self.level == "none" or not spec.mask:
             return meaning
         from onnx_attnfuse.verify.mask_check import refute
 

@@ -1,0 +1,48 @@
+"""Packages that are imported when something of theirs is first used, though others import them at once.
+
+onnx-ir imports SymPy, for arithmetic on symbolic sizes that the command never does: a quarter of a second, a third of a run on a
+small model. What stands in is Python's own `importlib.util.LazyLoader`: whatever touches it gets all of SymPy, under the same
+name, from the same file. Where that cannot be, as in a version of onnx-ir that is made otherwise, SymPy is imported at once,
+as ever. The command does this, whose process is its own, and never the library. Once onnx-ir imports SymPy where it computes with
+it, this file can go.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+
+from onnx_attnfuse.kernels.policy import switch
+
+VARIABLE = "ATTNFUSE_DEFER_IMPORTS"
+"""An environment variable; 0 imports everything at once."""
+_DEFERRED = frozenset(["sympy", "onnx_ir._symbolic_shapes"])
+"""SymPy, and the module of onnx-ir that looks into it while it is imported."""
+
+
+class _Deferring(MetaPathFinder):
+    """Finds what is to be deferred where it is, and has it run when it is first touched."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _DEFERRED else None
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def defer_imports(environment: Mapping[str, str] = os.environ) -> None:
+    """Defers what can be, in this process from here on; what is imported already stays as it is.
+
+    Args:
+        environment: Where `ATTNFUSE_DEFER_IMPORTS` is looked up.
+
+    Raises:
+        OptionError: It is neither 0 nor 1.
+    """
+    if switch(VARIABLE, environment) != 0:
+        sys.meta_path.insert(0, _Deferring())
