@@ -36,7 +36,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import tidy
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.opset import Opset
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import Order, is_sorted
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
@@ -238,6 +238,8 @@ class Run:
             sites.guards.sink_into_branches()
         if candidates:
             self._enable(AFTER, scope)
+        if not is_sorted(scope.graph):
+            scope.graph.sort()
 
     def _attended(self, work: _Work, total: int) -> tuple[SiteFuser, list[SiteReport]]:
         """The attentions of one graph fused: all at once, and where the graph breaks, again with each by itself."""

@@ -72,7 +72,7 @@ def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.N
     for place, value in enumerate(graph.outputs):
         if value is old:
             graph.outputs[place] = new
-    builder.facts.copy(old, new)
+    builder.facts.succeed(old, new)
 
 
 def answer_shapes(value: ir.Value, builder: Builder) -> None:

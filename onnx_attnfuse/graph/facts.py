@@ -130,6 +130,14 @@ class Facts:
             return self.number(node.inputs[0])
         return None
 
+    def succeed(self, old: ir.Value, new: ir.Value) -> None:
+        """Makes known of `new` what is known of `old`, whose place it takes; sizes are read from it from now on."""
+        self.copy(old, new)
+        for axis, dim in enumerate(self.dims(old) or ()):
+            if self._is_fresh(old, axis, dim):
+                assert isinstance(dim, Size)
+                self.origins[dim.atoms[0].key] = (new, axis)
+
     def copy(self, source: ir.Value, target: ir.Value) -> None:
         """Makes `target` known to be shaped and typed like `source`."""
         self.record(target, self.dims(source), self.dtype(source))

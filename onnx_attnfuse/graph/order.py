@@ -92,6 +92,17 @@ class Order:
         return node
 
 
+def is_sorted(graph: ir.Graph | ir.Function) -> bool:
+    """Whether every node stands behind what it reads, nested graphs included."""
+    before: set[ir.Node] = set()
+    for node in graph:
+        producers = (value.producer() for value in _read(node))
+        if any(producer is not None and producer.graph is graph and producer not in before for producer in producers):
+            return False
+        before.add(node)
+    return True
+
+
 def _read(node: ir.Node) -> Iterator[ir.Value]:
     """What a node reads, in its graphs too."""
     yield from (value for value in node.inputs if value is not None)

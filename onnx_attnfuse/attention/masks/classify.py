@@ -294,7 +294,8 @@ def _total(biases: tuple[Expression, ...]) -> Expression:
 
 def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
     used = index_factors(part)
-    if used & index_factors(column) and not used & (index_factors(row) | set(heads)) and elements_of(part):
+    is_data = any(index_factors(element) for element in elements_of(part))
+    if is_data and used & index_factors(column) and not used & (index_factors(row) | set(heads)):
         return Padding(part)
     if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
         return QueryPadding(part)

@@ -23,6 +23,7 @@ Interval = tuple[float, float]
 _ANY: Interval = (-math.inf, math.inf)
 _ORDINARY: Interval = (-900.0, 900.0)
 """What activations and weights lie in: the scores that they are added to are no larger."""
+_LARGEST_HALF = 65504.0
 _UNIT: Interval = (0.0, 1.0)
 _MOVING = (
     *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice"),
@@ -115,7 +116,8 @@ class Bounds:
         node = value.producer()
         if node is None or depth > _MAX_EXPRESSION_DEPTH:
             return _ANY
-        return self._computed(node, depth + 1) if is_standard(node) else self._ordinary
+        bounds = self._computed(node, depth + 1) if is_standard(node) else self._ordinary
+        return _in_half(bounds) if self._facts.dtype(value) == ir.DataType.FLOAT16 else bounds
 
     def _computed(self, node: ir.Node, depth: int) -> Interval:
         op = node.op_type
@@ -138,6 +140,12 @@ def _constant(value: ir.Value) -> Interval:
         return _ORDINARY
     array = np.asarray(array, np.float64)
     return float(array.min()), float(array.max())
+
+
+def _in_half(bounds: Interval) -> Interval:
+    """What may have become infinite in float16; where it is computed in float32 it has not."""
+    low, high = bounds
+    return (-math.inf if low < -_LARGEST_HALF else low), (math.inf if high > _LARGEST_HALF else high)
 
 
 def _union(*parts: Interval) -> Interval:
