@@ -14,7 +14,6 @@ import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 
 from onnx_attnfuse.kernels.policy import switch
@@ -25,7 +24,7 @@ _DEFERRED = frozenset(["sympy", "onnx_ir._symbolic_shapes"])
 """SymPy, and the module of onnx-ir that looks into it while it is imported."""
 
 
-class _Deferring(MetaPathFinder):
+class _Deferring:
     """Finds what is to be deferred where it is, and has it run when it is first touched."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:

@@ -118,3 +118,6 @@ def main(args: Sequence[str] | None = None) -> int:
         return Exit.DONE
     except Exception as error:  # noqa: BLE001 - the last place that can still tell the user something useful
         return ended_by(error, args)
+    finally:
+        if is_process:
+            gc.freeze()  # Python looks for cycles once more on its way out; what is left goes with the process

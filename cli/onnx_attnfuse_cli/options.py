@@ -13,7 +13,7 @@ import functools
 import inspect
 import itertools
 import pathlib
-import textwrap
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -111,12 +111,12 @@ def _field_types(of: type) -> Mapping[str, Any]:
 def field_docs(of: type) -> Mapping[str, str]:
     """The docstring under each field, which Python does not keep; empty where the source is not there."""
     try:
-        source = textwrap.dedent(inspect.getsource(of))
+        source = inspect.getsource(sys.modules[of.__module__])  # of the class alone, Python would tokenize all of it once more
     except OSError:
         return {}
-    body = typing.cast("ast.ClassDef", ast.parse(source).body[0]).body
+    defined = next(item for item in ast.parse(source).body if isinstance(item, ast.ClassDef) and item.name == of.__name__)
     docs: dict[str, str] = {}
-    for field, doc in itertools.pairwise(body):
+    for field, doc in itertools.pairwise(defined.body):
         match field, doc:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[name] = inspect.cleandoc(text)

@@ -21,7 +21,6 @@ from onnx_attnfuse.fusion.enabling import AFTER, BEFORE, apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import StandaloneRotary
-from onnx_attnfuse.fusion.packing.pack import pack
 from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
@@ -280,6 +279,8 @@ class Run:
     def _fused(self, sites: SiteFuser, candidates: Sequence[Candidate], total: int, *, alone: bool) -> list[SiteReport]:
         """Fuses what can be; `alone`: each is undone by itself where the graph breaks by it."""
         if self.plan_context.target == packed.NAME:
+            from onnx_attnfuse.fusion.packing.pack import pack
+
             self.options.progress("packing", len(self.sites), total)
             found, notes = pack(sites, candidates, self.plan_context)
             self.notes += notes

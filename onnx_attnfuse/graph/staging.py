@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pathlib
-import secrets
 from collections.abc import Generator
 
 
@@ -25,7 +25,7 @@ class Stage:
         for folder in reversed([parent for parent in final.parents if not parent.exists()]):
             folder.mkdir()
             self._folders.append(folder)
-        temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.part")
+        temporary = final.with_name(f".{final.name}.{os.urandom(4).hex()}.part")
         self._finals[temporary] = final
         return temporary
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, op_changes
 from onnx_attnfuse.report.model import PatternReport, Report
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TABLE_WIDTH = 110
 _STYLES = {"fused": "green", "already-fused": "cyan", "skipped": "yellow", "not-attention": "dim"}
@@ -65,6 +67,8 @@ def _counted(pattern: PatternReport) -> Text:
 
 
 def _table(rows: Sequence[Row]) -> Table:
+    from rich.table import Table
+
     cells = {
         "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
         "attention": [Text(meaning(row.site)) for row in rows],

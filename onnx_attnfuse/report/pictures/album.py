@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -13,11 +15,13 @@ from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
-from onnx_attnfuse.report.pictures.mask import MaskPainter
 from onnx_attnfuse.report.pictures.model import Drawing, MaskPicture, SitePicture
 from onnx_attnfuse.report.pictures.site_graph import UNNAMED, Site, surroundings, trace
 from onnx_attnfuse.targets.base import Emitted
 from onnx_attnfuse.timing import StepTimer
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.report.pictures.mask import MaskPainter
 
 _PARTS = {"before": "a site", "mask": "a mask", "after": "what took the place of a site"}
 
@@ -28,8 +32,14 @@ class Album:
     def __init__(self, model: ir.Model, wanted: bool, timer: StepTimer) -> None:
         self._wanted = wanted
         self._clock = timer
-        self._painter = MaskPainter(model)
+        self._model = model
         self._pictures: dict[ir.Node, SitePicture] = {}
+
+    @functools.cached_property
+    def _painter(self) -> MaskPainter:
+        from onnx_attnfuse.report.pictures.mask import MaskPainter
+
+        return MaskPainter(self._model)
 
     def before(self, candidates: Sequence[Candidate], scope: Scope) -> None:
         """Draws sites as they stand."""
