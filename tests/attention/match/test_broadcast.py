@@ -120,6 +120,7 @@ def test_that_a_mask_does_not_repeat_the_scores_is_written_down(mask: str, wider
     assert {(str(one), str(other)) for one, other in candidate.spec.wider} == wider
 
 
+@pytest.mark.newest  # MultiHeadAttention of onnxruntime 1.28 divides by an empty axis, which ends the process
 @pytest.mark.parametrize("empty", ["B", "S", "T", "ST"])
 def test_axes_that_turn_out_to_be_empty_give_what_the_source_gives(empty: str) -> None:
     model = _model("B,2,S", "B,2,T", "B,2,T", "B,1,S,T")
