@@ -253,7 +253,8 @@ def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, mean
     columns = set(leaves(spec.key_axis))
     if not any(columns & set(axis) for axis in condition.axes):
         return Refill(condition, not rule.keep_where)
-    if kept_where(rule, context.reader) != meaning.allowed:
+    may_mask = any(context.bounds.expression(bias)[0] <= context.bounds.masked_from for bias in meaning.biases)
+    if may_mask or kept_where(rule, context.reader) != meaning.allowed:
         name = condition.value.name
         raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
     value = builder.cast(condition.value, ir.DataType.BOOL)

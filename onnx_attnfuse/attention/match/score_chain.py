@@ -104,6 +104,9 @@ class _Folder:
         if any(not self._columns.isdisjoint(leaves(axis)) for axis in indexed.axes):
             if step.divide or not is_binary(element(indexed.refined(), Reader(self._facts))):
                 raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
+            if Bounds(self._facts).lowest(tuple(self._mask)) == -math.inf:
+                message = f"scores that may be -inf are multiplied by '{name}', which is 0 for some keys; these become NaN"
+                raise Refused("scale-by-key", message, taken.node.name)
             self._zeroed = taken.node
             self._masks(Replaced(indexed, keep_where=True, fill=0.0), taken)
             return
