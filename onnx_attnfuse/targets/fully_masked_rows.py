@@ -70,6 +70,9 @@ def read_rows(
     """
     if meaning.nan is not None:
         raise Refused(meaning.nan.code, meaning.nan.message)
+    if spec.unshifted and any(context.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
+        message = "a bias may be so low that exponentials lose their last digits, as no maximum is subtracted first"
+        raise Refused("unshifted-exponentials", message)
     emitter = emitter if spec.mask else None
     has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
@@ -108,7 +111,7 @@ def _with_dead_rows(
 ) -> Rows:
     """What rows need in which every number of the bias masks."""
     if spec.unshifted:
-        if not spec.voided or any(context.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
+        if not spec.voided:
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
             raise Refused("unshifted-exponentials", message)
         return _refill_dead_rows(rows, compact, "Greater", context.bounds.masked_from, math.nan, context.builder)
