@@ -83,7 +83,7 @@ def read_rows(
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact)
     if compact is not None and emitter is not None and not has_key:
-        rows = _with_dead_rows(rows, compact, emitter, spec, meaning, fills, context, zeroes=zeroes)
+        rows = _with_dead_rows(rows, compact, emitter, spec, fills, context, zeroes=zeroes)
     for rule in rules:
         assert rule.condition is not None
         if (
@@ -103,7 +103,6 @@ def _with_dead_rows(
     compact: IndexedValue,
     emitter: BiasEmitter,
     spec: AttentionSpec,
-    meaning: Meaning,
     fills: Fills,
     context: BuildContext,
     *,
