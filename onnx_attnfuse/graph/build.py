@@ -20,6 +20,7 @@ from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import broadcast
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
+from onnx_attnfuse.reasons import Refused
 
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 """The opset from which on a reduction is given its axes as an input, where it is not 18."""
@@ -174,13 +175,20 @@ class Builder:
         return self.node("Reshape", [value, shape], attributes, dims=dims, dtype=self.facts.dtype(value))
 
     def _reshape_target(self, old: Sequence[Dim] | None, dims: Sequence[Dim]) -> tuple[ir.Value, dict[str, int]]:
-        """The shape and the attributes of a Reshape; in a shape that is computed a 0 is a length, as an empty past has."""
+        """The shape and the attributes of a Reshape; in a shape that is computed a 0 is a length, as an empty past has.
+
+        Raises:
+            Refused: An axis of length 0 takes another place, and the opset has no way to say so.
+        """
         items = [
             0 if isinstance(dim, Size) and old is not None and axis < len(old) and old[axis] == dim else dim
             for axis, dim in enumerate(dims)
         ]
         dynamic = [axis for axis, item in enumerate(items) if isinstance(item, Size)]
-        if len(dynamic) > 1:
+        moved = any(dim == 0 and (old is None or axis >= len(old) or old[axis] != 0) for axis, dim in enumerate(dims))
+        if moved and self.opset < _ALLOWS_ZERO_SINCE:
+            raise Refused("empty-axis", f"before opset {_ALLOWS_ZERO_SINCE} Reshape moves no axis of length 0")
+        if len(dynamic) > 1 or moved:
             return self.shape(dims), {"allowzero": 1} if self.opset >= _ALLOWS_ZERO_SINCE else {}
         return self.constant([item if isinstance(item, int) else -1 for item in items]), {}
 
