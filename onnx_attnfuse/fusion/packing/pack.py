@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import onnx_ir as ir
+
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
@@ -19,7 +21,13 @@ from onnx_attnfuse.targets import packed
 
 
 def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext) -> tuple[list[SiteReport], list[str]]:
-    """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group."""
+    """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group.
+
+    Attentions in a branch are not packed: they may be those that stand beside packed ones.
+    """
+    usual = dataclasses.replace(plan_context, target="auto", padding="exact")
+    if fuser.scope.graph is not fuser.model.graph and isinstance(fuser.scope.graph, ir.Graph):
+        return [fuser.fuse(candidate, usual) for candidate in candidates], []
     packer = Packer(fuser.scope, fuser.model, fuser.context, fuser.verifier, plan_context)
     found = [unfused(candidate, fuser.scope) for candidate in candidates]
     wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
@@ -38,7 +46,6 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
                     found[place] = dataclasses.replace(found[place], reasons=unwanted)
                     del wanted[place]
     places = {id(spec): place for place, (spec, _) in wanted.items()}
-    usual = dataclasses.replace(plan_context, target="auto", padding="exact")
     notes: list[str] = []
     for packed_region in packer.build_region(list(wanted.values()), [item.node for item in candidates]):
         others: dict[int, SiteReport] = {}
