@@ -16,9 +16,9 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, kept_where
+from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added
 from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills, choose_fills, implied, masked_keys, sees_a_key
-from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Floored, MaskStep, Replaced, RowRule, ScaleValue
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Gain, MaskStep, Replaced, RowRule, ScaleValue
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
@@ -28,8 +28,8 @@ from onnx_attnfuse.targets.bias import BiasEmitter
 _LOWEST_FLOAT32 = -3.4028234663852886e38
 _LEAST_EXPONENT = -50.0
 """Numbers from here up, and ordinary scores besides, leave an exponential something."""
-_ABSORBS_HALF = -2e4
-"""Added in float16, a number this low leaves nothing of an ordinary score."""
+_ABSORBS_HALF, _LEVELS_HALF = -2e4, -8192.0
+"""Added in float16, a number this low leaves nothing of an ordinary score; and one this low nothing of a score below 4."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,7 @@ def read_rows(
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"
     if emitter is not None and not has_key and not spec.unshifted:
+        _check_narrowed_sums(spec, meaning, context)
         absorbs = _absorbing(spec, context)
         fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
@@ -128,6 +129,26 @@ def _with_dead_rows(
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
 
 
+def _check_narrowed_sums(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> None:
+    """A half type keeps nothing of a bias beside a mask number, on which rows without a key depend in float32.
+
+    Raises:
+        Refused: The source sums such numbers in float32.
+    """
+    if not meaning.biases or spec.dtype not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
+        return
+    wide = [step for step in spec.mask if isinstance(step, Added) and _is_wide(step, context)]
+    parts = [split_added(step, Gain(), context.reader) for step in wide]
+    fills = [fill for part in parts for fill in part.fills if ABSORBS < fill <= context.bounds.masked_from]
+    if fills and (len(spec.mask) > 1 or any(part.biases for part in parts)):
+        message = f"a bias and {fills[0]:g} are summed in float32, of which a half type keeps nothing in rows without a key"
+        raise Refused("narrowed-mask", message)
+
+
+def _is_wide(step: Added, context: BuildContext) -> bool:
+    return context.builder.facts.dtype(step.indexed.value) == ir.DataType.FLOAT
+
+
 def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether the lowest number of the operator's type leaves something of scores that the source replaces."""
     finite = any(isinstance(step, Replaced) and math.isfinite(step.fill) for step in spec.mask)
@@ -147,8 +168,7 @@ def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -
         return None
     if _adds_in_float32(spec, context.builder.facts):
         return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
-    limit = context.bounds.masked_from
-    return limit if _rounds_to_half(spec, context) and lowest <= limit else None
+    return _LEVELS_HALF if _rounds_to_half(spec, context) and lowest <= _LEVELS_HALF else None
 
 
 def _rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
@@ -201,7 +221,7 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
         rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", _LOWEST_FLOAT32, math.nan, builder)
     if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
         lowest = min(lowest, -largest(spec.dtype))
-    highest = context.bounds.masked_from if _rounds_to_half(spec, context) else -largest(spec.dtype)
+    highest = _LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         rows = _level_dead_rows(rows, compact, highest, builder)
         assert rows.zero_query is not None

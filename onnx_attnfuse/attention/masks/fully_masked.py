@@ -24,6 +24,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, keep_condition, split_added
 from onnx_attnfuse.attention.masks.expression import And, Apply, Element, Expression
 from onnx_attnfuse.attention.masks.index_reader import Reader
@@ -41,6 +42,8 @@ ABSORBS = -1e12
 _LOWEST, _ABOVE_LOWEST = -3.4e38, -3e38
 _ROUNDS, _ROUNDS_ALL = -2e4, -1e9
 """Between these, adding the number rounds a float32 score visibly and still leaves something of it."""
+_ROUNDS_SCALED = -2e3
+"""From here down already, where the sum is multiplied: the digits that are left are not those of a sum with the product."""
 _APART = 2e3
 """Two masked keys whose numbers differ by this much do not share a row's weight: ordinary scores lie closer together."""
 _MAX_EVENTS = 6
@@ -74,6 +77,8 @@ class MaskedKeys:
     """Masked scores are held above a number."""
     additions: int = 0
     """How often a number is added or multiplied, each time rounding the sum."""
+    rescaled: float | None = None
+    """A number that is added so that the sum is rounded visibly, and then multiplied by what is no power of two."""
     summed_in_half: bool = False
     """A mask of float16 is summed with something else."""
 
@@ -114,7 +119,21 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     floored = any(isinstance(step, Floored) for step in mask)
     additions = sum(isinstance(step, (Added, Scaled)) for step in mask)
     summed = any(_is_summed_in_half(step, mask, reader, bounds) for step in mask)
-    return MaskedKeys(tuple(found), biased, later, floored, additions, summed)
+    return MaskedKeys(tuple(found), biased, later, floored, additions, _rescaled(mask, reader, bounds), summed)
+
+
+def _rescaled(mask: Mask, reader: Reader, bounds: Bounds) -> float | None:
+    """A number whose sum with a score is rounded visibly before it is multiplied."""
+    last = max((place for place, step in enumerate(mask) if _is_scaling(step)), default=0)
+    sums = [split_added(step, Gain(), reader) for step in mask[:last] if isinstance(step, Added)]
+    numbers = [fill for parts in sums for fill in parts.fills]
+    numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
+    return next((number for number in numbers if _ROUNDS_ALL < number < _ROUNDS_SCALED), None)
+
+
+def _is_scaling(step: MaskStep) -> bool:
+    """Whether a step multiplies by a factor that changes the digits: none that is a power of two."""
+    return isinstance(step, Scaled) and (isinstance(step.factor, IndexedValue) or abs(math.frexp(step.factor)[0]) != 0.5)
 
 
 def _is_summed_in_half(step: MaskStep, mask: Mask, reader: Reader, bounds: Bounds) -> bool:
@@ -140,9 +159,12 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     """
     replaced = [key for key in masked.keys if not key.scored]
     scored = [key for key in masked.keys if key.scored]
-    rounding = [key for key in scored if key.low > _ROUNDS_ALL and key.high < _ROUNDS and absorbs < key.high]
-    if rounding and masked.additions > 1:
-        message = f"with {rounding[0].high:g} added, rows without a key depend on the order of float32 additions"
+    rounding = [key.high for key in scored if key.low > _ROUNDS_ALL and key.high < _ROUNDS and absorbs < key.high]
+    rounding = rounding if masked.additions > 1 else []
+    if masked.rescaled is not None:
+        rounding.append(masked.rescaled)
+    if rounding:
+        message = f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions"
         raise Refused("rounded-mask", message)
     if masked.summed_in_half and absorbs == ABSORBS:
         raise Refused(
