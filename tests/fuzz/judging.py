@@ -26,7 +26,7 @@ from tests.fuzz import journeys
 from tests.fuzz.feeds import feeds, sizes_of
 from tests.fuzz.gradients import Impossible, Runs, differentiated
 from tests.fuzz.model import Written, write
-from tests.fuzz.opinions import Opinions, Runner, apart, tolerance, widened
+from tests.fuzz.opinions import Opinions, Runner, apart, narrowed, tolerance, widened
 from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Sizes
 from tests.support.bundled import Array
@@ -125,7 +125,9 @@ class Subject:
             wide = Runs(model) if self.recipe.journey == "gradients" else _Session(model)
         except RuntimeRefusal:
             wide = None
-        return Opinions(self.original, wide, self.recipe)
+        half = narrowed(self.model)
+        narrow = (Reference(half), _Session(half)) if self.recipe.journey.startswith("convert") else ()
+        return Opinions(self.original, wide, self.recipe, narrow)
 
     def prepare(self) -> None:
         """Runs the original; what it refuses is told by `outcome`."""

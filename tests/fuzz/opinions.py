@@ -5,7 +5,8 @@ float16, a row whose fill has swallowed all but the last bits of its scores. So 
 again: on inputs moved by one unit in the last place, five times, and in a wider type. An element counts as right if it lies
 within what these runs span, widened on both sides by twice its extent and the tolerance; NaN and infinities have to be those
 of one of them. This is the backward error: the result is one that the original gives for inputs which no one could tell from
-those given.
+those given. A model that is converted to float16 may also give what the original gives in float16, rounded at every node or
+where ONNX Runtime rounds on a CPU.
 
 Of a float32 original the run in float64 counts only where it is near (`_NEAR`), as a measure of rounding: where it is far, as in
 rows that -1e9 is added to, float32 makes a rule of the rounding, and that rule has to be kept. Of a float16 original, whose
@@ -62,9 +63,10 @@ class Runner(Protocol):
 class Opinions:
     """What else the original says."""
 
-    def __init__(self, original: Runner, wide: Runner | None, recipe: Recipe) -> None:
+    def __init__(self, original: Runner, wide: Runner | None, recipe: Recipe, narrow: Sequence[Runner] = ()) -> None:
         self._original = original
         self._wide = wide
+        self._narrow = narrow
         self._recipe = recipe
         self._half = recipe.dtype == "float16"
         self._step = 2.0**-11 if self._half or recipe.journey.startswith("convert") else 2.0**-23
@@ -78,6 +80,9 @@ class Opinions:
             found.append(self._original.run(None, moved))
             if self._wide is not None:
                 found.append(self._wide.run(None, {name: _widened(array, self._half) for name, array in moved.items()}))
+            for narrow in self._narrow:
+                halves = narrow.run(None, {name: _retyped(array, *_NARROWED) for name, array in moved.items()})
+                found.append([array.astype(np.float32) if array.dtype == np.float16 else array for array in halves])
         return found
 
     def cover(self, old: Array, new: Array, others: Sequence[Array], among: Sequence[Array]) -> bool:
@@ -111,8 +116,15 @@ def _moved(array: Array, step: float, rng: np.random.Generator) -> Array:
 
 
 def _widened(array: Array, half: bool) -> Array:
-    narrow, wide = _WIDENED[half]
-    return array.astype(_numpy(wide)) if array.dtype == _numpy(narrow) else array
+    return _retyped(array, *_WIDENED[half])
+
+
+def _retyped(array: Array, old: int, new: int) -> Array:
+    """An array of one type in another; what is finite stays finite."""
+    if array.dtype != _numpy(old):
+        return array
+    most = min(float(np.finfo(_numpy(kind)).max) for kind in (old, new))
+    return np.where(np.isinf(array), array, np.clip(array.astype(np.float64), -most, most)).astype(_numpy(new))
 
 
 def _numpy(kind: int) -> np.dtype[Any]:
@@ -123,22 +135,31 @@ _WIDENED = {
     True: (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT),
     False: (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE),
 }
+_NARROWED = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
 
 def widened(model: onnx.ModelProto, half: bool) -> onnx.ModelProto:
     """A model in the next wider type: every constant, cast and input."""
+    return _of_type(model, *_WIDENED[half])
+
+
+def narrowed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A float32 model in float16: every constant, cast and input."""
+    return _of_type(model, *_NARROWED)
+
+
+def _of_type(model: onnx.ModelProto, old: int, new: int) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    narrow, wide = _WIDENED[half]
     for entry in (*copy.graph.input, *copy.graph.output, *copy.graph.value_info):
-        if entry.type.tensor_type.elem_type == narrow:
-            entry.type.tensor_type.elem_type = wide
+        if entry.type.tensor_type.elem_type == old:
+            entry.type.tensor_type.elem_type = new
     for tensor in copy.graph.initializer:
-        if tensor.data_type == narrow:
-            array = onnx.numpy_helper.to_array(tensor).astype(_numpy(wide))
+        if tensor.data_type == old:
+            array = _retyped(onnx.numpy_helper.to_array(tensor), old, new)
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     for node in copy.graph.node:
         for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.i == narrow:
-                attribute.i = wide
+            if node.op_type == "Cast" and attribute.i == old:
+                attribute.i = new
     return copy

@@ -232,9 +232,11 @@ _CACHED_SOURCES = frozenset(["heads", "flat", "projected", "packed_split", "pack
 
 def consistent(recipe: Recipe) -> Recipe:
     """The recipe with choices taken back that do not go together."""
-    for settled in (_of_heads, _of_journey, _of_source, _of_sizes, _of_softmax):
+    for settled in (_of_heads, _of_journey, _of_source, _of_sizes, _of_softmax, _of_halves):
         recipe = dataclasses.replace(recipe, **settled(recipe))
     masks = tuple(_consistent(mask) for mask in recipe.masks)
+    if recipe.padding.startswith("assume") or recipe.target == "packed":  # padding is what the mask that is given says
+        masks = tuple(dataclasses.replace(mask, join="none", other="causal") for mask in masks)
     recipe = dataclasses.replace(recipe, masks=masks)
     return dataclasses.replace(recipe, opset=max(recipe.opset, _least_opset(recipe)))
 
@@ -272,6 +274,12 @@ def _of_source(recipe: Recipe) -> dict[str, Any]:
         changes["layers"] = 1
     apart = recipe.source in {"heads", "flat"} and recipe.cache == "none" and recipe.product == "four" and recipe.layers == 1
     return changes if apart else changes | {"batches": "same"}
+
+
+def _of_halves(recipe: Recipe) -> dict[str, Any]:
+    """Scores of float16 that vanish beside a mask number on a GPU are scaled."""
+    large = recipe.dtype == "float16" and recipe.ep == "cuda" and recipe.scale == "none"
+    return {"scale": "mul"} if large else {}
 
 
 def _of_sizes(recipe: Recipe) -> dict[str, Any]:
