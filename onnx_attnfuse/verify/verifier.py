@@ -82,7 +82,7 @@ class Verifier:
         """Places of such patterns that could not be judged, at level none, and why."""
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._definitions = list(definitions)
-        self._evidence = (options.evidence or _EVIDENCE) if keep_evidence else None
+        self._evidence = pathlib.Path(options.evidence or _EVIDENCE) if keep_evidence else None
         self._device = resolve(options.ep, options.arch) if self.doubts else Device("cpu")
 
     @functools.cached_property

@@ -321,7 +321,7 @@ def test_the_judge_sees_how_weights_are_merged(monkeypatch: pytest.MonkeyPatch, 
         return merged(builder, type(projections)(projections.input, (key, query, value)), spec)
 
     monkeypatch.setattr(attention, "_merged", exchanged)
-    _, site = fused(model_of("distance"), evidence=tmp_path)
+    _, site = fused(model_of("distance"), evidence=str(tmp_path))
     assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["differs"])
 
 
