@@ -235,8 +235,8 @@ def consistent(recipe: Recipe) -> Recipe:
     for settled in (_of_heads, _of_journey, _of_source, _of_sizes, _of_softmax, _of_halves):
         recipe = dataclasses.replace(recipe, **settled(recipe))
     masks = tuple(_consistent(mask) for mask in recipe.masks)
-    if recipe.padding.startswith("assume") or recipe.target == "packed":  # padding is what the mask that is given says
-        masks = tuple(dataclasses.replace(mask, join="none", other="causal") for mask in masks)
+    if recipe.padding.startswith("assume") or recipe.target == "packed":
+        masks = tuple(map(_of_padding, masks))
     recipe = dataclasses.replace(recipe, masks=masks)
     return dataclasses.replace(recipe, opset=max(recipe.opset, _least_opset(recipe)))
 
@@ -316,6 +316,12 @@ def _consistent(mask: Mask) -> Mask:
     if mask.kind in BIASES:
         return dataclasses.replace(mask, join="none", other="causal", spelled="compare", applied="where", fill="lowest")
     return mask if mask.join != "none" else dataclasses.replace(mask, other="causal")
+
+
+def _of_padding(mask: Mask) -> Mask:
+    """A mask that masks padding if anything that is given at run time, as is then taken for granted."""
+    kind = "padding" if mask.kind == "documents" else mask.kind
+    return dataclasses.replace(mask, kind=kind, join="none", other="causal")
 
 
 def _least_opset(recipe: Recipe) -> int:
