@@ -222,6 +222,11 @@ class Subject:
         return kept
 
 
+def _is_fused(node: onnx.NodeProto) -> bool:
+    """Whether a node is a fused operator, or holds one."""
+    return bool(node.domain) or node.op_type in {"Attention", "If"}
+
+
 def _has(graph: onnx.GraphProto, operator: str) -> bool:
     """Whether an operator is in the graph or in a branch."""
     inner = [item.g for node in graph.node for item in node.attribute if item.HasField("g")]
@@ -269,7 +274,10 @@ class _Session:
 
 
 class _Result:
-    """The result of a journey; by the reference where it is planned for a GPU and ONNX Runtime's CPU refuses it."""
+    """The result of a journey; by the reference where it is planned for a GPU and ONNX Runtime's CPU refuses it.
+
+    What is spelled out in float16 for a GPU is rounded at every node, as the original is.
+    """
 
     def __init__(self, model: onnx.ModelProto, recipe: Recipe) -> None:
         self.model = model
@@ -278,6 +286,9 @@ class _Result:
         self._reference: Reference | None = None
         self._session: _Session | Runs | None = Runs(model) if recipe.journey == "gradients" else None
         if self._session is not None:
+            return
+        if self._foreign and recipe.dtype == "float16" and not any(map(_is_fused, model.graph.node)):
+            self._reference = Reference(model)
             return
         try:
             self._session = _Session(model, enabled=self.enabled)
