@@ -222,11 +222,6 @@ class Subject:
         return kept
 
 
-def _is_fused(node: onnx.NodeProto) -> bool:
-    """Whether a node is a fused operator, or holds one."""
-    return bool(node.domain) or node.op_type in {"Attention", "If"}
-
-
 def _has(graph: onnx.GraphProto, operator: str) -> bool:
     """Whether an operator is in the graph or in a branch."""
     inner = [item.g for node in graph.node for item in node.attribute if item.HasField("g")]
@@ -276,7 +271,7 @@ class _Session:
 class _Result:
     """The result of a journey; by the reference where it is planned for a GPU and ONNX Runtime's CPU refuses it.
 
-    What is spelled out in float16 for a GPU is rounded at every node, as the original is.
+    What is planned for a GPU in float16 is rounded at every node, as the original is.
     """
 
     def __init__(self, model: onnx.ModelProto, recipe: Recipe) -> None:
@@ -287,7 +282,7 @@ class _Result:
         self._session: _Session | Runs | None = Runs(model) if recipe.journey == "gradients" else None
         if self._session is not None:
             return
-        if self._foreign and recipe.dtype == "float16" and not any(map(_is_fused, model.graph.node)):
+        if self._foreign and recipe.dtype == "float16":
             self._reference = Reference(model)
             return
         try:
