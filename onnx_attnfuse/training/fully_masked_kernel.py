@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Protocol
 
 import onnx_ir as ir
@@ -12,18 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.training.batch_subset import added_to, entries_with, taken
 from onnx_attnfuse.training.fully_masked_rows import Levelled
-from onnx_attnfuse.training.kernels.kernel import Gradients, Kernel, Operands
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of a backward kernel."""
-
-    kernel: Kernel
-    operands: Operands
-    saved: Mapping[str, ir.Value]
-    gradient: ir.Value
-    hint: str
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients
 
 
 class RowCorrection(Protocol):
@@ -41,7 +29,7 @@ class RowCorrection(Protocol):
         """The gradient of the result for the kernel."""
         ...
 
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
         """The gradients, from the kernel's.
 
         Args:
@@ -68,7 +56,7 @@ class NoCorrection:
         """Returns the gradient unchanged."""
         return gradient
 
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
         """Returns the gradients unchanged."""
         del call, query, keys
         return found
@@ -113,7 +101,7 @@ class AddedMaskCorrection(_Rows):
         """Returns the gradient unchanged."""
         return gradient
 
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
         """The keys get from these rows what queries of zeros did not give them."""
         if not keys:
             return found
@@ -138,7 +126,8 @@ class AddedMaskCorrection(_Rows):
             value=value,
             bias=taken(builder, builder.elementwise("Where", masked, own), entries),
         )
-        more = call.kernel.backward(builder, again, saved, gradient, f"{call.hint}/rows_without_key")
+        hint = f"{call.hint}/rows_without_key"
+        more = BackwardCall(call.kernel, again, saved, gradient, hint).emit(builder)
         return dataclasses.replace(found, key=added_to(builder, found.key, more.key, entries, self.dtype))
 
 
@@ -158,7 +147,7 @@ class ReplacedScoresCorrection(_Rows):
         """Rows of -inf alone give none, but to the values."""
         return self.where(self.all_infinite, 0.0, gradient)
 
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
         """Queries of these rows get none, and values that a row of -inf looks at get NaN."""
         del call, query, keys
         build, number = self.builder, ir.DataType.FLOAT
