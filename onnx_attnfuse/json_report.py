@@ -13,12 +13,12 @@ SCHEMA = 1
 class JsonReport:
     """A report that is written as JSON (schema 1)."""
 
-    JSON_KEYS: ClassVar[tuple[str, ...]] = ()
+    _JSON_KEYS: ClassVar[tuple[str, ...]] = ()
     """Fields and properties in the order of the JSON; nothing: all fields."""
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON types, `seconds` to the millisecond."""
-        names = self.JSON_KEYS or tuple(field.name for field in dataclasses.fields(self))
+        names = self._JSON_KEYS or tuple(field.name for field in dataclasses.fields(self))
         found = {name: _plain(getattr(self, name)) for name in names}
         found |= {"seconds": round(found["seconds"], 3)} if "seconds" in found else {}
         return {"schema": SCHEMA, **found}

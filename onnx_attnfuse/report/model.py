@@ -107,7 +107,7 @@ class SiteReport:
 class Report(JsonReport):
     """Everything a run found, did and refused."""
 
-    JSON_KEYS = (
+    _JSON_KEYS = (
         "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
         "patterns", "policy", "session", "sites",
     )  # fmt: skip

@@ -33,7 +33,7 @@ class UnfusedSite:
 class UnfuseReport(JsonReport):
     """Every fused operator of a model, and what became of it."""
 
-    JSON_KEYS = ("unfused", "kept", "differing", "seconds", "ops_before", "ops_after", "failures", "sites")
+    _JSON_KEYS = ("unfused", "kept", "differing", "seconds", "ops_before", "ops_after", "failures", "sites")
 
     sites: tuple[UnfusedSite, ...]
     seconds: float
