@@ -1,6 +1,6 @@
 """A builder that computes at once instead of adding nodes: what the training kernels build is run by PyTorch, on any device.
 
-It has as much of `graph.build.Builder` as `onnx_attnfuse.training.kernels`, `fully_masked_rows` and `fully_masked_kernel` use.
+It has as much of `graph.build.Builder` as `onnx_attnfuse.training.kernels`, `fully_masked_rows` and `row_corrections` use.
 """
 
 from __future__ import annotations

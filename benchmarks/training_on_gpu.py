@@ -21,10 +21,10 @@ from eager_builder import DTYPES, EagerBuilder
 
 from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.training.fully_masked_kernel import AddedMaskCorrection, NoCorrection
 from onnx_attnfuse.training.fully_masked_rows import levelled
 from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, aten
 from onnx_attnfuse.training.kernels.kernel import BackwardCall, Demand, Kernel, Operands, TrainingDevice
+from onnx_attnfuse.training.row_corrections import AddedMaskCorrection, RowCorrection
 
 BATCH, HEADS, SIZE, SCALE = 2, 4, 64, 0.11
 LOWEST = torch.finfo(torch.float32).min
@@ -104,7 +104,7 @@ def planned(
     """Result and gradients as they are planned; everything as (b, n, s, h)."""
     swap = kernel.layout == "bsnh"
     *operands, gradient = (item.transpose(1, 2).contiguous() if swap else item for item in given)
-    dtype, correction, added = builder.facts.dtype(operands[0]), NoCorrection(), bias
+    dtype, correction, added = builder.facts.dtype(operands[0]), RowCorrection(), bias
     if bias is not None and kind.dead:
         rows = levelled(builder, IndexedValue(bias, new_axes(list(bias.shape))), "added")
         dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.fully_masked, rows.all_infinite))

@@ -36,8 +36,8 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL
 
 Treatment = Literal["none", "added", "replaced"]
-"""What rows without a key need: nothing, since there are none; care, where numbers are added to the scores; other care, where
-numbers are put in their place, which stops the gradient."""
+"""The treatment of rows without a key: none, since there are none; or that for numbers that are added to the scores, or put in
+their place, which stops the gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Levelled:
 
 
 def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
-    """What rows without a key need.
+    """The treatment that rows without a key need.
 
     Raises:
         Refused: There may be such rows, and what the source makes of them cannot be expressed.
@@ -108,7 +108,7 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
 
 
 def _replacing(mask: Mask) -> tuple[tuple[float, ...], Mask]:
-    """What scores are replaced by in the end, and the steps before the first of these."""
+    """The numbers that scores are replaced by in the end, and the steps before the first that replaces."""
     last = next((place for place, step in enumerate(reversed(mask)) if not isinstance(step, Replaced)), len(mask))
     steps = mask[len(mask) - last :]
     return tuple(step.fill for step in steps if isinstance(step, Replaced)), mask[: len(mask) - last]

@@ -29,12 +29,12 @@ from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import KERNELS
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
-from onnx_attnfuse.training.normalize import StandIns
 from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
-from onnx_attnfuse.training.sdpa import KEPT
+from onnx_attnfuse.training.sdpa_fallback import KEPT
 from onnx_attnfuse.training.site import Dropout, TrainingSite
+from onnx_attnfuse.training.stand_ins import StandIns
 from onnx_attnfuse.verify.verifier import Verifier
 
 _IR_VERSION = 8

@@ -22,14 +22,13 @@ from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
-from onnx_attnfuse.training.fully_masked_kernel import (
+from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Layout, Operands
+from onnx_attnfuse.training.row_corrections import (
     AddedMaskCorrection,
-    NoCorrection,
     ReplacedScoresCorrection,
     RowCorrection,
 )
-from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Layout, Operands
 from onnx_attnfuse.training.site import TrainingSite
 
 
@@ -145,7 +144,7 @@ class _Building:
         spec = self.spec
         targets = (self.layouts.query, self.layouts.key, self.layouts.value)
         query, key, value = (self._taken(item, target) for item, target in zip(spec.operands(), targets, strict=True))
-        correction = NoCorrection()
+        correction = RowCorrection()
         if isinstance(rows, Levelled):
             fully_masked, all_infinite = (self._as_rows(test) for test in (rows.fully_masked, rows.all_infinite))
             kind = AddedMaskCorrection if self.handed.rows == "added" else ReplacedScoresCorrection

@@ -7,4 +7,4 @@ from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH, CUDNN, EFFICIENT, 
 from onnx_attnfuse.training.kernels.triton import TRITON_FLASH
 
 KERNELS: tuple[Kernel, ...] = (FLASH, TRITON_FLASH, CUDNN, EFFICIENT, CPU_FLASH)
-"""In the order in which they are taken where several can."""
+"""All kernels, in the order in which they are taken where several can compute an attention."""

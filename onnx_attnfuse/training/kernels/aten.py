@@ -22,14 +22,14 @@ from onnx_attnfuse.training.operators import ATEN
 Argument: TypeAlias = "ir.Value | float | int | bool | None"
 _RANDOM_STATE = frozenset(["philox_seed", "philox_offset"])
 _NUMBERS = frozenset([*_RANDOM_STATE, "max_q", "max_k", "max_seqlen_batch_q", "max_seqlen_batch_k"])
-"""Results that are one integer, in CPU memory whatever the device is; of arguments that are tensors the random state alone is."""
+"""Results that are one integer, in CPU memory whatever the device is; as tensor arguments only those of the random state are."""
 _TYPES = {
     "logsumexp": ir.DataType.FLOAT,
     "cum_seq_q": ir.DataType.INT32,
     "cum_seq_k": ir.DataType.INT32,
     **dict.fromkeys(_NUMBERS, ir.DataType.INT64),
 }
-"""Element types of results; all others are of that of the operands."""
+"""Element types of results by name; all others have that of the operands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,9 @@ class AtenKernel(Kernel):
 
     forward_signature: Signature
     backward_signature: Signature
-    """The results are gradients, named as in `Gradients`."""
+    """The backward overload; its results are called as the fields of `Gradients`."""
     bias_block: int | None = None
-    """How many keys of a bias are read at once: a bias is handed over with all axes, and keys to a multiple of that."""
+    """How many keys of a bias are read at once: a bias then has every axis at full length, and keys are padded to a multiple."""
 
     def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
         """Adds the forward call; its results by name."""
@@ -118,10 +118,12 @@ def emit_call(builder: Builder, call: Call, hint: str) -> dict[str, ir.Value]:
 
 
 def _input(builder: Builder, argument: Argument) -> ir.Value | None:
-    if argument is None or isinstance(argument, ir.Value):
-        return argument
-    if isinstance(argument, bool):
-        return builder.constant(np.asarray(argument, np.bool_))
-    if isinstance(argument, int):
-        return builder.constant(np.asarray(argument, np.int64))
-    return builder.scalar(argument, ir.DataType.FLOAT)
+    match argument:
+        case None | ir.Value():
+            return argument
+        case bool():
+            return builder.constant(np.asarray(argument, np.bool_))
+        case int():
+            return builder.constant(np.asarray(argument, np.int64))
+        case float():
+            return builder.scalar(argument, ir.DataType.FLOAT)

@@ -11,7 +11,7 @@ HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 
 
 def only(*allowed: ir.DataType) -> Condition:
-    """The operands are of one of these element types."""
+    """The operands have one of these element types."""
     names = " and ".join(sorted(dtype.name.lower() for dtype in allowed))
 
     def condition(request: Request) -> Reason | None:

@@ -1,4 +1,4 @@
-"""A kernel as a record, and what it is asked, given and gives."""
+"""Kernels as records: the device and the conditions of each; operands and gradients; how both parts are called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DeviceKind = Literal["cpu", "cuda"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingDevice:
-    """What the module is trained on."""
+    """The device that a module is trained on."""
 
     kind: DeviceKind
     arch: int = 0
@@ -38,7 +38,7 @@ class TrainingDevice:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What one attention asks of a kernel."""
+    """The features of an attention that a kernel may lack."""
 
     dtype: ir.DataType | None
     head_size: Dim
@@ -55,7 +55,7 @@ class Demand:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A demand, and the device that it is to be met on."""
+    """A demand on a device, which conditions of kernels are asked about."""
 
     demand: Demand
     device: TrainingDevice
@@ -67,7 +67,7 @@ Condition = Callable[[Request], "Reason | None"]
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """What a kernel computes with, in its layout."""
+    """The operands of a kernel, in its layout."""
 
     query: ir.Value
     key: ir.Value
@@ -80,7 +80,7 @@ class Operands:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """What the backward part of a kernel gives, in its layout."""
+    """The gradients that the backward part of a kernel gives, in its layout."""
 
     query: ir.Value
     key: ir.Value
@@ -100,7 +100,7 @@ class Kernel(abc.ABC):
     switch: Literal["flash", "efficient"] | None = None
     """The field of `Policy` that asks for the kernel or forbids it."""
     conditions: tuple[Condition, ...]
-    """In the order in which they are asked; the first that is not met is told."""
+    """The conditions in the order in which they are asked; the first that is not met is the reason."""
 
     def refuse(self, demand: Demand, device: TrainingDevice) -> Reason | None:
         """Why the kernel cannot compute an attention on a device, or None if it can."""
@@ -113,7 +113,11 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
-        """Adds the forward part; `output` and whatever else the backward part wants, by name."""
+        """Adds the forward part.
+
+        Returns:
+            `output`, and whatever else the backward part needs, by name.
+        """
 
     @abc.abstractmethod
     def backward(self, builder: Builder, call: BackwardCall) -> Gradients:
@@ -126,13 +130,13 @@ class BackwardCall:
 
     kernel: Kernel
     operands: Operands
-    """Those of the forward part."""
+    """The operands of the forward part."""
     saved: Mapping[str, ir.Value]
-    """What the forward part gave."""
+    """The results of the forward part by name."""
     gradient: ir.Value
     """The gradient of `output`."""
     hint: str
-    """What the new node is called."""
+    """The name of the new node, made unique."""
     bias_gradient: bool = False
     """The gradient of the bias is wanted, of a kernel that does not refuse it."""
 

@@ -53,7 +53,7 @@ FLASH = AtenKernel(
     forward_signature=Signature("_scaled_dot_product_flash_attention", *_FLASH),
     backward_signature=Signature("_scaled_dot_product_flash_attention_backward", *_FLASH_BACKWARD),
 )
-"""Half precision, causal or nothing masked at all, dropout."""
+"""Flash attention on CUDA: half precision, causal or nothing masked at all, dropout."""
 
 
 def _known_signature(request: Request) -> Reason | None:
@@ -65,7 +65,7 @@ def _known_signature(request: Request) -> Reason | None:
 
 
 def _without_dropout(request: Request) -> Reason | None:
-    """No weights are dropped."""
+    """No weights are dropped: the kernel is not used with dropout."""
     return Reason("dropout", "it is not used with dropout") if request.demand.dropout else None
 
 
@@ -78,7 +78,7 @@ CUDNN = AtenKernel(
     forward_signature=Signature("_scaled_dot_product_cudnn_attention", *_FLASH),
     backward_signature=Signature("_scaled_dot_product_cudnn_attention_backward", *_FLASH_BACKWARD),
 )
-"""Half precision, causal or nothing masked, where flash attention is not taken."""
+"""cuDNN's attention: half precision, causal or nothing masked, where flash attention is not taken."""
 
 
 def _types_of_gpu(request: Request) -> Reason | None:

@@ -56,7 +56,7 @@ def _emit(
     outputs: int,
     dims: Sequence[Dim] | None = None,
 ) -> Sequence[ir.Value]:
-    """Adds a TritonOp; its outputs, the first of shape `dims`."""
+    """Adds a TritonOp; its outputs, the first one of shape `dims`."""
     attributes = {"func_name": function, "causal": int(operands.causal), "softmax_scale": operands.scale}
     given = inputs if operands.bias is None else [*inputs, operands.bias]
     dtype = dtype_of(builder, operands)
