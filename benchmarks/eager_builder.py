@@ -1,6 +1,6 @@
 """A builder that computes at once instead of adding nodes: what the training kernels build is run by PyTorch, on any device.
 
-It has as much of `graph.build.Builder` as `onnx_attnfuse.training.kernels`, `rows` and `correction` use.
+It has as much of `graph.build.Builder` as `onnx_attnfuse.training.kernels`, `fully_masked_rows` and `row_corrections` use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnx_attnfuse.training.calls import Call
+from onnx_attnfuse.training.kernels.aten import Call
 
 DTYPES = {
     ir.DataType.FLOAT: torch.float32,
@@ -98,13 +98,12 @@ class EagerBuilder:
         schema = None if operator is None else operator.default._schema
         if schema is None or len(schema.arguments) != len(call.arguments) or len(schema.returns) != len(call.results):
             raise LookupError(f"torch {torch.__version__} has another {call.operator}")
-        given = [list(item) if isinstance(item, tuple) else item for _, item in call.arguments]
-        pairs = list(zip(schema.arguments, given, strict=True))
+        pairs = list(zip(schema.arguments, call.arguments.values(), strict=True))
         found = operator.default(
             *[item for slot, item in pairs if not slot.kwarg_only], **{slot.name: item for slot, item in pairs if slot.kwarg_only}
         )
         self.calls.append(call.operator)
-        return {result.name: item for result, item in zip(call.results, found, strict=True)}
+        return dict(zip(call.results, found, strict=True))
 
 
 def _pad(value: torch.Tensor, pads: torch.Tensor, number: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,6 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 from unittest import mock
 
 import onnx_ir as ir
@@ -23,17 +21,16 @@ from eager_builder import DTYPES, EagerBuilder
 
 from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.kernels.policy import Policy
-from onnx_attnfuse.training.fully_masked_kernel import AddedMaskCorrection, Call, NoCorrection
 from onnx_attnfuse.training.fully_masked_rows import levelled
-from onnx_attnfuse.training.kernels import cpu_flash, cudnn, efficient, flash
-from onnx_attnfuse.training.kernels.kernel import Demand, Operands, TrainingDevice
+from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, aten
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Demand, Kernel, Operands, TrainingDevice
+from onnx_attnfuse.training.row_corrections import AddedMaskCorrection, RowCorrection
 
 BATCH, HEADS, SIZE, SCALE = 2, 4, 64, 0.11
 LOWEST = torch.finfo(torch.float32).min
 TOLERANCES = {ir.DataType.FLOAT: 3e-3, ir.DataType.FLOAT16: 5e-3, ir.DataType.BFLOAT16: 4e-2}
 """Of the largest value; float32 may be computed in TF32 on a GPU."""
-KERNELS: tuple[ModuleType, ...] = (flash, cudnn, efficient, cpu_flash)
+KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, EFFICIENT, CPU_FLASH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,30 +99,29 @@ def truth(operands: list[torch.Tensor], gradient: torch.Tensor, kind: Kind, bias
 
 
 def planned(
-    builder: EagerBuilder, kernel: Any, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
+    builder: EagerBuilder, kernel: Kernel, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """Result and gradients as they are planned; everything as (b, n, s, h)."""
-    swap = kernel.LAYOUT == "bsnh"
+    swap = kernel.layout == "bsnh"
     *operands, gradient = (item.transpose(1, 2).contiguous() if swap else item for item in given)
-    dtype, correction, added = builder.facts.dtype(operands[0]), NoCorrection(), bias
+    dtype, correction, added = builder.facts.dtype(operands[0]), RowCorrection(), bias
     if bias is not None and kind.dead:
         rows = levelled(builder, IndexedValue(bias, new_axes(list(bias.shape))), "added")
-        dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.dead, rows.lost))
+        dead, lost = (builder.transpose(test, [0, 2, 1, 3]) if swap else test for test in (rows.fully_masked, rows.all_infinite))
         rows = dataclasses.replace(rows, bias=dataclasses.replace(rows.bias, value=rows.bias.value.to(operands[0].dtype)))
         correction, added = AddedMaskCorrection(builder, dtype, rows, dead, lost, 1 if swap else 2), rows.bias.value
     elif bias is not None:
         added = bias.to(operands[0].dtype)
     handed = Operands(correction.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
     saved = kernel.forward(builder, handed, "forward")
-    found = kernel.backward(builder, handed, saved, correction.gradient(gradient), "backward", bias_gradient=kind.trained)
-    call = Call(kernel, handed, saved, gradient, "backward")
-    found = correction.gradients(found, call, operands[0], keys=True)
+    call = BackwardCall(kernel, handed, saved, correction.gradient(gradient), "backward", kind.trained)
+    found = correction.gradients(call.emit(builder), call, operands[0], keys=True)
     results = [correction.result(saved["output"]), found.query, found.key, found.value]
     results = [item.transpose(1, 2) if swap else item for item in results]
     return [*results, found.bias] if kind.trained else results
 
 
-def outcome(kernel: ModuleType, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
+def outcome(kernel: Kernel, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
     """One cell of the table; None where the kernel is not planned for that."""
     demand = Demand(
         dtype,
@@ -138,15 +134,14 @@ def outcome(kernel: ModuleType, kind: Kind, dtype: ir.DataType, length: int, dev
         bias_gradient=kind.trained,
     )
     here = dataclasses.replace(device, torch=(2, 4))
-    if kernel.refuse(demand, here, Policy()) is not None:
+    if kernel.refuse(demand, here) is not None:
         return None
     torch.manual_seed(0)
     given = [torch.randn(BATCH, HEADS, length, SIZE, device=device.kind).to(DTYPES[dtype]) for _ in range(4)]
     bias = None if kind.bias is None else kind.bias(length, length).to(device.kind)
     builder = EagerBuilder(device.kind)
-    module = flash if kernel is cudnn else kernel
     try:
-        with mock.patch.object(module, "emit_call", lambda building, call, hint: building.run(call, hint)):
+        with mock.patch.object(aten, "emit_call", lambda building, call, hint: building.run(call, hint)):
             found = planned(builder, kernel, kind, given, bias)
     except (LookupError, RuntimeError) as error:
         return Outcome(str(error).splitlines()[0][:80], good=isinstance(error, LookupError))
@@ -179,7 +174,7 @@ def main() -> int:
                 if any(cells):
                     good = good and all(cell is None or cell.good for cell in cells)
                     shown = ["-" if cell is None else cell.words + ("" if cell.good else " **wrong**") for cell in cells]
-                    lines.append(f"| {kernel.NAME} | {kind.name} | {dtype.name.lower()} | {shown[0]} | {shown[1]} |")
+                    lines.append(f"| {kernel.name} | {kind.name} | {dtype.name.lower()} | {shown[0]} | {shown[1]} |")
     text = [
         "# The kernels of training, as they are called",
         "",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
     "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range", "finite-exponentials"
@@ -22,11 +23,6 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
 }
 """Each assumption, and what it says."""
-
-FORBIDS = -1e3
-"""Under `large-fills` a number masks from here down."""
-ONLY_LOWEST = -1e30
-"""Without it, only -inf and numbers that no score of any model comes near."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Assumed:
     @property
     def masked_from(self) -> float:
         """From here down a number that is added to a score, or put in its place, masks it."""
-        return FORBIDS if {"large-fills", "bounded-scores"} <= self.names else ONLY_LOWEST
+        return MASKS if {"large-fills", "bounded-scores"} <= self.names else MASKS_ANY_SCORE
 
     @property
     def finite_exponentials(self) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
@@ -19,25 +20,28 @@ _CONTRIB = "com.microsoft"
 def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
     """The report on a site as it is before anything is done."""
     node, spec, refusal = candidate.node, candidate.spec, candidate.refusal
-    found = SiteReport(label(node), scope.path, "skipped")
-    if candidate.softmax is None:
+    if candidate.softmax is not None:
+        found = SiteReport(label(node), scope.path, "skipped")
+    else:
         heads = attribute(node, "num_heads", attribute(node, "q_num_heads"))
         kv_heads = attribute(node, "kv_num_heads", heads)
-        status: Status = "already-fused"
-        found = dataclasses.replace(
-            found, status=status, op=node.op_type, domain=node.domain, num_heads=heads, kv_num_heads=kv_heads
+        found = SiteReport(
+            label(node), scope.path, "already-fused", op=node.op_type, domain=node.domain, num_heads=heads, kv_num_heads=kv_heads
         )
     if refusal is not None:
-        status = "not-attention" if refusal.code == "not-attention" else found.status
+        status: Status = "not-attention" if refusal.code == "not-attention" else found.status
         return dataclasses.replace(found, status=status, reasons=(refusal,))
-    if spec is None:
-        return found
+    return found if spec is None else dataclasses.replace(found, **_sizes(spec))
+
+
+def _sizes(spec: AttentionSpec) -> dict[str, int | None]:
+    """Heads and head sizes by their names in a report; None where they are computed at run time."""
     axes = spec.axes
     present = {leaf for axis in spec.key[-1].indexed.axes for leaf in leaves(axis)}
-    kv_axis = tuple(leaf for leaf in axes.n if leaf in present)
-    sizes = [length(axis) for axis in (axes.n, kv_axis, axes.h, axes.v)]
-    known = [size if isinstance(size, int) else None for size in sizes]
-    return dataclasses.replace(found, num_heads=known[0], kv_num_heads=known[1], head_size=known[2], v_head_size=known[3])
+    kv_heads = tuple(leaf for leaf in axes.n if leaf in present)
+    named = {"num_heads": axes.n, "kv_num_heads": kv_heads, "head_size": axes.h, "v_head_size": axes.v}
+    sizes = {name: length(axis) for name, axis in named.items()}
+    return {name: size if isinstance(size, int) else None for name, size in sizes.items()}
 
 
 def kept(found: SiteReport, asked: str) -> Reason:

@@ -23,8 +23,10 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
+from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
 __all__ = [
+    "NO_EXPONENTIAL",
     "Added",
     "Floored",
     "Kept",

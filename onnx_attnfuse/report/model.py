@@ -9,14 +9,13 @@ from typing import Any, Literal
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.containment import Failure
+from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.kernels.forecast import Gain
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.verify.verdict import Verified
-
-SCHEMA = 1
 
 Status = Literal["fused", "already-fused", "skipped", "not-attention"]
 
@@ -105,8 +104,13 @@ class SiteReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(JsonReport):
     """Everything a run found, did and refused."""
+
+    _JSON_KEYS = (
+        "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
+        "patterns", "policy", "session", "sites",
+    )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
     seconds: float
@@ -152,23 +156,3 @@ class Report:
 
     def _count(self, status: Status) -> int:
         return sum(site.status == status for site in self.sites)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON types (schema 1)."""
-        return {
-            "schema": SCHEMA,
-            "candidates": self.candidates,
-            "fused": self.fused,
-            "already_fused": self.already_fused,
-            "skipped": self.skipped,
-            "differing": self.differing,
-            "seconds": round(self.seconds, 3),
-            "ops_before": dict(self.ops_before),
-            "ops_after": dict(self.ops_after),
-            "notes": list(self.notes),
-            "failures": [failure.to_dict() for failure in self.failures],
-            "patterns": [dataclasses.asdict(pattern) for pattern in self.patterns],
-            "policy": dataclasses.asdict(self.policy),
-            "session": None if self.session is None else dataclasses.asdict(self.session),
-            "sites": [site.to_dict() for site in self.sites],
-        }

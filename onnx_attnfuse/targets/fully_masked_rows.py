@@ -17,19 +17,14 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added
-from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills, choose_fills, implied, masked_keys, sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import Fills, choose_fills, implied, masked_keys, sees_a_key
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Gain, MaskStep, Replaced, RowRule, ScaleValue
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import BiasEmitter
-
-_LOWEST_FLOAT32 = -3.4028234663852886e38
-_LEAST_EXPONENT = -50.0
-"""Numbers from here up, and ordinary scores besides, leave an exponential something."""
-_ABSORBS_HALF, _LEVELS_HALF = -2e4, -8192.0
-"""Added in float16, a number this low leaves nothing of an ordinary score; and one this low nothing of a score below 4."""
+from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +65,7 @@ def read_rows(
     """
     if meaning.nan is not None:
         raise Refused(meaning.nan.code, meaning.nan.message)
-    if spec.unshifted and any(context.bounds.expression(bias)[0] < _LEAST_EXPONENT for bias in meaning.biases):
+    if spec.unshifted and any(context.bounds.expression(bias)[0] < LEAST_EXPONENT for bias in meaning.biases):
         message = "a bias may be so low that exponentials lose their last digits, as no maximum is subtracted first"
         raise Refused("unshifted-exponentials", message)
     emitter = emitter if spec.mask else None
@@ -122,9 +117,9 @@ def _with_dead_rows(
     lowest = context.bounds.lowest(spec.mask)
     if zeroes:
         return _unless_zero(rows, compact, spec, fills, context)
-    if lowest <= (_LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or context.device.ep == "cuda"):
+    if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or context.device.ep == "cuda"):
         counted = "Greater" if lowest_counts else "GreaterOrEqual"
-        rows = _refill_dead_rows(rows, compact, counted, _LOWEST_FLOAT32, 0.0 if guards else math.nan, context.builder)
+        rows = _refill_dead_rows(rows, compact, counted, LOWEST_FLOAT32, 0.0 if guards else math.nan, context.builder)
     levelled = _levelled_below(spec, lowest, context)
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
 
@@ -159,7 +154,7 @@ def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
 
 def _absorbing(spec: AttentionSpec, context: BuildContext) -> float:
     """From here down a number that is added to a score of the source leaves nothing of it."""
-    return _ABSORBS_HALF if _rounds_to_half(spec, context) else ABSORBS
+    return ABSORBS_HALF if _rounds_to_half(spec, context) else ABSORBS
 
 
 def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -> float | None:
@@ -168,7 +163,7 @@ def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -
         return None
     if _adds_in_float32(spec, context.builder.facts):
         return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
-    return _LEVELS_HALF if _rounds_to_half(spec, context) and lowest <= _LEVELS_HALF else None
+    return LEVELS_HALF if _rounds_to_half(spec, context) and lowest <= LEVELS_HALF else None
 
 
 def _rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
@@ -218,10 +213,10 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
     if any(rule.lowest_counts for rule in guards):
         return rows
     if lowest == -math.inf and not guards:
-        rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", _LOWEST_FLOAT32, math.nan, builder)
+        rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", LOWEST_FLOAT32, math.nan, builder)
     if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
         lowest = min(lowest, -largest(spec.dtype))
-    highest = _LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
+    highest = LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         rows = _level_dead_rows(rows, compact, highest, builder)
         assert rows.zero_query is not None
@@ -253,7 +248,7 @@ def _finite(compact: IndexedValue, fully_masked: ir.Value, builder: Builder) -> 
 def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, builder: Builder) -> Rows:
     """Rows of finite numbers up to `highest` only: all scores of such a row become 0, and the bias alone counts."""
     has_key = _has_key(compact, "Greater", highest, builder)
-    finite = _has_key(compact, "GreaterOrEqual", _LOWEST_FLOAT32, builder)
+    finite = _has_key(compact, "GreaterOrEqual", LOWEST_FLOAT32, builder)
     fully_masked = builder.elementwise("And", [finite, builder.elementwise("Not", [has_key], ir.DataType.BOOL)], ir.DataType.BOOL)
     return _zeroing(rows, IndexedValue(fully_masked, (*compact.axes[:3], ())), builder)
 
@@ -275,8 +270,7 @@ def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, mean
     columns = set(leaves(spec.key_axis))
     if not any(columns & set(axis) for axis in condition.axes):
         return Refill(condition, not rule.keep_where)
-    may_mask = any(context.bounds.expression(bias)[0] <= context.bounds.masked_from for bias in meaning.biases)
-    if may_mask or kept_where(rule, context.reader) != meaning.allowed:
+    if any(map(context.bounds.may_mask, meaning.biases)) or kept_where(rule, context.reader) != meaning.allowed:
         name = condition.value.name
         raise Refused("weights-zeroed", f"the weights are set to 0 by '{name}', which is not the mask of the scores")
     value = builder.cast(condition.value, ir.DataType.BOOL)

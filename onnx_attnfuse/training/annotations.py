@@ -16,7 +16,7 @@ class Annotations:
     """The shapes that were taken out of a graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        """Takes them out."""
+        """Takes the shapes out of the graph."""
         self._kept: list[tuple[ir.Value, ir.Shape]] = []
         for value in graph.inputs:
             if value.shape is not None and not value.shape.is_static():
@@ -31,6 +31,6 @@ class Annotations:
             value.shape = shape
 
     def restore(self) -> None:
-        """Puts them back."""
+        """Puts the shapes back."""
         for value, shape in self._kept:
             value.shape = shape

@@ -40,20 +40,20 @@ def read_backward(
 
     Args:
         spec: The forward part.
-        softmax: Its softmax.
-        dropout: What happens to its weights.
+        softmax: The softmax of the forward part.
+        dropout: The dropout of the weights; None without one.
         replaced: Nodes that others were read in the place of.
         facts: Shapes and types.
 
     Raises:
-        Refused: There is none, or it computes something else, or an inner value is used by others too.
+        Refused: There is no backward part, or it computes something else, or an inner value is used by others too.
     """
     return _Reading(spec, softmax, dropout, replaced, facts).read()
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """Where the walk down from dS is."""
+    """A place on the walk down from dS."""
 
     indexed: IndexedValue
     factor: float = 1.0
@@ -62,7 +62,7 @@ class _Step:
 
 
 class _Reading:
-    """What has been found so far of one backward part."""
+    """A backward part as far as it has been read."""
 
     def __init__(
         self, spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
@@ -188,7 +188,7 @@ class _Reading:
             self.found["value"] = product.result
 
     def _is(self, product: Labelled, summed: Axis, channels: Axis) -> bool:
-        """Whether a product sums over the one and keeps everything else of the attention, with these channels."""
+        """Whether a product sums over an axis and keeps all others of the attention, with these channels."""
         spec = self.spec
         others = spec.key_axis if set(leaves(summed)) == set(leaves(spec.query_axis)) else spec.query_axis
         wanted = {*leaves(spec.batch_axis), *leaves(others), *leaves(channels)}
@@ -214,24 +214,30 @@ class _Reading:
         self.biases.append(BiasGradient(step.indexed, step.factor))
 
     def _through(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
-        """One operator that the gradient passes on its way through the steps between Q·Kᵀ and the softmax."""
+        """The step behind an operator that the gradient passes on its way through the steps between Q·Kᵀ and the softmax."""
         view = under(node, step.indexed.axes, self.facts)
         if view is not None:
             return dataclasses.replace(step, indexed=view)
         if not is_standard(node, "Mul", "Div", "Neg", "Where"):
             return None
         indexed = IndexedValue(node.outputs[0], step.indexed.axes)
-        if node.op_type == "Neg":
-            return dataclasses.replace(step, indexed=indexed, factor=-step.factor)
-        if node.op_type == "Where":
-            kept = self._selected(node, index)
-            return None if kept is None else dataclasses.replace(step, indexed=indexed, selected=(*step.selected, kept))
+        match node.op_type:
+            case "Neg":
+                return dataclasses.replace(step, indexed=indexed, factor=-step.factor)
+            case "Where":
+                kept = self._selected(node, index)
+                return None if kept is None else dataclasses.replace(step, indexed=indexed, selected=(*step.selected, kept))
+            case _:
+                return self._scaled(node, index, step)
+
+    def _scaled(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
+        """The step behind a product with a number, or a division by one."""
         other = _given(node, 1 - index)
         number, rank = self.facts.number(other), self.facts.rank(other)
         if not number or (node.op_type == "Div" and index == 1) or rank is None or rank > len(step.indexed.axes):
             return None
         factor = step.factor * number if node.op_type == "Mul" else step.factor / number
-        return dataclasses.replace(step, indexed=indexed, factor=factor)
+        return dataclasses.replace(step, indexed=IndexedValue(node.outputs[0], step.indexed.axes), factor=factor)
 
     def _selected(self, node: ir.Node, index: int) -> tuple[ir.Value, bool] | None:
         """The condition under which the gradient of a replaced score is kept, if the forward part replaced by the same."""
@@ -242,7 +248,7 @@ class _Reading:
         return kept if kept in self.selects else None
 
     def _operand_gradient(self, node: ir.Node, index: int, step: _Step) -> bool:
-        """Notes dQ or dK; whether it is one of them."""
+        """Notes dQ or dK; whether the node computes one of them."""
         contraction = read_contraction(node, self.facts)
         if contraction is None or index > 1:
             return False

@@ -24,7 +24,6 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import FORBIDS
 from onnx_attnfuse.attention.axes.factors import Axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
@@ -34,14 +33,11 @@ from onnx_attnfuse.attention.match.score_chain import replaces
 from onnx_attnfuse.attention.spec import AttentionSpec, Mask, Replaced
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.reasons import Refused
-
-_SWALLOWS, _SWALLOWS_HALF, _ROUNDS = -1e9, -2e4, -2e4
-"""A mask this low leaves nothing of a float32, or float16, score; and from here on it rounds float32 scores visibly."""
-
+from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL
 
 Treatment = Literal["none", "added", "replaced"]
-"""What rows without a key need: nothing, since there are none; care, where numbers are added to the scores; other care, where
-numbers are put in their place, which stops the gradient."""
+"""The treatment of rows without a key: none, since there are none; or that for numbers that are added to the scores, or put in
+their place, which stops the gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Levelled:
 
 
 def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
-    """What rows without a key need.
+    """The treatment that rows without a key need.
 
     Raises:
         Refused: There may be such rows, and what the source makes of them cannot be expressed.
@@ -72,7 +68,7 @@ def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatmen
         return "none"
     if spec.unshifted:
         raise Refused("unshifted-exponentials", "rows without a key are NaN, as no maximum is subtracted before exponentials")
-    rounding = [fill for fill in meaning.fills if _SWALLOWS < fill < _ROUNDS]
+    rounding = [fill for fill in meaning.fills if ROUNDS_ALL < fill < ROUNDS]
     if rounding and spec.dtype != ir.DataType.FLOAT16:
         raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
     if not replaces(spec.mask):
@@ -95,11 +91,11 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     counts = builder.elementwise("GreaterOrEqual", [bias.value, lowest], truth)
     finite = builder.cast(builder.reduce("ReduceMax", builder.cast(counts, single), [3]), truth)
     top = builder.reduce("ReduceMax", builder.elementwise("Where", [counts, bias.value, lowest], own), [3])
-    low = builder.elementwise("LessOrEqual", [top, builder.scalar(FORBIDS, own)], truth)
+    low = builder.elementwise("LessOrEqual", [top, builder.scalar(MASKS, own)], truth)
     zero = builder.scalar(0.0, own)
     low = builder.elementwise("And", [low, finite], truth)
     shifted = builder.elementwise("Sub", [bias.value, builder.elementwise("Where", [low, top, zero], own)], own)
-    limit = _SWALLOWS_HALF if own == ir.DataType.FLOAT16 else _SWALLOWS
+    limit = ABSORBS_HALF if own == ir.DataType.FLOAT16 else ROUNDS_ALL
     swallowed = builder.elementwise("LessOrEqual", [top, builder.scalar(limit, own)], truth)
     fully_masked = builder.elementwise("And", [swallowed, finite], truth)
     highest = builder.elementwise("Equal", [shifted, zero], truth)
@@ -112,7 +108,7 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
 
 
 def _replacing(mask: Mask) -> tuple[tuple[float, ...], Mask]:
-    """What scores are replaced by in the end, and the steps before the first of these."""
+    """The numbers that scores are replaced by in the end, and the steps before the first that replaces."""
     last = next((place for place, step in enumerate(reversed(mask)) if not isinstance(step, Replaced)), len(mask))
     steps = mask[len(mask) - last :]
     return tuple(step.fill for step in steps if isinstance(step, Replaced)), mask[: len(mask) - last]

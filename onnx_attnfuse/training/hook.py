@@ -27,11 +27,11 @@ _DEFAULT_OPSET = 17
 
 
 class Chosen:
-    """What one module asks for, and what came of it."""
+    """A module's policy, and the reports on its training graphs."""
 
     def __init__(self, policy: Policy | None) -> None:
         self.policy = policy
-        """None: what the environment says when the graph is built."""
+        """The kernels to use; None: what the environment says when the graph is built."""
         self.reports: list[TrainingReport] = []
         """A report for each training graph that was built."""
 
@@ -42,7 +42,7 @@ class _Hook:
     def __init__(self) -> None:
         self.registered = False
         self.everywhere: Chosen | None = None
-        """What modules get that ask for nothing; None: nothing is fused for them."""
+        """The choice for modules that ask for nothing; None: nothing is fused for them."""
         self.graphs = 0
 
     def register(self) -> None:
@@ -82,9 +82,9 @@ def enable(policy: Policy | None = None) -> Chosen:
 
 
 def prepare(policy: Policy | None) -> None:
-    """What has to be done before a module is wrapped that is to be fused by `policy`."""
+    """Registers what `policy` needs before a module is wrapped: the export of calls, where they are kept."""
     if (policy or Policy.from_environment()).sdpa_fallback:
-        from onnx_attnfuse.training.sdpa import keep_unmasked
+        from onnx_attnfuse.training.sdpa_fallback import keep_unmasked
 
         keep_unmasked(_opset())
 
@@ -106,7 +106,7 @@ def choosing(chosen: Chosen) -> Generator[None]:
 
 
 def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingReport:
-    """Fuses one graph, and tells."""
+    """Fuses one graph and logs the report on it."""
     import dataclasses
 
     from onnx_attnfuse.training.pipeline import fuse_graph
@@ -132,7 +132,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
 
 
 def _device() -> TrainingDevice:
-    """What this process trains on."""
+    """The device that this process trains on."""
     import torch
 
     from onnx_attnfuse.training.kernels.kernel import TrainingDevice
@@ -155,7 +155,7 @@ def _words(policy: Policy) -> str:
 
 
 def _debug_level() -> int:
-    """What ATTNFUSE_DEBUG asks for: 0 nothing, 1 a line for each site, 2 the graphs too."""
+    """The level that ATTNFUSE_DEBUG sets: 0 nothing, 1 a line for each site, 2 the graphs too."""
     level = os.environ.get("ATTNFUSE_DEBUG", "1")
     return int(level) if level.isdigit() else 1
 

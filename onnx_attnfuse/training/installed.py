@@ -1,4 +1,4 @@
-"""What training needs besides this package, and one clear error where it is not there."""
+"""The packages that training needs besides this one, and one clear error where they are missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ortmodule() -> ModuleType:
     """`onnxruntime.training.ortmodule`, imported now.
 
     Raises:
-        MissingDependencyError: It is not installed, or cannot be imported with this version of PyTorch.
+        MissingDependencyError: onnxruntime-training is not installed, or cannot be imported with this version of PyTorch.
     """
     if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnxruntime.training") is None:
         raise MissingDependencyError(f"{_NEEDED}, which is not installed; {_REMEDY}")

@@ -29,12 +29,12 @@ from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import KERNELS
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
-from onnx_attnfuse.training.normalize import StandIns
 from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
-from onnx_attnfuse.training.sdpa import KEPT
+from onnx_attnfuse.training.sdpa_fallback import KEPT
 from onnx_attnfuse.training.site import Dropout, TrainingSite
+from onnx_attnfuse.training.stand_ins import StandIns
 from onnx_attnfuse.verify.verifier import Verifier
 
 _IR_VERSION = 8
@@ -118,29 +118,23 @@ class _Run:
                     reason = refused.reason
                 else:
                     self.standins.forget()
-                    return dataclasses.replace(reported, kernel=kernel.NAME, handed=_words(handed), others=tuple(others))
-            others.append((kernel.NAME, reason))
+                    return dataclasses.replace(reported, kernel=kernel.name, handed=_words(handed), others=tuple(others))
+            others.append((kernel.name, reason))
         return dataclasses.replace(reported, others=tuple(others))
 
     def _order(self) -> list[Kernel]:
         """The kernels of this device, those that are asked for first."""
-        here = [kernel for kernel in KERNELS if not self._is_elsewhere(kernel)]
+        here = [kernel for kernel in KERNELS if kernel.device == self.device.kind]
         return sorted(here, key=lambda kernel: not self._switch(kernel))
 
-    def _is_elsewhere(self, kernel: Kernel) -> bool:
-        """Whether it never runs on this kind of device."""
-        nothing = Demand(None, 64, 64, bias=False, causal=False, square=True, dropout=0.0, bias_gradient=False)
-        reason = kernel.refuse(nothing, self.device, self.policy)
-        return reason is not None and reason.code == "other-device"
-
     def _switch(self, kernel: Kernel) -> bool | None:
-        return {"flash": self.policy.flash, "efficient": self.policy.efficient}.get(kernel.SWITCH or "")
+        return {"flash": self.policy.flash, "efficient": self.policy.efficient}.get(kernel.switch or "")
 
     def _refusal(self, kernel: Kernel, demand: Demand) -> Reason | None:
         """Why a kernel is not taken."""
         if self._switch(kernel) is False:
             return Reason("switched-off", "it is switched off")
-        return kernel.refuse(demand, self.device, self.policy)
+        return kernel.refuse(demand, self.device)
 
     def _handed(self, site: TrainingSite, demand: Demand) -> Handed:
         """How the mask is handed over.

@@ -19,13 +19,13 @@ class Labelled:
 
     @property
     def result(self) -> IndexedValue:
-        """What the product gives."""
+        """The result of the product."""
         labels = self.contraction.out
         return IndexedValue(self.contraction.node.outputs[0], tuple(self.known[label] for label in labels))
 
     @property
     def summed(self) -> frozenset[Factor]:
-        """The factors that it sums over."""
+        """The factors that the product sums over."""
         return frozenset(leaf for label in self.contraction.summed for leaf in leaves(self.known[label]))
 
 
@@ -71,7 +71,7 @@ def _fits(contraction: Contraction, known: dict[str, Axis], facts: Facts) -> boo
 
 
 def operand_of(found: Labelled, index: int, facts: Facts) -> IndexedValue:
-    """One operand of a labelled product; an axis of length 1 has no factors."""
+    """An operand of a labelled product; an axis of length 1 has no factors."""
     value = found.contraction.operands[index]
     dims = facts.dims(value) or ()
     axes = tuple(() if dim == 1 else found.known[label] for dim, label in zip(dims, found.contraction.labels[index], strict=True))

@@ -9,14 +9,14 @@ from onnx_attnfuse.reasons import Reason
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSiteReport:
-    """One attention."""
+    """Report on one attention of a training graph."""
 
     name: str
     """The name of its softmax."""
     kernel: str | None
-    """What computes it now, forward and backward; None: what did before."""
+    """The kernel that computes the attention now, forward and backward; None: the nodes that did before."""
     mask: str = "no_mask"
-    """The kinds of its mask, as `SiteReport.mask` has them."""
+    """The kinds of the mask, as `SiteReport.mask` has them."""
     mask_text: str | None = None
     """The mask as a formula."""
     shape: str = ""
@@ -25,13 +25,13 @@ class TrainingSiteReport:
     handed: str = ""
     """How the mask is handed over."""
     reasons: tuple[Reason, ...] = ()
-    """Why it is not fused; for one that is, nothing."""
+    """Why the attention is not fused; nothing for one that is."""
     others: tuple[tuple[str, Reason], ...] = ()
     """Kernels that were not taken, and why not."""
 
     @property
     def fused(self) -> bool:
-        """Whether a kernel computes it."""
+        """Whether a kernel computes the attention."""
         return self.kernel is not None
 
     def line(self) -> str:
@@ -47,13 +47,13 @@ class TrainingSiteReport:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingReport:
-    """All attentions of one training graph."""
+    """Report on all attentions of a training graph."""
 
     device: str
     sites: tuple[TrainingSiteReport, ...]
     policy: str = ""
     defect: Reason | None = None
-    """What went wrong inside attnfuse, so that the whole graph was left as it was."""
+    """A failure inside attnfuse, for which the whole graph was left as it was."""
 
     @property
     def fused(self) -> int:

@@ -22,15 +22,13 @@ from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
-from onnx_attnfuse.training.fully_masked_kernel import (
+from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Layout, Operands
+from onnx_attnfuse.training.row_corrections import (
     AddedMaskCorrection,
-    Call,
-    NoCorrection,
     ReplacedScoresCorrection,
     RowCorrection,
 )
-from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
-from onnx_attnfuse.training.kernels.kernel import Gradients, Kernel, Layout, Operands
 from onnx_attnfuse.training.site import TrainingSite
 
 
@@ -106,7 +104,7 @@ class _Building:
         self.spec = site.spec
         assert site.spec.dtype is not None
         self.dtype = site.spec.dtype
-        self.layouts = Layouts4.of(site.spec.axes, kernel.LAYOUT)
+        self.layouts = Layouts4.of(site.spec.axes, kernel.layout)
 
     def build(self) -> list[tuple[IndexedValue, IndexedValue]]:
         """The values to replace, as far down as only views follow, and the new ones."""
@@ -121,8 +119,9 @@ class _Building:
         self.added += builder.added
         builder.at(_first_reader(backward.output, backward.results, anchor_of(spec)))
         taken = self._taken(sources.sources(backward.output, builder.facts, plain=True), self.layouts.output)
-        call = Call(self.kernel, given.operands, saved, given.correction.gradient(taken), f"{name}/backward")
-        found = self.kernel.backward(builder, call.operands, saved, call.gradient, call.hint, bias_gradient=bool(backward.biases))
+        gradient = given.correction.gradient(taken)
+        call = BackwardCall(self.kernel, given.operands, saved, gradient, f"{name}/backward", bool(backward.biases))
+        found = call.emit(builder)
         return [*pairs, *self._gradients(given.correction.gradients(found, call, given.query, keys=backward.key is not None))]
 
     def _rows(self) -> Levelled | IndexedValue | None:
@@ -145,12 +144,12 @@ class _Building:
         spec = self.spec
         targets = (self.layouts.query, self.layouts.key, self.layouts.value)
         query, key, value = (self._taken(item, target) for item, target in zip(spec.operands(), targets, strict=True))
-        correction = NoCorrection()
+        correction = RowCorrection()
         if isinstance(rows, Levelled):
             fully_masked, all_infinite = (self._as_rows(test) for test in (rows.fully_masked, rows.all_infinite))
             kind = AddedMaskCorrection if self.handed.rows == "added" else ReplacedScoresCorrection
             correction = kind(
-                self.builder, self.dtype, rows, fully_masked, all_infinite, 2 if self.kernel.LAYOUT == "bnsh" else 1
+                self.builder, self.dtype, rows, fully_masked, all_infinite, 2 if self.kernel.layout == "bnsh" else 1
             )
         bias = rows.bias if isinstance(rows, Levelled) else rows
         dropout = 0.0 if self.site.dropout is None else self.site.dropout.ratio
@@ -161,7 +160,7 @@ class _Building:
 
     def _as_rows(self, test: ir.Value) -> ir.Value:
         """A test of rows so that it broadcasts against the queries."""
-        return test if self.kernel.LAYOUT == "bnsh" else self.builder.transpose(test, [0, 2, 1, 3])
+        return test if self.kernel.layout == "bnsh" else self.builder.transpose(test, [0, 2, 1, 3])
 
     def _taken(self, operand: tuple[Source, ...], target: Axes) -> ir.Value:
         """An operand in the kernel's layout, from wherever above it that costs least."""

@@ -1,4 +1,4 @@
-"""A gradient graph from and to what ORTModule hands over."""
+"""Gradient graphs read from the protobuf that ORTModule hands over, and written back into it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import onnx_ir as ir
 
 
 def read_graph(graph: onnx.GraphProto, opset: int) -> ir.Graph:
-    """The graph as the engine reads it; it does not say which opset it is of."""
+    """A gradient graph as onnx-ir has it; `opset` is told, since the protobuf does not say which it is of."""
     read = ir.serde.deserialize_graph(graph)
     read.opset_imports[""] = opset
     return read
 
 
 def write_graph(read: ir.Graph, graph: onnx.GraphProto) -> None:
-    """Puts a graph into the place of another."""
+    """Writes a graph over the protobuf of another."""
     graph.CopyFrom(ir.serde.serialize_graph(read))

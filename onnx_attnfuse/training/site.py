@@ -1,4 +1,4 @@
-"""One attention in training: the forward part as the engine reads it, and the backward part."""
+"""An attention in training: its forward part as a specification, its gradients, its dropout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Dropout:
     node: ir.Node
     ratio: float
     mask: ir.Value | None
-    """Where weights are kept; the backward part reads it."""
+    """The mask of weights that are kept, which the backward part reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BiasGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """The gradients of one attention: what they are computed from, and the values that hold them."""
+    """The gradients of an attention: what they are computed from, and the values that hold them."""
 
     output: IndexedValue
     """The gradient of the result, which all others are computed from."""
@@ -41,17 +41,17 @@ class Backward:
     value: IndexedValue | None
     biases: tuple[BiasGradient, ...] = ()
     inner: tuple[ir.Value, ...] = ()
-    """Values between these, which nothing else looks at."""
+    """Values between the gradients, which nothing else looks at."""
 
     @property
     def results(self) -> tuple[IndexedValue, ...]:
-        """The gradients of the operands that there are."""
+        """The gradients of the operands, as far as anything asks for them."""
         return tuple(indexed for indexed in (self.query, self.key, self.value) if indexed is not None)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSite:
-    """One attention with its gradients."""
+    """An attention with its gradients."""
 
     spec: AttentionSpec
     meaning: Meaning

@@ -18,7 +18,7 @@ _FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT1
 
 
 def over(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
-    """What `indexed` is a view of, or was before it was converted to another float type."""
+    """The value that `indexed` is a view of, or was before it was converted to another float type; None if it is neither."""
     node = indexed.value.producer()
     if is_standard(node, "Cast") and node.inputs[0] is not None and facts.dtype(node.inputs[0]) in _FLOATS:
         return IndexedValue(node.inputs[0], indexed.axes)
@@ -26,7 +26,7 @@ def over(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
 
 
 def under(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
-    """What a view, or a conversion between float types, makes of an input that lies as `axes`."""
+    """The output of a view, or of a conversion between float types, of an input that lies as `axes`; None of other nodes."""
     if is_standard(node, "Cast") and facts.dtype(node.outputs[0]) in _FLOATS:
         return IndexedValue(node.outputs[0], axes)
     return downward(node, axes, facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-SCHEMA = 1
+from onnx_attnfuse.json_report import JsonReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Divergence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verification:
+class Verification(JsonReport):
     """Whether two models are the same, and how that was found."""
 
     equal: bool
@@ -57,5 +57,4 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """The verification as plain JSON types."""
-        found = dataclasses.asdict(self)
-        return {"schema": SCHEMA, **found, "kinds": dict(self.kinds), "outputs": list(found["outputs"])}
+        return {**super().to_dict(), "kinds": dict(self.kinds)}

@@ -13,9 +13,6 @@ import onnx_ir as ir
 
 from onnx_attnfuse import Facts, steps, weight_step
 
-_NO_EXPONENTIAL = -104.0
-"""Below this the exponential of a float32 is 0."""
-
 
 @weight_step("IsNaN")
 def nan_test(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | None:
@@ -49,7 +46,7 @@ def _no_exponential(test: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.
     """The nodes of `max(scores) < -104` for the scores that `weights` are the softmax of; none if it is something else."""
     softmax, bound = weights.producer(), test.inputs[1] if test.op_type == "Less" else None
     top = test.inputs[0].producer() if bound is not None and test.inputs[0] is not None else None
-    if bound is None or top is None or softmax is None or facts.number(bound) != _NO_EXPONENTIAL:
+    if bound is None or top is None or softmax is None or facts.number(bound) != steps.NO_EXPONENTIAL:
         return ()
     same = top.op_type == "ReduceMax" and softmax.op_type == "Softmax" and top.inputs[0] is softmax.inputs[0]
     return (test, top) if same else ()

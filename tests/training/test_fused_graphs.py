@@ -10,7 +10,7 @@ import pytest
 
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training import pipeline
-from onnx_attnfuse.training.kernels import cpu_flash, cudnn, efficient, flash, triton_flash
+from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, TRITON_FLASH
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.report import TrainingSiteReport
 from tests.training import kernels_in_torch
@@ -31,9 +31,9 @@ class AsHalf:
     def __getattr__(self, name: str):
         return getattr(self._kernel, name)
 
-    def refuse(self, demand, device, policy):
+    def refuse(self, demand, device):
         half = demand if demand.dtype is None else dataclasses.replace(demand, dtype=ir.DataType.FLOAT16)
-        return self._kernel.refuse(half, device, policy)
+        return self._kernel.refuse(half, device)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_recorded_graphs_compute_what_pytorch_does(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None])
 def test_fused_on_the_cpu(name: str) -> None:
     site, step, model = fused(name, CPU)
-    assert site.kernel == cpu_flash.NAME, site.line()
+    assert site.kernel == CPU_FLASH.name, site.line()
     assert not count(model, "Softmax", "SoftmaxGrad_13")
     assert_same(step, eager(CASES[name]), tolerance(name))
 
@@ -89,26 +89,26 @@ def test_left_alone_on_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None or case.refused_by_kernel])
 def test_fused_by_the_efficient_kernel(name: str) -> None:
     site, step, model = fused(name, GPU, Policy(flash=False, efficient=True))
-    assert site.kernel == efficient.NAME, site.line()
+    assert site.kernel == EFFICIENT.name, site.line()
     assert not count(model, "Softmax", "SoftmaxGrad_13", "Dropout", "DropoutGrad")
     wanted = evaluated(recorded(name), CASES[name]) if site.dropout else eager(CASES[name])
     assert_same(step, wanted, tolerance(name))
 
 
-@pytest.mark.parametrize("kernel", [flash, cudnn])
+@pytest.mark.parametrize("kernel", [FLASH, CUDNN])
 @pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
 def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
     site, step, model = fused(name, GPU)
-    if kernel is cudnn and name == "dropout":
+    if kernel is CUDNN and name == "dropout":
         assert [reason.code for _, reason in site.others] == ["dropout"]
         return
-    assert site.kernel == kernel.NAME, site.line()
+    assert site.kernel == kernel.name, site.line()
     assert not count(model, "Softmax", "SoftmaxGrad_13", "Dropout", "DropoutGrad")
     assert_same(step, evaluated(recorded(name), CASES[name]))
 
 
-@pytest.mark.parametrize("kernel", [flash, cudnn])
+@pytest.mark.parametrize("kernel", [FLASH, CUDNN])
 def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
     assert [reason.code for _, reason in fused("padding", GPU)[0].others] == ["no-mask"]
@@ -117,17 +117,17 @@ def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "padding", "padding_throughout", "rows", "filled_throughout", "triangle", "bias"])
 def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
-    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(triton_flash),))
+    monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(TRITON_FLASH),))
     site, step, _ = fused(name, GPU)
-    assert site.kernel == triton_flash.NAME, site.line()
+    assert site.kernel == TRITON_FLASH.name, site.line()
     assert_same(step, eager(CASES[name]))
 
 
-@pytest.mark.parametrize("kernel", [flash, cudnn])
+@pytest.mark.parametrize("kernel", [FLASH, CUDNN])
 def test_half_precision_needs_no_change_of_type(kernel, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (kernel,))
     site, step, model = fused("autocast_triangle", GPU)
-    assert site.kernel == kernel.NAME, site.line()
+    assert site.kernel == kernel.name, site.line()
     assert_same(step, eager(CASES["autocast_triangle"]), tolerance("autocast_triangle"))
     kinds = [node for node in model.graph if node.op_type == "ATen"]
     assert {value.dtype for node in kinds for value in node.outputs[:1]} == {ir.DataType.FLOAT16}

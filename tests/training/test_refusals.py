@@ -16,8 +16,8 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training.hook import enable
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
-from onnx_attnfuse.training.normalize import StandIns
 from onnx_attnfuse.training.pipeline import fuse_graph
+from onnx_attnfuse.training.stand_ins import StandIns
 from tests.training.evaluating import eager, evaluated, recorded
 from tests.training.modules import CASES
 

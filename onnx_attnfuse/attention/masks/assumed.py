@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, ONLY_LOWEST, AssumptionName
+from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.traverse import elements_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Floored
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
 
 
 def assumed_by(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> tuple[AssumptionName, ...]:
@@ -20,7 +21,7 @@ def assumed_by(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> tuple[Ass
 
 
 def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[AssumptionName]:
-    if any(fill > ONLY_LOWEST for fill in meaning.fills):
+    if any(fill > MASKS_ANY_SCORE for fill in meaning.fills):
         yield "large-fills"
         yield "bounded-scores"
     if any(isinstance(step, Floored) for step in spec.mask) or (meaning.biases and not meaning.is_trivial):

@@ -32,20 +32,12 @@ from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
 from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, MaskStep, Replaced, Scaled, step_gains
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.thresholds import ABOVE_NEARLY_LOWEST, ABSORBS, MASKS_APART, NEARLY_LOWEST, ROUNDS, ROUNDS_ALL, ROUNDS_SCALED
 
 Fills = Literal["lowest", "exact"]
 """What replaced scores become in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's
 own fill, with the queries of rows that are replaced throughout set to zero."""
 
-ABSORBS = -1e12
-"""Added in float32, a number this low leaves nothing of an ordinary score."""
-_LOWEST, _ABOVE_LOWEST = -3.4e38, -3e38
-_ROUNDS, _ROUNDS_ALL = -2e4, -1e9
-"""Between these, adding the number rounds a float32 score visibly and still leaves something of it."""
-_ROUNDS_SCALED = -2e3
-"""From here down already, where the sum is multiplied: the digits that are left are not those of a sum with the product."""
-_APART = 2e3
-"""Two masked keys whose numbers differ by this much do not share a row's weight: ordinary scores lie closer together."""
 _MAX_EVENTS = 6
 
 
@@ -95,7 +87,7 @@ class _Event:
 
 def sees_a_key(meaning: Meaning, bounds: Bounds) -> bool:
     """Whether every row certainly has a key that is not masked: the predicates leave one, and nothing that is added masks it."""
-    return meaning.rows_see_a_key and all(bounds.expression(bias)[0] > bounds.masked_from for bias in meaning.biases)
+    return meaning.rows_see_a_key and not any(map(bounds.may_mask, meaning.biases))
 
 
 def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABSORBS) -> MaskedKeys:
@@ -128,7 +120,7 @@ def _rescaled(mask: Mask, reader: Reader, bounds: Bounds) -> float | None:
     sums = [split_added(step, Gain(), reader) for step in mask[:last] if isinstance(step, Added)]
     numbers = [fill for parts in sums for fill in parts.fills]
     numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
-    return next((number for number in numbers if _ROUNDS_ALL < number < _ROUNDS_SCALED), None)
+    return next((number for number in numbers if ROUNDS_ALL < number < ROUNDS_SCALED), None)
 
 
 def _is_scaling(step: MaskStep) -> bool:
@@ -144,7 +136,7 @@ def _is_summed_in_half(step: MaskStep, mask: Mask, reader: Reader, bounds: Bound
         return True
     parts = split_added(step, Gain(), reader)
     computed = [bias for bias in parts.biases if not isinstance(bias, Element)]
-    return bool(parts.biases and parts.fills) or any(bounds.expression(bias)[0] <= bounds.masked_from for bias in computed)
+    return bool(parts.biases and parts.fills) or any(map(bounds.may_mask, computed))
 
 
 def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
@@ -159,7 +151,7 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     """
     replaced = [key for key in masked.keys if not key.scored]
     scored = [key for key in masked.keys if key.scored]
-    rounding = [key.high for key in scored if key.low > _ROUNDS_ALL and key.high < _ROUNDS and absorbs < key.high]
+    rounding = [key.high for key in scored if key.low > ROUNDS_ALL and key.high < ROUNDS and absorbs < key.high]
     rounding = rounding if masked.additions > 1 else []
     if masked.rescaled is not None:
         rounding.append(masked.rescaled)
@@ -171,7 +163,7 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
             "rounded-mask", "a bias and a mask are summed in float16, which the device computes in float32 in some places"
         )
     for key, other in itertools.product(replaced, scored):
-        if not key.absorbs(absorbs) and not other.low >= key.high + _APART:
+        if not key.absorbs(absorbs) and not other.low >= key.high + MASKS_APART:
             message = f"scores are replaced by {key.high:g} and others masked by adding; rows without a key would mix both"
             raise Refused("weak-fill", message)
     alike = len({number for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
@@ -186,7 +178,7 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
 
 def _stays_below(replaced: MaskedKey, scored: MaskedKey) -> bool:
     """Whether two masked keys share a row's weight as they did once the one that was replaced has the lowest number."""
-    return replaced.high <= _LOWEST or scored.low >= max(replaced.high + _APART, _ABOVE_LOWEST)
+    return replaced.high <= NEARLY_LOWEST or scored.low >= max(replaced.high + MASKS_APART, ABOVE_NEARLY_LOWEST)
 
 
 def implied(premise: Expression, conclusion: Expression) -> bool:
@@ -213,8 +205,8 @@ def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], b
                 unknown = _has_unread_amount(parts.allowed)
                 number = (-math.inf, bounds.masked_from) if unknown else (min(parts.fills), max(parts.fills))
                 events.append(_Event(place, parts.allowed, number))
-            lows = [bounds.expression(bias)[0] for bias in parts.biases]
-            events += [_Event(place, None, (low, bounds.masked_from)) for low in lows if low <= bounds.masked_from]
+            lows = [bounds.expression(bias)[0] for bias in parts.biases if bounds.may_mask(bias)]
+            events += [_Event(place, None, (low, bounds.masked_from)) for low in lows]
             earlier = any(isinstance(other, (Replaced, Floored)) for other in mask[:place])
             biased |= bool(parts.biases) and earlier
     return events, biased

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import FORBIDS
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.attention.masks.expression import (
     And,
@@ -29,6 +28,7 @@ from onnx_attnfuse.attention.masks.expression import (
     Truth,
 )
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.thresholds import MASKS
 
 Array = npt.NDArray[Any]
 
@@ -115,5 +115,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Neg": np.negative,
     "Sub": np.subtract,
-    "Unmasked": functools.partial(np.less, FORBIDS),
+    "Unmasked": functools.partial(np.less, MASKS),
 }

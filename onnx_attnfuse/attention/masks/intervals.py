@@ -17,13 +17,13 @@ from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Exp
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.thresholds import LARGEST_FLOAT16, ORDINARY
 
 Interval = tuple[float, float]
 
 _ANY: Interval = (-math.inf, math.inf)
-_ORDINARY: Interval = (-900.0, 900.0)
+_ORDINARY: Interval = (-ORDINARY, ORDINARY)
 """What activations and weights lie in: the scores that they are added to are no larger."""
-_LARGEST_HALF = 65504.0
 _UNIT: Interval = (0.0, 1.0)
 _MOVING = (
     *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice"),
@@ -43,6 +43,10 @@ class Bounds:
     def masked_from(self) -> float:
         """From here down a number that is added to a score, or put in its place, masks it."""
         return self._facts.assumed.masked_from
+
+    def may_mask(self, bias: Expression) -> bool:
+        """Whether something that is added to the scores may be so low that it masks a key."""
+        return not self.expression(bias)[0] > self.masked_from  # NaN may be anything
 
     def lowest(self, mask: Mask) -> float:
         """The lowest value that the mask can add to a score."""
@@ -145,7 +149,7 @@ def _constant(value: ir.Value) -> Interval:
 def _in_half(bounds: Interval) -> Interval:
     """What may have become infinite in float16; where it is computed in float32 it has not."""
     low, high = bounds
-    return (-math.inf if low < -_LARGEST_HALF else low), (math.inf if high > _LARGEST_HALF else high)
+    return (-math.inf if low < -LARGEST_FLOAT16 else low), (math.inf if high > LARGEST_FLOAT16 else high)
 
 
 def _union(*parts: Interval) -> Interval:

@@ -19,7 +19,6 @@ from onnx_attnfuse.attention.match import steps
 from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken
 from onnx_attnfuse.attention.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
-from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 
 
@@ -33,13 +32,13 @@ class Folded:
     mask: Mask
 
 
-def fold(path: ScorePath, facts: Facts) -> Folded:
+def fold(path: ScorePath, reader: Reader) -> Folded:
     """Folds the steps of a path, first step first.
 
     Raises:
         Refused: They amount to something else; the reason names the step's node.
     """
-    folder = _Folder(path.columns(), facts)
+    folder = _Folder(path.columns(), reader)
     for taken in path.steps:
         folder.take(taken)
     return folder.result()
@@ -48,9 +47,9 @@ def fold(path: ScorePath, facts: Facts) -> Folded:
 class _Folder:
     """The steps taken so far."""
 
-    def __init__(self, columns: frozenset[Factor], facts: Facts) -> None:
+    def __init__(self, columns: frozenset[Factor], reader: Reader) -> None:
         self._columns = columns
-        self._facts = facts
+        self._reader, self._facts, self._bounds = reader, reader.facts, Bounds(reader.facts)
         self._scale = 1.0
         self._scale_values: list[ScaleValue] = []
         self._squashed = False
@@ -102,9 +101,9 @@ class _Folder:
         name = step.operand.name
         indexed = self._operand(step.operand, taken)
         if any(not self._columns.isdisjoint(leaves(axis)) for axis in indexed.axes):
-            if step.divide or not is_binary(element(indexed.refined(), Reader(self._facts))):
+            if step.divide or not is_binary(element(indexed.refined(), self._reader)):
                 raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
-            if Bounds(self._facts).lowest(tuple(self._mask)) == -math.inf:
+            if self._bounds.lowest(tuple(self._mask)) == -math.inf:
                 message = f"scores that may be -inf are multiplied by '{name}', which is 0 for some keys; these become NaN"
                 raise Refused("scale-by-key", message, taken.node.name)
             self._zeroed = taken.node
@@ -138,7 +137,7 @@ class _Folder:
             return
         if self._mask:
             self._masks(Floored(step.low), taken)
-        elif not step.low <= self._facts.assumed.masked_from:
+        elif not step.low <= self._bounds.masked_from:
             self._refuse_floor(step.low, taken.node)
 
     def _squash(self, taken: Taken[ScoreStep]) -> None:
@@ -158,7 +157,7 @@ class _Folder:
 
     def _check_fills(self, mask: Mask) -> None:
         """What stands in the place of a score has to be a mask once all later factors and additions are made."""
-        limit, bounds = self._facts.assumed.masked_from, Bounds(self._facts)
+        limit, bounds = self._bounds.masked_from, self._bounds
         for step, gain, node in zip(mask, step_gains(mask), self._nodes, strict=True):
             if isinstance(step, Floored) and not (step.low * gain.number <= limit and not gain.values):
                 self._refuse_floor(step.low * gain.number, node)
@@ -172,7 +171,7 @@ class _Folder:
                 message = f"scores are replaced by {step.fill * gain.number:g}, which is an ordinary score and no mask"
                 raise Refused("soft-fill", message, node.name)
         if self._zeroed is not None:
-            keys = masked_keys(mask, Reader(self._facts), bounds).keys
+            keys = masked_keys(mask, self._reader, bounds).keys
             if not all(key.high <= limit for key in keys):
                 message = "scores are multiplied by zeros and not masked there besides"
                 raise Refused("scale-by-key", message, self._zeroed.name)

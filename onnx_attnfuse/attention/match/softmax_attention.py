@@ -50,13 +50,14 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     voided = _voided(softmax, scores, weights, facts)
     product = scores.product
     _settle(product, weights, key_axis, axes, facts)
-    folded = fold(scores, facts)
+    reader = Reader(facts)
+    folded = fold(scores, reader)
     query, key = (operands.sources(indexed, facts, product.head_axis) for indexed in (product.query, product.key))
     value = operands.sources(weights.value, facts)
     output = operands.readings(weights.output, facts)
     queries, keys = [source.indexed for source in query], [source.indexed for operand in (value, key) for source in operand]
     indexed = [*reversed(queries), *reversed(output), *reversed(keys)]
-    row_rules, result_scales = _row_rules(weights, key_axis, facts), _result_scales(weights, key_axis, facts)
+    row_rules, result_scales = _row_rules(weights, key_axis, reader), _result_scales(weights, key_axis, facts)
     beside = (*mask_operands(folded.mask), *_beside((*folded.scale_values, *result_scales), row_rules))
     return AttentionSpec(
         name=softmax.node.name or softmax.weights.name or "softmax",
@@ -180,8 +181,8 @@ def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
                 raise Refused("inner-value-used", message, node.name)
 
 
-def _row_rules(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[RowRule, ...]:
-    rules: list[RowRule] = []
+def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader) -> tuple[RowRule, ...]:
+    facts, rules = reader.facts, list[RowRule]()
     for taken in weights.steps:
         match taken.step:
             case NaNZeroed():
@@ -190,7 +191,7 @@ def _row_rules(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[RowRu
                 rules.append(RowRule(_operand(condition, taken, facts), keep_where))
             case Weighted(_, operand, divide) if _differs_by_key(_operand(operand, taken, facts), key_axis):
                 indexed = _operand(operand, taken, facts)
-                if divide or not is_binary(element(indexed.refined(), Reader(facts))):
+                if divide or not is_binary(element(indexed.refined(), reader)):
                     message = f"the weights are multiplied by '{operand.name}', which differs by key and is not certainly 0 or 1"
                     raise Refused("weights-scaled-by-key", message, taken.node.name)
                 rules.append(RowRule(indexed, is_product=True))

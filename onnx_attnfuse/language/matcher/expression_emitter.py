@@ -16,15 +16,13 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.language.matcher.einops import rearranged
 from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Var
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
 _TRUTHS = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
 _WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
 
 Step = Callable[["ExpressionEmitter", ir.Value], ir.Value]
 """What makes one value of another."""
-
-_NO_EXPONENTIAL = -104.0
-"""Below this the exponential of a float32 is 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +172,7 @@ class ExpressionEmitter:
         """Weights that are `number` in rows whose exponentials are all 0: NaN, or infinite where they are not defined."""
         builder, dtype = self.builder, self.dtype(scores)
         top = builder.reduce("ReduceMax", scores, [len(self.dims(scores)) - 1])
-        empty = builder.elementwise("Less", [top, builder.scalar(_NO_EXPONENTIAL, dtype)], ir.DataType.BOOL)
+        empty = builder.elementwise("Less", [top, builder.scalar(NO_EXPONENTIAL, dtype)], ir.DataType.BOOL)
         return builder.elementwise("Where", [empty, builder.scalar(number, dtype), weights], dtype)
 
     def _beside(self, scores: ir.Value, column: ir.Value) -> ir.Value:

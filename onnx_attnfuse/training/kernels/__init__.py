@@ -1,9 +1,10 @@
-"""The kernels that an attention may run on in training: one file each, with what it cannot do and how it is called."""
+"""The kernels that an attention may run on in training: a record each, with what it cannot do and how it is called."""
 
 from __future__ import annotations
 
-from onnx_attnfuse.training.kernels import cpu_flash, cudnn, efficient, flash, triton_flash
 from onnx_attnfuse.training.kernels.kernel import Kernel
+from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH, CUDNN, EFFICIENT, FLASH
+from onnx_attnfuse.training.kernels.triton import TRITON_FLASH
 
-KERNELS: tuple[Kernel, ...] = (flash, triton_flash, cudnn, efficient, cpu_flash)
-"""In the order in which they are taken where several can."""
+KERNELS: tuple[Kernel, ...] = (FLASH, TRITON_FLASH, CUDNN, EFFICIENT, CPU_FLASH)
+"""All kernels, in the order in which they are taken where several can compute an attention."""

@@ -1,28 +1,28 @@
-"""What a kernel is asked, given and asked for."""
+"""Kernels as records: the device and the conditions of each; operands and gradients; how both parts are called."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.training.calls import Result
 
 Layout = Literal["bnsh", "bsnh"]
 """How operands, result and gradients lie."""
+DeviceKind = Literal["cpu", "cuda"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingDevice:
-    """What the module is trained on."""
+    """The device that a module is trained on."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: DeviceKind
     arch: int = 0
     """Compute capability times ten; 0 on a CPU."""
     torch: tuple[int, int] = (2, 4)
@@ -38,7 +38,7 @@ class TrainingDevice:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What one attention asks of a kernel."""
+    """The features of an attention that a kernel may lack."""
 
     dtype: ir.DataType | None
     head_size: Dim
@@ -54,8 +54,20 @@ class Demand:
 
 
 @dataclasses.dataclass(frozen=True)
+class Request:
+    """A demand on a device, which conditions of kernels are asked about."""
+
+    demand: Demand
+    device: TrainingDevice
+
+
+Condition = Callable[[Request], "Reason | None"]
+"""Why a kernel cannot meet a request, or None."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Operands:
-    """What a kernel computes with, in its layout."""
+    """The operands of a kernel, in its layout."""
 
     query: ir.Value
     key: ir.Value
@@ -68,7 +80,7 @@ class Operands:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """What the backward part of a kernel gives, in its layout."""
+    """The gradients that the backward part of a kernel gives, in its layout."""
 
     query: ir.Value
     key: ir.Value
@@ -76,34 +88,61 @@ class Gradients:
     bias: ir.Value | None = None
 
 
-class Kernel(Protocol):
-    """A kernel."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel(abc.ABC):
+    """An attention kernel with a gradient."""
 
-    NAME: str
-    LAYOUT: Layout
-    SWITCH: Literal["flash", "efficient"] | None
-    """The field of `Policy` that asks for it or forbids it."""
+    name: str
+    layout: Layout
+    device: DeviceKind
+    arch: int = 0
+    """The least compute capability, times ten."""
+    switch: Literal["flash", "efficient"] | None = None
+    """The field of `Policy` that asks for the kernel or forbids it."""
+    conditions: tuple[Condition, ...]
+    """The conditions in the order in which they are asked; the first that is not met is the reason."""
 
-    def refuse(self, demand: Demand, device: TrainingDevice, policy: Policy) -> Reason | None:
-        """Why it cannot compute that on this device, or None if it can."""
-        ...
+    def refuse(self, demand: Demand, device: TrainingDevice) -> Reason | None:
+        """Why the kernel cannot compute an attention on a device, or None if it can."""
+        if device.kind != self.device:
+            return Reason("other-device", f"it runs on {self.device}, and the module is on {device.kind}")
+        if device.arch < self.arch:
+            return Reason("old-gpu", f"it needs compute capability {self.arch / 10}, and the GPU has {device.arch / 10}")
+        reasons = (condition(Request(demand, device)) for condition in self.conditions)
+        return next((reason for reason in reasons if reason is not None), None)
 
+    @abc.abstractmethod
     def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
-        """Adds its forward part; `output` and whatever else the backward part wants, by name."""
-        ...
+        """Adds the forward part.
 
-    def backward(
-        self,
-        builder: Builder,
-        operands: Operands,
-        saved: Mapping[str, ir.Value],
-        gradient: ir.Value,
-        hint: str,
-        *,
-        bias_gradient: bool = False,
-    ) -> Gradients:
-        """Adds its backward part."""
-        ...
+        Returns:
+            `output`, and whatever else the backward part needs, by name.
+        """
+
+    @abc.abstractmethod
+    def backward(self, builder: Builder, call: BackwardCall) -> Gradients:
+        """Adds the backward part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BackwardCall:
+    """A call of the backward part of a kernel."""
+
+    kernel: Kernel
+    operands: Operands
+    """The operands of the forward part."""
+    saved: Mapping[str, ir.Value]
+    """The results of the forward part by name."""
+    gradient: ir.Value
+    """The gradient of `output`."""
+    hint: str
+    """The name of the new node, made unique."""
+    bias_gradient: bool = False
+    """The gradient of the bias is wanted, of a kernel that does not refuse it."""
+
+    def emit(self, builder: Builder) -> Gradients:
+        """Adds the call."""
+        return self.kernel.backward(builder, self)
 
 
 def dims_of(builder: Builder, value: ir.Value) -> tuple[Dim, ...]:
@@ -116,13 +155,6 @@ def dims_of(builder: Builder, value: ir.Value) -> tuple[Dim, ...]:
 def result_dims(builder: Builder, operands: Operands) -> tuple[Dim, ...]:
     """The shape of a result: the queries', with the channels of the values."""
     return (*dims_of(builder, operands.query)[:-1], dims_of(builder, operands.value)[-1])
-
-
-def gradient_results(builder: Builder, operands: Operands) -> tuple[Result, ...]:
-    """The results of a backward call that are the gradients of query, key and value, called as in `Gradients`."""
-    dtype = dtype_of(builder, operands)
-    given = {"query": operands.query, "key": operands.key, "value": operands.value}
-    return tuple(Result(name, dtype, dims_of(builder, value)) for name, value in given.items())
 
 
 def dtype_of(builder: Builder, operands: Operands) -> ir.DataType:

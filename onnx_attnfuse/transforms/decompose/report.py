@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from onnx_attnfuse.containment import Failure
+from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.verify.verdict import Verified
-
-SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +30,10 @@ class UnfusedSite:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnfuseReport:
+class UnfuseReport(JsonReport):
     """Every fused operator of a model, and what became of it."""
+
+    _JSON_KEYS = ("unfused", "kept", "differing", "seconds", "ops_before", "ops_after", "failures", "sites")
 
     sites: tuple[UnfusedSite, ...]
     seconds: float
@@ -53,17 +54,3 @@ class UnfuseReport:
     def kept(self) -> int:
         """Number of operators that stay as they were."""
         return len(self.sites) - self.unfused
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON types."""
-        return {
-            "schema": SCHEMA,
-            "unfused": self.unfused,
-            "kept": self.kept,
-            "differing": self.differing,
-            "seconds": round(self.seconds, 3),
-            "ops_before": dict(self.ops_before),
-            "ops_after": dict(self.ops_after),
-            "failures": [failure.to_dict() for failure in self.failures],
-            "sites": [dataclasses.asdict(site) for site in self.sites],
-        }

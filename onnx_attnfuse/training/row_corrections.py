@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Protocol
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.training.batch_subset import added_to, entries_with, taken
 from onnx_attnfuse.training.fully_masked_rows import Levelled
-from onnx_attnfuse.training.kernels.kernel import Gradients, Kernel, Operands
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A call of a backward kernel."""
-
-    kernel: Kernel
-    operands: Operands
-    saved: Mapping[str, ir.Value]
-    gradient: ir.Value
-    hint: str
-
-
-class RowCorrection(Protocol):
-    """Corrections around an attention kernel for fully masked rows, forward and backward."""
+class RowCorrection:
+    """Corrections around an attention kernel, forward and backward: none, as there are no fully masked rows."""
 
     def query(self, query: ir.Value) -> ir.Value:
         """The queries for the kernel."""
-        ...
+        return query
 
     def result(self, output: ir.Value) -> ir.Value:
         """The result, from the kernel's."""
-        ...
+        return output
 
     def gradient(self, gradient: ir.Value) -> ir.Value:
         """The gradient of the result for the kernel."""
-        ...
+        return gradient
 
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
         """The gradients, from the kernel's.
 
         Args:
@@ -50,32 +37,12 @@ class RowCorrection(Protocol):
             query: The queries as they were before.
             keys: The gradient of the keys is wanted.
         """
-        ...
-
-
-class NoCorrection:
-    """No correction: there are no fully masked rows."""
-
-    def query(self, query: ir.Value) -> ir.Value:
-        """Returns the queries unchanged."""
-        return query
-
-    def result(self, output: ir.Value) -> ir.Value:
-        """Returns the result unchanged."""
-        return output
-
-    def gradient(self, gradient: ir.Value) -> ir.Value:
-        """Returns the gradient unchanged."""
-        return gradient
-
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
-        """Returns the gradients unchanged."""
         del call, query, keys
         return found
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
+class _Rows(RowCorrection):
     """Fully masked rows, in the kernel's layout."""
 
     builder: Builder
@@ -90,7 +57,7 @@ class _Rows:
         return self.choose(test, self.builder.scalar(number, self.dtype), value)
 
     def choose(self, test: ir.Value, chosen: ir.Value, other: ir.Value) -> ir.Value:
-        """One of two values, of the shape of the one that has channels."""
+        """`chosen` where a test holds, else `other`, in the shape of the one that has channels."""
         found = self.builder.node("Where", [test, chosen, other], dtype=self.dtype)
         ranks = self.builder.facts.rank(chosen), self.builder.facts.rank(other)
         self.builder.facts.copy(chosen if ranks[0] else other, found)
@@ -105,16 +72,8 @@ class AddedMaskCorrection(_Rows):
         """Queries of fully masked rows: zeros make all scores equal; NaN, where the mask is -inf, makes the row NaN."""
         return self.where(self.all_infinite, math.nan, self.where(self.fully_masked, 0.0, query))
 
-    def result(self, output: ir.Value) -> ir.Value:
-        """Returns the result unchanged."""
-        return output
-
-    def gradient(self, gradient: ir.Value) -> ir.Value:
-        """Returns the gradient unchanged."""
-        return gradient
-
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
-        """The keys get from these rows what queries of zeros did not give them."""
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
+        """Adds to the keys' gradient what fully masked rows give, which queries of zeros did not."""
         if not keys:
             return found
         builder, own = self.builder, self.builder.facts.dtype(self.rows.bias.value)
@@ -138,7 +97,8 @@ class AddedMaskCorrection(_Rows):
             value=value,
             bias=taken(builder, builder.elementwise("Where", masked, own), entries),
         )
-        more = call.kernel.backward(builder, again, saved, gradient, f"{call.hint}/rows_without_key")
+        hint = f"{call.hint}/rows_without_key"
+        more = BackwardCall(call.kernel, again, saved, gradient, hint).emit(builder)
         return dataclasses.replace(found, key=added_to(builder, found.key, more.key, entries, self.dtype))
 
 
@@ -147,19 +107,19 @@ class ReplacedScoresCorrection(_Rows):
     """Correction where a mask replaces scores."""
 
     def query(self, query: ir.Value) -> ir.Value:
-        """Zeros make all scores equal."""
+        """Queries of fully masked rows: zeros make all scores equal."""
         return self.where(self.all_infinite, 0.0, self.where(self.fully_masked, 0.0, query))
 
     def result(self, output: ir.Value) -> ir.Value:
-        """Rows of -inf alone are NaN."""
+        """The result, NaN in rows of -inf alone."""
         return self.where(self.all_infinite, math.nan, output)
 
     def gradient(self, gradient: ir.Value) -> ir.Value:
-        """Rows of -inf alone give none, but to the values."""
+        """The gradient of the result, 0 in rows of -inf alone."""
         return self.where(self.all_infinite, 0.0, gradient)
 
-    def gradients(self, found: Gradients, call: Call, query: ir.Value, *, keys: bool) -> Gradients:
-        """Queries of these rows get none, and values that a row of -inf looks at get NaN."""
+    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
+        """The gradients: 0 for the queries of fully masked rows, NaN for values that a row of -inf looks at."""
         del call, query, keys
         build, number = self.builder, ir.DataType.FLOAT
         dims = build.facts.dims(self.all_infinite)

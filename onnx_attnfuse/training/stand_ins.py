@@ -1,4 +1,4 @@
-"""What the engine reads in the place of operators that only training graphs have.
+"""Stand-ins: standard operators that are read in the place of those that only training graphs have.
 
     Dropout(P, ratio, True)      Identity(P), while the weights are read; what was dropped is put back into the site
     BiasSoftmax(S, bias)         Softmax(S + bias)
@@ -20,7 +20,7 @@ from onnx_attnfuse.training.operators import TRAINING, drops
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-    """A node, and those that are read in its place."""
+    """A node of a training graph, and the standard nodes that are read in its place."""
 
     node: ir.Node
     readable: tuple[ir.Node, ...]
@@ -32,10 +32,10 @@ class StandIn:
 
 
 class StandIns:
-    """All stand-ins of one graph."""
+    """The stand-ins of a graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        """Puts them into the graph."""
+        """Puts the stand-ins into the graph."""
         self._graph = graph
         self._all: list[StandIn] = []
         for node in list(graph):
@@ -78,7 +78,7 @@ class StandIns:
 
 
 def _is_last(node: ir.Node) -> bool:
-    """Whether it is a softmax along the last axis."""
+    """Whether a softmax runs along the last axis."""
     rank = None if node.inputs[0] is None or node.inputs[0].shape is None else len(node.inputs[0].shape)
     axis: int = attribute(node, "axis", 1)
     return axis == -1 or (rank is not None and axis % rank == rank - 1)

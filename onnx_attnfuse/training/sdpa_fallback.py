@@ -9,14 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from onnx_attnfuse.training.kernels import CPU_FLASH, EFFICIENT
 from onnx_attnfuse.training.operators import ATEN
 
 _NAME = "aten::scaled_dot_product_attention"
 _SINCE = 14
 """The opset from which PyTorch's exporter spells the operator out."""
-_ON_CPU, _ON_CUDA = "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention"
-KEPT = {_ON_CPU: "flash (CPU)", _ON_CUDA: "efficient"}
-"""The operators that are called, and which kernels they are."""
+_ON_CPU, _ON_CUDA = CPU_FLASH.forward_signature.operator, "_scaled_dot_product_efficient_attention"
+KEPT = {_ON_CPU: CPU_FLASH.name, _ON_CUDA: EFFICIENT.name}
+"""The operators that are called, and the kernels that they run on."""
 _CPU_GRADIENT = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "I(3)", "I(4)", "I(5)", "I(6)"]
 _CUDA_GRADIENT = [
     "GO(0)", *(f"I({index})" for index in range(4)), *(f"O({index})" for index in range(4)), "I(5)", "wanted", "I(6)", "I(7)",

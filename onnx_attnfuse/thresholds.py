@@ -1,0 +1,42 @@
+"""Numbers from which on a mask masks, absorbs a score, or is rounded: each threshold of masking once, with its reason.
+
+0 ── ±900 ─── -1000 ────── -2e4 ───────────── -1e9 ────────── -1e12 ───────────── -1e30 ─────── -3.4e38
+scores      masks        float16 absorbs    float32         float32 absorbs     masks any     lowest
+float32 rounds     rounds all      ordinary scores     score         float32
+"""
+
+from __future__ import annotations
+
+ORDINARY = 900.0
+"""Under `bounded-scores` scores, and what is added to them that is no mask, are at most this far from 0."""
+MASKS = -1e3
+"""Under `large-fills` and `bounded-scores` a number masks from here down."""
+MASKS_ANY_SCORE = -1e30
+"""Without these a number masks from here down: no score of any model comes near."""
+MASKS_APART = 2e3
+"""Two masked keys whose numbers differ by this much do not share a row's weight: ordinary scores lie closer together."""
+
+ABSORBS = -1e12
+"""Added in float32, a number from here down leaves nothing of an ordinary score: floats lie 65536 apart there."""
+ABSORBS_HALF = -2e4
+"""Added in float16, a number from here down leaves nothing of an ordinary score."""
+LEVELS_HALF = -8192.0
+"""Added in float16, a number from here down leaves nothing of a score between -4 and 4: floats lie 8 apart there."""
+ROUNDS = -2e4
+"""Added in float32, a number from here down rounds an ordinary score visibly."""
+ROUNDS_SCALED = -2e3
+"""From here down already, where the sum is multiplied: the digits that are left are not those of a sum with the product."""
+ROUNDS_ALL = -1e9
+"""Added in float32, a number from here down leaves nothing of scores between -32 and 32: floats lie 64 apart there."""
+
+LOWEST_FLOAT32 = -3.4028234663852886e38
+LARGEST_FLOAT16 = 65504.0
+NEARLY_LOWEST = -3.4e38
+"""From here down a number counts as the lowest of float32, however its decimals were written."""
+ABOVE_NEARLY_LOWEST = -3e38
+"""From here up a number is certainly larger than the lowest of float32, whatever scores are added to either."""
+
+LEAST_EXPONENT = -50.0
+"""Numbers from here up, and ordinary scores besides, leave an exponential something."""
+NO_EXPONENTIAL = -104.0
+"""Below this the exponential of a float32 is 0."""

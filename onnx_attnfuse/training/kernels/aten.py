@@ -1,0 +1,129 @@
+"""Kernels of PyTorch as tables of their arguments, called by ONNX Runtime's ATen operator.
+
+The operator takes every argument of the schema in its order, keyword arguments too; what is no tensor is a scalar in CPU memory,
+and nothing stands for None and for tensors that are not defined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Operands, dims_of, dtype_of, result_dims
+from onnx_attnfuse.training.kernels.key_padding import padded, trimmed
+from onnx_attnfuse.training.operators import ATEN
+
+Argument: TypeAlias = "ir.Value | float | int | bool | None"
+_RANDOM_STATE = frozenset(["philox_seed", "philox_offset"])
+_NUMBERS = frozenset([*_RANDOM_STATE, "max_q", "max_k", "max_seqlen_batch_q", "max_seqlen_batch_k"])
+"""Results that are one integer, in CPU memory whatever the device is; as tensor arguments only those of the random state are."""
+_TYPES = {
+    "logsumexp": ir.DataType.FLOAT,
+    "cum_seq_q": ir.DataType.INT32,
+    "cum_seq_k": ir.DataType.INT32,
+    **dict.fromkeys(_NUMBERS, ir.DataType.INT64),
+}
+"""Element types of results by name; all others have that of the operands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """An overload of PyTorch: its arguments and results by name, in the order of its schema.
+
+    An argument `name=origin` comes from a field of `Operands`, from a result of the forward part, or from one of `gradient`,
+    `bias_gradient`, `mask_type` (1 if causal, counted from the top left, else 0), `True`, `False` and `None`; `name` alone from
+    what is called so.
+    """
+
+    operator: str
+    arguments: str
+    results: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of an overload."""
+
+    operator: str
+    arguments: Mapping[str, Argument]
+    results: Mapping[str, tuple[ir.DataType, tuple[Dim, ...] | None]]
+    """Element types, and shapes as far as they are known."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AtenKernel(Kernel):
+    """A kernel of PyTorch."""
+
+    forward_signature: Signature
+    backward_signature: Signature
+    """The backward overload; its results are called as the fields of `Gradients`."""
+    bias_block: int | None = None
+    """How many keys of a bias are read at once: a bias then has every axis at full length, and keys are padded to a multiple."""
+
+    def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
+        """Adds the forward call; its results by name."""
+        return emit_call(builder, self._call(builder, self.forward_signature, operands, {}), hint)
+
+    def backward(self, builder: Builder, call: BackwardCall) -> Gradients:
+        """Adds the backward call."""
+        values: dict[str, Argument] = {**call.saved, "gradient": call.gradient, "bias_gradient": call.bias_gradient}
+        found = emit_call(builder, self._call(builder, self.backward_signature, call.operands, values), call.hint)
+        bias = found["bias"] if call.bias_gradient else None
+        gradients = Gradients(found["query"], found["key"], found["value"], bias)
+        return gradients if self.bias_block is None else trimmed(builder, gradients, call.operands)
+
+    def _call(self, builder: Builder, signature: Signature, given: Operands, values: Mapping[str, Argument]) -> Call:
+        """A call of a signature with operands, and with further values by the names that its table has for them."""
+        operands = given if self.bias_block is None else padded(builder, given, self.bias_block)
+        known: dict[str, Argument] = {"None": None, "True": True, "False": False, **vars(operands), **values}
+        known["mask_type"] = int(operands.causal)
+        pairs = (item.partition("=") for item in signature.arguments.split())
+        arguments = {name: known[origin or name] for name, _, origin in pairs}
+        dims: dict[str, tuple[Dim, ...]] = {**dict.fromkeys(_NUMBERS, ()), "output": result_dims(builder, operands)}
+        dims |= {name: dims_of(builder, getattr(operands, name)) for name in ("query", "key", "value")}
+        if values.get("bias_gradient") and operands.bias is not None:
+            dims["bias"] = dims_of(builder, operands.bias)
+        if self.layout == "bnsh":
+            dims["logsumexp"] = dims["query"][:3]
+        dtype = dtype_of(builder, operands)
+        results = {name: (_TYPES.get(name, dtype), dims.get(name)) for name in signature.results.split()}
+        return Call(signature.operator, arguments, results)
+
+
+def emit_call(builder: Builder, call: Call, hint: str) -> dict[str, ir.Value]:
+    """Adds the node of a call; its results by name.
+
+    All have a name in the graph, also those that nobody wants: without one ONNX Runtime accepts undefined tensors only.
+    """
+    inputs = [_input(builder, argument) for argument in call.arguments.values()]
+    attributes: dict[str, object] = {"operator": call.operator}
+    on_cpu = [index for index, name in enumerate(call.arguments) if name in _RANDOM_STATE]
+    given_on_cpu = [index for index, name in enumerate(call.results) if name in _NUMBERS]
+    attributes |= {"cpu_input_args": on_cpu} if on_cpu else {}
+    attributes |= {"cpu_output_args": given_on_cpu} if given_on_cpu else {}
+    node = builder.node("ATen", inputs, attributes, domain=ATEN, hint=hint, outputs=len(call.results)).producer()
+    assert node is not None
+    for value, (dtype, dims) in zip(node.outputs, call.results.values(), strict=True):
+        value.dtype = dtype
+        builder.facts.record(value, dims, dtype)
+        if dims is not None:
+            value.shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
+    return dict(zip(call.results, node.outputs, strict=True))
+
+
+def _input(builder: Builder, argument: Argument) -> ir.Value | None:
+    match argument:
+        case None | ir.Value():
+            return argument
+        case bool():
+            return builder.constant(np.asarray(argument, np.bool_))
+        case int():
+            return builder.constant(np.asarray(argument, np.int64))
+        case float():
+            return builder.scalar(argument, ir.DataType.FLOAT)

@@ -1,0 +1,75 @@
+"""Thresholds of masking against the arithmetic that they are about, and what a bias has to reach to count as a mask."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnx_attnfuse import thresholds
+from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.attention.masks.expression import Choice, Element, Expression, Number
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.graph.facts import Facts
+
+
+def leaves_nothing(low: float, score: float, dtype: type[np.floating]) -> bool:
+    """Whether a score vanishes in a number that it is added to."""
+    return all(dtype(low) + dtype(sign * score) == dtype(low) for sign in (1, -1))
+
+
+@pytest.mark.parametrize(
+    ("low", "vanishes", "stays", "dtype"),
+    [
+        (thresholds.ABSORBS, thresholds.ORDINARY, 65536.0, np.float32),
+        (thresholds.ROUNDS_ALL, 31.0, 33.0, np.float32),
+        (thresholds.ABSORBS_HALF, 7.0, 9.0, np.float16),
+        (thresholds.MASKS_ANY_SCORE, 1e22, 1e24, np.float32),
+    ],
+)
+def test_a_number_absorbs_scores_up_to_half_the_distance_of_floats(
+    low: float, vanishes: float, stays: float, dtype: type[np.floating]
+) -> None:
+    assert leaves_nothing(low, vanishes, dtype)
+    assert not leaves_nothing(low, stays, dtype)
+
+
+def test_from_where_masks_round_a_float32_score_changes_in_its_third_digit() -> None:
+    assert abs(np.float32(thresholds.ROUNDS) + np.float32(0.1234) - np.float32(thresholds.ROUNDS) - 0.1234) > 1e-4
+    assert abs(np.float32(thresholds.MASKS) + np.float32(0.1234) - np.float32(thresholds.MASKS) - 0.1234) < 1e-4
+
+
+def test_below_the_last_exponential_there_is_nothing_but_zero_in_float32() -> None:
+    assert np.float32(math.exp(thresholds.NO_EXPONENTIAL)) == 0
+    assert np.float32(math.exp(thresholds.NO_EXPONENTIAL + 0.1)) > 0
+
+
+def test_the_bounds_of_types_are_those_of_numpy() -> None:
+    assert np.float32(thresholds.LOWEST_FLOAT32) == np.finfo(np.float32).min
+    assert np.float16(thresholds.LARGEST_FLOAT16) == np.finfo(np.float16).max
+
+
+FED = Element(ir.Value(name="fed", type=ir.TensorType(ir.DataType.FLOAT)), ())
+SELECTED = Element(ir.Value(name="selected", type=ir.TensorType(ir.DataType.BOOL)), ())
+
+
+@pytest.mark.parametrize(
+    ("bias", "may_mask"),
+    [
+        (Number(-1000.0), True),
+        (Number(-999.0), False),
+        (Choice(SELECTED, Number(0.0), Number(-1e9)), True),
+        (Choice(SELECTED, Number(0.0), Number(-900.0)), False),
+        (FED, True),
+        (Number(math.nan), True),
+    ],
+)
+def test_a_bias_may_mask_a_key_from_minus_1000_down(bias: Expression, may_mask: bool) -> None:
+    assert Bounds(Facts(ir.Graph([], [], nodes=[]))).may_mask(bias) == may_mask
+
+
+def test_without_the_assumption_on_fills_only_numbers_beyond_any_score_mask() -> None:
+    assert Assumed().masked_from == thresholds.MASKS
+    assert Assumed.of(["bounded-scores"]).masked_from == thresholds.MASKS_ANY_SCORE

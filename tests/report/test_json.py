@@ -1,0 +1,58 @@
+"""The JSON of all reports: the documented keys in their order, and nothing that is not for programs."""
+
+from __future__ import annotations
+
+import json
+
+from onnx_attnfuse.containment import Failure
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import Report, SiteReport
+from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
+from onnx_attnfuse.transforms.half_precision.report import ConversionReport
+from onnx_attnfuse.verify.model_result import OutputFinding, Verification
+
+FAILURE = Failure("defect", "drawing before", "album.py", 7, "KeyError: 'x'", ("node_1",), trace="Traceback")
+VERIFIED = Verification(True, 3, 0, (OutputFinding("y", 0, 0.0, 0.0, 0, 0),), "equal", (("x", "float"),))
+
+
+def written(report: Report | UnfuseReport | ConversionReport | Verification) -> dict[str, object]:
+    """What a program reads of a report."""
+    return json.loads(json.dumps(report.to_dict()))
+
+
+def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
+    site = SiteReport("Softmax_1", "main", "skipped", reasons=(Reason("not-causal", "no triangle"),))
+    found = written(Report((site,), 1.23456, {"Add": 2}, notes=("a note",), failures=(FAILURE,), steps={"read": 0.5}))
+    counts = ["schema", "candidates", "fused", "already_fused", "skipped", "differing", "seconds"]
+    parts = ["ops_before", "ops_after", "notes", "failures", "patterns", "policy", "session", "sites"]
+    assert list(found) == [*counts, *parts]
+    assert [found[name] for name in counts] == [1, 1, 0, 0, 1, 0, 1.235]
+    assert (found["ops_before"], found["notes"], found["session"]) == ({"Add": 2}, ["a note"], None)
+    assert found["sites"][0]["reasons"] == [{"code": "not-causal", "message": "no triangle", "node": None}]
+    assert found["failures"][0]["places"] == ["node_1"]
+    assert "trace" not in found["failures"][0]
+
+
+def test_a_report_on_decomposing_has_the_documented_keys_in_their_order() -> None:
+    site = UnfusedSite("node", "main", "MultiHeadAttention", "com.microsoft", "unfused")
+    found = written(UnfuseReport((site,), 0.00049, {}, {}))
+    assert list(found) == [
+        "schema", "unfused", "kept", "differing", "seconds", "ops_before", "ops_after", "failures", "sites",
+    ]  # fmt: skip
+    assert (found["schema"], found["unfused"], found["kept"], found["seconds"]) == (1, 1, 0, 0.0)
+
+
+def test_a_report_on_a_conversion_has_that_on_its_verification_inside() -> None:
+    converted = ConversionReport("float16", 3, {"Softmax": 1}, 2, 100, 50, 0.5, VERIFIED, ("a note",))
+    found = written(converted)
+    assert list(found) == [
+        "schema", "dtype", "nodes", "islands", "casts", "bytes_before", "bytes_after", "seconds", "verification", "notes",
+    ]  # fmt: skip
+    assert found["verification"] == written(VERIFIED)
+    assert written(ConversionReport("float16", 3, {}, 2, 100, 50, 0.5))["verification"] is None
+
+
+def test_a_verification_has_the_documented_keys_in_their_order() -> None:
+    found = written(VERIFIED)
+    assert list(found) == ["schema", "equal", "cases", "refused", "outputs", "detail", "kinds", "divergence"]
+    assert (found["schema"], found["kinds"], found["outputs"][0]["name"]) == (1, {"x": "float"}, "y")
