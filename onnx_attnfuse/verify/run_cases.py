@@ -207,6 +207,8 @@ class _Sides:
 
     @functools.cached_property
     def _new_session(self) -> Session | Reference:
+        if self._rounded:
+            return Reference(self._new_model.proto, self._operators)
         return load(self._new_model.proto, self._operators)
 
     @functools.cached_property
