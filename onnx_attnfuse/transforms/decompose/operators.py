@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.match.fused_ops import is_attention
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.transforms.decompose import (
     attention,
