@@ -81,6 +81,11 @@ class OpInfo:
         place = self.place(name)
         return node.inputs[place] if place < len(node.inputs) else None
 
+    def first(self, node: ir.Node, role: Role) -> ir.Value | None:
+        """The first input of one of its nodes that is given and has a role, or None."""
+        given = (value for value, found in zip(node.inputs, self.inputs.values(), strict=False) if found == role)
+        return next((value for value in given if value is not None), None)
+
     def arranged(self, given: Mapping[str, ir.Value | None]) -> list[ir.Value | None]:
         """Inputs by name as a node takes them: in order, None for those between that are left out."""
         last = max(self.place(name) for name, value in given.items() if value is not None)
