@@ -18,6 +18,7 @@ from onnx_attnfuse.attention.masks.classify import Causal, Meaning, Window
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
@@ -25,7 +26,6 @@ from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
-from onnx_attnfuse.targets.rotary import OP as ROTARY
 from onnx_attnfuse.targets.rotary import long_tables
 
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
@@ -135,7 +135,7 @@ def absorbs_rotary(rotary: Rotary) -> bool:
 
 def _is_rotated(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and node.op_type == ROTARY
+    return node is not None and node.op_type == rotary_embedding.INFO.name
 
 
 def _is_causal(spec: AttentionSpec, meaning: Meaning) -> bool:
