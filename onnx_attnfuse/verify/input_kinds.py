@@ -29,13 +29,15 @@ _TO_ANGLES = _VIEWS | {"Concat", "Einsum", "MatMul", "Mul", "Div"}
 _TO_SCORES = _VIEWS | frozenset(
     "Add And Concat Equal Gather GatherND Greater Less Max Min Mul Neg Not Or Pad Sub Tile Where".split()
 )
-_CONTRIB: dict[tuple[str, int], KindName] = {
+_OTHERS: dict[tuple[str, int], KindName] = {
+    ("Cos", 0): "positions",
     ("EmbedLayerNormalization", 0): "ids",
     ("EmbedLayerNormalization", 1): "types",
     ("EmbedLayerNormalization", 5): "mask",
     ("EmbedLayerNormalization", 6): "positions",
+    ("Sin", 0): "positions",
 }
-_STANDARD: dict[tuple[str, int], KindName] = {("Cos", 0): "positions", ("Sin", 0): "positions"}
+"""What inputs of operators without a record are."""
 _TYPES = 4
 """Tables of at most this many rows are of token types."""
 _MAX_NODES_PER_INPUT = 256
@@ -114,8 +116,7 @@ def _recognised(node: ir.Node, place: int) -> KindName | None:
     if info is not None:
         role = info.role(place)
         return role if role in ("mask", "bias", "positions", "lengths", "last", "total") else None
-    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == "com.microsoft" else {}
-    return table.get((node.op_type, place))
+    return _OTHERS.get((node.op_type, place)) if is_standard(node) or node.domain == "com.microsoft" else None
 
 
 def _lengths(node: ir.Node, facts: Facts) -> tuple[Dim | None, Dim | None]:

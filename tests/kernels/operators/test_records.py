@@ -110,6 +110,11 @@ def test_a_part_that_is_not_there_is_an_error_where_it_is_wanted() -> None:
         load("onnx_attnfuse.verify.references.attention:Attentions")
 
 
+def test_no_two_files_have_a_record_of_the_same_operator() -> None:
+    files = [path for path in pathlib.Path(operators.__file__).parent.glob("*.py") if path.stem not in {"__init__", "record"}]
+    assert len(files) == len(INFOS) == len({info.key for info in INFOS})
+
+
 def test_whatever_is_planned_has_a_rank_of_its_own() -> None:
     assert [info.rank for info in ranked()] == list(range(1, len(ranked()) + 1))
 
@@ -162,7 +167,7 @@ def test_a_place_behind_all_inputs_has_no_role() -> None:
 NEW = """
 from onnx_attnfuse.kernels.operators.record import OpInfo
 
-INFO = OpInfo(name="NewAttention", inputs={"query": "query"}, rank=5)
+INFO = OpInfo(name="NewAttention", inputs={"query": "query"}, rank=99)
 """
 
 
@@ -173,12 +178,14 @@ def test_a_new_file_is_enough(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     records.cache_clear()
     try:
         assert set(records()) == known | {("com.microsoft", "NewAttention")}
-        assert target_names()[1:6] == ("MultiHeadAttention", "GroupQueryAttention", "Attention", "NewAttention", "onnx.Attention")
+        assert [info.name for info in ranked()][-1] == "NewAttention"
+        assert "NewAttention" in target_names()
     finally:
         records.cache_clear()
         sys.modules.pop("onnx_attnfuse.kernels.operators.new_attention")
     monkeypatch.undo()
     assert set(records()) == known
+    assert "NewAttention" not in target_names()
 
 
 def test_records_import_nothing_heavy() -> None:
