@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """What to do with forms of a mask that are exact for some batches only."""
-TargetName = Literal["auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "packed"]
-"""A fused operator; those of ai.onnx have their domain before them. `packed` is PackedMultiHeadAttention on tokens without
-padding, which is removed once and restored once."""
+TargetName: TypeAlias = str
+"""A fused operator that has a record, or `auto`; those of ai.onnx have their domain before them. `packed` is
+PackedMultiHeadAttention on tokens without padding, which is removed once and restored once."""
 
 
 def _no_progress(step: str, done: int, total: int) -> None:
@@ -39,7 +40,7 @@ class Options:
     right, `assume-none` that there is none and no batch of several entries gets several new tokens on top of a cache."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
-    target: TargetName = "auto"
+    target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnx_attnfuse.api import Result
-from onnx_attnfuse.attention.match.fused_ops import is_attention
 from onnx_attnfuse.bench.inputs import fitting
 from onnx_attnfuse.bench.process import Child, ChildError
 from onnx_attnfuse.errors import MissingDependencyError, RunError
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.describe_op import params_of_node

@@ -15,6 +15,7 @@ from onnx_attnfuse.fusion.plan import Plan, PlanContext, make_plans, params_of
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.device import NOTHING_SAID, Device
 from onnx_attnfuse.kernels.forecast import EFFICIENT, FLASH, MOST_SCORES, Forecast, forecast_existing, has_kernel, untimed
+from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.kernels.policy import KernelPreference, Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import name_of
@@ -23,10 +24,6 @@ from onnx_attnfuse.targets.base import BuildContext
 WANTED: Mapping[KernelPreference, frozenset[str]] = {"flash": FLASH, "efficient": EFFICIENT}
 """The kernels that a wish is for."""
 _WORDS: Mapping[KernelPreference, str] = {"flash": "flash", "efficient": "memory-efficient"}
-_CRASHES = frozenset(["MultiHeadAttention", "Attention"])
-"""Operators whose math kernel ends the process from so many scores on."""
-_UNPROVEN = frozenset(["GroupQueryAttention", "PackedMultiHeadAttention"])
-"""Operators of whose math kernel nothing is known."""
 
 
 def preferred_plans(
@@ -128,7 +125,8 @@ def endangered(params: AttentionParams, device: Device) -> Reason | None:
     if "MATH" not in found.chain or found.chain == left_alone.chain:
         return None
     few = isinstance(params.scores, int) and params.scores < MOST_SCORES
-    if params.op in _UNPROVEN or (params.op in _CRASHES and not (few and found.never_fails)):
+    math = by_key()[params.op].math_kernel
+    if math == "unknown" or (math == "crashes" and not (few and found.never_fails)):
         message = f"without {left_alone.kernel} it may reach the math kernel, which is not known to be safe at every size"
         return Reason("unsafe-switch", message)
     return None

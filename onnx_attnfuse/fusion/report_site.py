@@ -10,9 +10,9 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.operators import qualified
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport, Status
-from onnx_attnfuse.targets import qualified
 
 _CONTRIB = "com.microsoft"
 

@@ -118,7 +118,7 @@ class SiteFuser:
             if _is_in_place(found, plan, spec):
                 why = refusals if len(plans) == 1 and refusals else [kept(found, plan_context.target)]
                 return _Answer(dataclasses.replace(found, kernel=kernel_of(plan, plan_context.device)), tuple(reasons or why))
-            target = Subject(f"fusing into {plan.main.target.OP}")
+            target = Subject(f"fusing into {plan.main.target.INFO.name}")
             with contained(target, found.name, lambda: tidy(self.context.builder)) as attempt:
                 cached = any(item.encoding.cached for item in (plan.main, *plan.faster))
                 check_shape_users(spec, self.context.builder, cached=cached)
@@ -136,8 +136,8 @@ class SiteFuser:
         return dataclasses.replace(
             found,
             status="fused",
-            op=built.plan.main.target.OP,
-            domain=built.plan.main.target.DOMAIN,
+            op=built.plan.main.target.INFO.name,
+            domain=built.plan.main.target.INFO.domain,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, plan_context.device),
@@ -148,5 +148,5 @@ class SiteFuser:
 
 def _is_in_place(found: SiteReport, plan: Plan, spec: AttentionSpec) -> bool:
     """Whether what the plan would build stands there already."""
-    same = (found.op, found.domain) == (plan.main.target.OP, plan.main.target.DOMAIN)
+    same = (found.op, found.domain) == (plan.main.target.INFO.name, plan.main.target.INFO.domain)
     return same and not plan.faster and not plan.main.encoding.cached and not replaces_rotation(spec)

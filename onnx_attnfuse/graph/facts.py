@@ -22,7 +22,7 @@ from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.known import Content, Dims
-from onnx_attnfuse.graph.rules import CONTENTS, SHAPES, infer_dtype
+from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 _DOMAINS = frozenset(["", "ai.onnx", "com.microsoft"])
@@ -207,8 +207,7 @@ class Facts:
             self.learn(node)
 
     def _read_node(self, node: ir.Node, *, readable: bool) -> None:
-        shape_rule = SHAPES.get(node.op_type) if readable else None
-        shapes: Sequence[Dims | None] = self._ruled(shape_rule, node) or ()
+        shapes: Sequence[Dims | None] = self._ruled(shape_rule(node) if readable else None, node) or ()
         for index, output in enumerate(node.outputs):
             dtype = output.dtype or (infer_dtype(node, index, self) if readable else None)
             if dtype is not None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.kernels.operators import OpInfo, load, ranked
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets import attention, group_query_attention, multi_head_attention, onnx_attention
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 
 
 class Target(Protocol):
-    """An operator."""
+    """The module of an operator."""
 
-    OP: str
-    DOMAIN: str
+    INFO: OpInfo
     PROVIDERS: frozenset[str]
     """The execution providers on which it is considered where nobody asks for it."""
 
@@ -37,15 +36,10 @@ class Target(Protocol):
         ...
 
 
-TARGETS: tuple[Target, ...] = (multi_head_attention, group_query_attention, onnx_attention, attention)
+TARGETS: tuple[Target, ...] = tuple(cast("Target", load(info.target or "")) for info in ranked())
 """In the order in which they are taken where they are equally fast."""
 
 
 def name_of(target: Target) -> str:
     """What a caller calls it: the operator, an `onnx.` before it if it is a standard one."""
-    return qualified(target.OP, target.DOMAIN)
-
-
-def qualified(op: str, domain: str) -> str:
-    """The name of an operator among fused operators."""
-    return op if domain not in {"", "ai.onnx"} else f"onnx.{op}"
+    return target.INFO.key

@@ -20,6 +20,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators.attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
@@ -29,10 +30,8 @@ from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projections import Projections, in_order, read_projections
 
-__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "encodings", "refuse"]
+__all__ = ["ALONE", "INFO", "PROVIDERS", "emit", "encodings", "refuse"]
 
-OP: str = "Attention"
-DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cuda"])
 """On a CPU it is no faster."""
 ALONE: bool = True
@@ -48,7 +47,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     if spec.dtype not in _DTYPES[context.device.ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"Attention has no kernel on {context.device.ep} for {name}")
-    refused = refuse_scores(spec, OP) or _refuse_operands(spec)
+    refused = refuse_scores(spec, INFO.name) or _refuse_operands(spec)
     if refused is not None:
         return refused
     if spec.scale_values or spec.scale == 0:
@@ -63,11 +62,11 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
 def _refuse_operands(spec: AttentionSpec) -> Reason | None:
     """The reason why the operator cannot compute something between the projections and the scores; None if it can."""
     if spec.cache is not None:
-        return Reason("cached", f"keys and values are appended to earlier ones, and {OP} projects all of them itself")
+        return Reason("cached", f"keys and values are appended to earlier ones, and {INFO.name} projects all of them itself")
     if spec.sink is not None:
-        return Reason("sink", f"{OP} has no place for a sink among the scores")
+        return Reason("sink", f"{INFO.name} has no place for a sink among the scores")
     if any(source.rotary is not None for operand in spec.operands() for source in operand):
-        return Reason("rotated", f"queries or keys are rotated after they are projected, and {OP} projects them itself")
+        return Reason("rotated", f"queries or keys are rotated after they are projected, and {INFO.name} projects them itself")
     return None
 
 
@@ -90,18 +89,19 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")
     query, key, _ = projections.operands
     operand = arrange(builder, projections.input, (axes.b, axes.i, query.channels))
-    inputs: list[ir.Value | None] = [operand, *_merged(builder, projections, spec)]
+    weights, biases = _merged(builder, projections, spec)
+    inputs: dict[str, ir.Value] = {"input": operand, "weights": weights, "bias": biases}
     if rows.bias is not None:
-        inputs += [None, None, bias.full(rows.bias)]
+        inputs["attention_bias"] = bias.full(rows.bias)
     elif encoding.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, context)
-        inputs.append(padding.lengths() if encoding.mask == "lengths" else padding.ranges())
+        inputs["mask_index"] = padding.lengths() if encoding.mask == "lengths" else padding.ranges()
     attributes: dict[str, object] = {"num_heads": axes.num_heads, "scale": spec.scale * query.factor * key.factor}
     if encoding.causal:
         attributes["unidirectional"] = 1
     if length(axes.h) != length(axes.v):
         attributes["qkv_hidden_sizes"] = [_width(columns) for columns in _columns(spec)]
-    fused = operator(builder, spec, OP, DOMAIN, inputs, attributes)
+    fused = operator(builder, spec, INFO, inputs, attributes)
     chosen = [Source(IndexedValue(item.weight.value, (item.columns,)), item.factor) for item in projections.operands]
     targets = [(columns,) for columns in _columns(spec)]
     emitted = replacing(builder, fused, spec, rows, chosen, targets, shown(encoding, rows.bias, "mask_index"))

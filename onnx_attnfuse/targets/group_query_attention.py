@@ -18,21 +18,20 @@ from onnx_attnfuse.attention.masks.classify import Causal, Meaning, Window
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators import rotary_embedding
+from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
-from onnx_attnfuse.targets.rotary import OP as ROTARY
 from onnx_attnfuse.targets.rotary import long_tables
 
-OP: str = "GroupQueryAttention"
-DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
-_EIGHT, _SINK = 8, 11
-"""What sizes must be a multiple of; the place of the sink among the inputs."""
+_EIGHT = 8
+"""What sizes must be a multiple of."""
 _AS_IT_IS = (0, 0, -1)
 """A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
 caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none."""
@@ -111,18 +110,21 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     query, key, value = operands.values
     if any(_is_rotated(item) for item in (query, key)):
         value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
-    inputs: list[ir.Value | None] = [query, key, value, *operands.past, last, total]
+    inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
+    inputs |= {"seqlens_k": last, "total_sequence_length": total}
+    inputs["past_key"], inputs["past_value"] = operands.past
     if spec.softcap is not None:
         attributes["softcap"] = spec.softcap
     if operands.rotary is not None:
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(operands.rotary.interleaved)}
-        inputs += long_tables(builder, operands.rotary, axes.b, axes.i, length(axes.j), spec.dtype)
+        cos, sin, positions = long_tables(builder, operands.rotary, axes.b, axes.i, length(axes.j), spec.dtype)
+        inputs |= {"cos_cache": cos, "sin_cache": sin, "position_ids": positions}
     if spec.sink is not None:
         heads = arrange(builder, spec.sink.refined(), (axes.n,))
-        inputs += [None] * (_SINK - len(inputs)) + [builder.cast(heads, spec.dtype)]
-    fused = operator(builder, spec, OP, DOMAIN, inputs, attributes, outputs=3)
+        inputs["head_sink"] = builder.cast(heads, spec.dtype)
+    fused = operator(builder, spec, INFO, inputs, attributes, outputs=3)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
-    form = f"{OP} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
+    form = f"{INFO.name} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
 
 
@@ -133,7 +135,7 @@ def absorbs_rotary(rotary: Rotary) -> bool:
 
 def _is_rotated(value: ir.Value) -> bool:
     node = value.producer()
-    return node is not None and node.op_type == ROTARY
+    return node is not None and node.op_type == rotary_embedding.INFO.name
 
 
 def _is_causal(spec: AttentionSpec, meaning: Meaning) -> bool:

@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import Emitted
 from onnx_attnfuse.targets.cache import past, presents
@@ -179,22 +180,21 @@ def shared_heads(spec: AttentionSpec) -> Axis:
 def operator(
     builder: Builder,
     spec: AttentionSpec,
-    op: str,
-    domain: str,
-    inputs: Sequence[ir.Value | None],
+    info: OpInfo,
+    inputs: Mapping[str, ir.Value | None],
     attributes: Mapping[str, Any],
     outputs: int = 1,
 ) -> ir.Value:
-    """The first output of the operator that takes the place of `spec`, (b, i, n·v)."""
+    """The first output of the operator that takes the place of `spec`, (b, i, n·v); inputs go by their names."""
     axes = spec.axes
     return builder.node(
-        op,
-        inputs,
+        info.name,
+        info.arranged(inputs),
         attributes,
-        domain=domain,
+        domain=info.domain,
         dims=[length(axes.b), length(axes.i), length((*axes.n, *axes.v))],
         dtype=spec.dtype,
-        hint=f"{spec.name}/{op}",
+        hint=f"{spec.name}/{info.name}",
         outputs=outputs,
     )
 

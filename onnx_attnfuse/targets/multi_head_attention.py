@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
+from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
@@ -19,10 +20,8 @@ from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection_bias import read_projection
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
-__all__ = ["ALONE", "DOMAIN", "OP", "PROVIDERS", "emit", "encodings", "refuse"]
+__all__ = ["ALONE", "INFO", "PROVIDERS", "emit", "encodings", "refuse"]
 
-OP: str = "MultiHeadAttention"
-DOMAIN: str = "com.microsoft"
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
@@ -34,7 +33,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     if spec.dtype not in _DTYPES:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
-    return refuse_scores(spec, OP)
+    return refuse_scores(spec, INFO.name)
 
 
 def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
@@ -68,28 +67,27 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         and len(targets[1]) == len(targets[0])
     )
     projected = read_projection(builder, chosen, targets, spec.dtype) if plain and context.device.ep == "cuda" else None
-    inputs: list[ir.Value | None] = []
     if projected is not None:
-        inputs += [*projected.operands, projected.bias]
+        query, key, value = projected.operands
     else:
-        query, *rest = (arranged(builder, source, target, spec.dtype) for source, target in zip(chosen, targets, strict=True))
-        inputs += [prepared_query(builder, query, spec, rows, scale, axes), *rest, None]
+        query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
+        query = prepared_query(builder, query, spec, rows, scale, axes)
+    inputs: dict[str, ir.Value] = {"query": query, "key": key, "value": value}
+    if projected is not None:
+        inputs["bias"] = projected.bias
     if spec.sink is not None:
-        inputs[1:3] = [with_zeros(builder, value, 1) for value in inputs[1:3] if value is not None]
+        inputs |= {"key": with_zeros(builder, key, 1), "value": with_zeros(builder, value, 1)}
         full = None if rows.bias is None else bias.full(rows.bias)
-        inputs += [None, with_sink(builder, full, spec.sink, axes, spec.dtype)]
+        inputs["attention_bias"] = with_sink(builder, full, spec.sink, axes, spec.dtype)
     elif rows.bias is not None:
-        inputs += [None, bias.full(rows.bias)]
+        inputs["attention_bias"] = bias.full(rows.bias)
     elif encoding.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, context)
-        inputs.append(padding.lengths() if encoding.mask == "lengths" else padding.ranges())
-    while inputs[-1] is None:
-        inputs.pop()
+        inputs["key_padding_mask"] = padding.lengths() if encoding.mask == "lengths" else padding.ranges()
     fused = operator(
         builder,
         spec,
-        OP,
-        DOMAIN,
+        INFO,
         inputs,
         {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if encoding.causal else {})},
     )

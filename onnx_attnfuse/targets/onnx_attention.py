@@ -12,6 +12,7 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Causal, Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.kernels.operators.onnx_attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
@@ -21,11 +22,8 @@ from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_he
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
-OP: str = "Attention"
-DOMAIN: str = ""
 PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
-_SINCE = 23
 _DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
@@ -35,14 +33,14 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     builder, axes = context.builder, spec.axes
     repeated = length(shared_heads(spec)) != length(axes.n) and length(axes.i) != length(axes.j)
     pays = spec.softcap is not None or spec.cache is not None or (repeated and context.device.ep == "cpu")
-    if builder.opset < _SINCE and not (pays or context.opset.asked):
-        return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {builder.opset}")
+    if builder.opset < INFO.since and not (pays or context.opset.asked):
+        return Reason("old-opset", f"ai.onnx Attention needs opset {INFO.since}, and the model has {builder.opset}")
     if spec.dtype not in _DTYPES[context.device.ep]:
         name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
         return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {context.device.ep}")
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"ai.onnx Attention takes no scale of {spec.scale:g}")
-    return context.opset.refuse(_SINCE)
+    return context.opset.refuse(INFO.since)
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
@@ -75,8 +73,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     del flat
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
-    context.opset.raise_to(_SINCE)
-    builder.opset = max(builder.opset, _SINCE)
+    context.opset.raise_to(INFO.since)
+    builder.opset = max(builder.opset, INFO.since)
     bias = BiasEmitter(builder, axes, spec.dtype)
     rows = (
         read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context, zeroes=True)
@@ -87,12 +85,12 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
     mask = None if rows.bias is None else bias.full(rows.bias)
-    inputs: list[ir.Value | None] = [*operands.values, mask, *operands.past]
+    query, key, value = operands.values
     if spec.sink is not None:
-        inputs[1:3] = [with_zeros(builder, value, 1) for value in operands.values[1:]]
-        inputs[3] = with_sink(builder, mask, spec.sink, axes, spec.dtype)
-    while inputs[-1] is None:
-        inputs.pop()
+        key, value = (with_zeros(builder, item, 1) for item in (key, value))
+        mask = with_sink(builder, mask, spec.sink, axes, spec.dtype)
+    inputs: dict[str, ir.Value | None] = {"Q": query, "K": key, "V": value, "attn_mask": mask}
+    inputs["past_key"], inputs["past_value"] = operands.past
     attributes = {
         "q_num_heads": axes.num_heads,
         "kv_num_heads": length(operands.kv_heads),
@@ -102,8 +100,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     fused = operator(
         builder,
         spec,
-        OP,
-        DOMAIN,
+        INFO,
         inputs,
         attributes if spec.softcap is None else {**attributes, "softcap": spec.softcap},
         outputs=3 if encoding.cached else 1,

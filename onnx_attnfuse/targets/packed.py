@@ -16,15 +16,14 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, Padding, Predicate
 from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import typed
 from onnx_attnfuse.targets.padding import is_padding
 
-OP: str = "PackedMultiHeadAttention"
-DOMAIN: str = "com.microsoft"
-NAME: str = "packed"
+NAME: str = INFO.option or INFO.key
 """What a caller asks for."""
 _DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 
@@ -116,17 +115,19 @@ def attend(
     targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
     indexed = [IndexedValue(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
     bias = BiasEmitter(builder, axes, spec.dtype)
-    added = [bias.full(bias.compact(spec.mask))] if spec.mask and meaning.biases else []
-    inputs = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(indexed, targets, strict=True)]
+    added = bias.full(bias.compact(spec.mask)) if spec.mask and meaning.biases else None
+    laid = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(indexed, targets, strict=True)]
+    inputs: dict[str, ir.Value | None] = dict(zip(("query", "key", "value"), laid, strict=True))
+    inputs |= {"token_offset": packing.offset, "cumulative_sequence_length": packing.starts, "attention_bias": added}
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     fused = builder.node(
-        OP,
-        [*inputs, None, packing.offset, packing.starts, *added],
+        INFO.name,
+        INFO.arranged(inputs),
         {"num_heads": axes.num_heads, "scale": scale},
-        domain=DOMAIN,
+        domain=INFO.domain,
         dims=[length(tokens), length((*axes.n, *axes.v))],
         dtype=spec.dtype,
-        hint=f"{spec.name}/{OP}",
+        hint=f"{spec.name}/{INFO.name}",
     )
     node = fused.producer()
     assert node is not None

@@ -16,9 +16,8 @@ from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators.rotary_embedding import INFO
 
-OP = "RotaryEmbedding"
-DOMAIN = "com.microsoft"
 _MAX_ROTATED_CHANNELS = 1024
 """Channels of a head that a block of a GPU's threads can rotate."""
 
@@ -53,7 +52,8 @@ def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes) -> 
     attributes: dict[str, int] = {"num_heads": _known(length(heads)), "interleaved": int(rotary.interleaved)}
     if rotary.width != length(channels):
         attributes["rotary_embedding_dim"] = rotary.width
-    return builder.node(OP, [value, positions, cos, sin], attributes, domain=DOMAIN, dims=builder.facts.dims(value), dtype=dtype)
+    inputs = INFO.arranged({"input": value, "position_ids": positions, "cos_cache": cos, "sin_cache": sin})
+    return builder.node(INFO.name, inputs, attributes, domain=INFO.domain, dims=builder.facts.dims(value), dtype=dtype)
 
 
 def tables(

@@ -15,9 +15,8 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Size
+from onnx_attnfuse.kernels.operators import info_of
 
-_PAST = {"MultiHeadAttention": (6, 7), "GroupQueryAttention": (3, 4), "Attention": (4, 5)}
-"""Fragile operators, and their inputs that may be empty."""
 _QUOTIENTS = frozenset(["Div", "Mod"])
 _TRAPS = (0, -1)
 """Divisors that trap: anything by 0, which newer runtimes refuse, and the lowest number by -1."""
@@ -31,11 +30,11 @@ def is_dangerous(nodes: Iterable[ir.Node], facts: Facts, values: Mapping[str, in
 
 def _is_starved(node: ir.Node, facts: Facts, values: Mapping[str, int]) -> bool:
     """Whether a fragile operator is given something empty that is no past."""
-    if node.op_type != "Einsum" and node.op_type not in _PAST:
+    info = info_of(node)
+    if node.op_type != "Einsum" and (info is None or not info.fragile):
         return False
-    past = _PAST.get(node.op_type, ())
-    given = [value for place, value in enumerate(node.inputs) if value is not None and place not in past]
-    return any(sizes.evaluate(dim, values) == 0 for value in given for dim in facts.dims(value) or ())
+    operands = [value for place, value in enumerate(node.inputs) if info is None or info.role(place) != "past"]
+    return any(sizes.evaluate(dim, values) == 0 for value in operands if value is not None for dim in facts.dims(value) or ())
 
 
 def _may_divide_by_zero(node: ir.Node, facts: Facts, values: Mapping[str, int]) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_result import Divergence
 from onnx_attnfuse.verify.model_session import Source, session
@@ -23,12 +24,6 @@ from onnx_attnfuse.verify.tolerance import Bounds, compare
 
 _VALUES_PER_RUN = 128
 """Values that are looked at in one run."""
-_ATTENTION = frozenset(
-    """
-    Attention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention GroupQueryAttention MultiHeadAttention PackedAttention
-    PackedMultiHeadAttention QAttention Softmax SparseAttention
-    """.split()
-)
 
 
 def first_divergence(
@@ -105,7 +100,7 @@ def _attention_above(value: ir.Value, known: set[str]) -> str | None:
             continue
         inner = [node, *(found for graph in subgraphs(node) for found in graph.all_nodes())]
         for found in inner:
-            if found.op_type in _ATTENTION:
+            if found.op_type == "Softmax" or is_attention(found):
                 return found.name or found.outputs[0].name
         fresh = [read for read in node.inputs if read is not None and read not in seen]
         seen.update(fresh)

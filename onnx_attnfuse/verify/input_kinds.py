@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators import info_of
 
 KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
 """Ids of tokens and of their types; ..., the place of the last key of each entry, the number of keys."""
@@ -28,28 +29,15 @@ _TO_ANGLES = _VIEWS | {"Concat", "Einsum", "MatMul", "Mul", "Div"}
 _TO_SCORES = _VIEWS | frozenset(
     "Add And Concat Equal Gather GatherND Greater Less Max Min Mul Neg Not Or Pad Sub Tile Where".split()
 )
-_CONTRIB: dict[tuple[str, int], KindName] = {
-    ("Attention", 3): "mask",
-    ("Attention", 5): "bias",
+_OTHERS: dict[tuple[str, int], KindName] = {
+    ("Cos", 0): "positions",
     ("EmbedLayerNormalization", 0): "ids",
     ("EmbedLayerNormalization", 1): "types",
     ("EmbedLayerNormalization", 5): "mask",
     ("EmbedLayerNormalization", 6): "positions",
-    ("GroupQueryAttention", 5): "last",
-    ("GroupQueryAttention", 6): "total",
-    ("GroupQueryAttention", 9): "positions",
-    ("GroupQueryAttention", 10): "bias",
-    ("MultiHeadAttention", 4): "mask",
-    ("MultiHeadAttention", 5): "bias",
-    ("RotaryEmbedding", 1): "positions",
-}
-_STANDARD: dict[tuple[str, int], KindName] = {
-    ("Attention", 3): "bias",
-    ("Attention", 6): "lengths",
-    ("Cos", 0): "positions",
-    ("RotaryEmbedding", 3): "positions",
     ("Sin", 0): "positions",
 }
+"""What inputs of operators without a record are."""
 _TYPES = 4
 """Tables of at most this many rows are of token types."""
 _MAX_NODES_PER_INPUT = 256
@@ -124,19 +112,21 @@ def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:
     """What an operator says that one of its inputs is."""
-    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == "com.microsoft" else {}
-    return table.get((node.op_type, place))
+    info = info_of(node)
+    if info is not None:
+        role = info.role(place)
+        return role if role in ("mask", "bias", "positions", "lengths", "last", "total") else None
+    return _OTHERS.get((node.op_type, place)) if is_standard(node) or node.domain == "com.microsoft" else None
 
 
 def _lengths(node: ir.Node, facts: Facts) -> tuple[Dim | None, Dim | None]:
     """How many keys an attention has, and how many of them are new."""
-    dims = [None if value is None else facts.dims(value) for value in [*node.inputs[:5], *[None] * 5][:5]]
-    query, key, _, *past = dims
-    new = query if key is None else key
+    info = info_of(node)
+    key, past = (None, None) if info is None else (info.first(node, "key"), info.first(node, "past"))
+    new, earlier = (None if value is None else facts.dims(value) for value in (key or node.inputs[0], past))
     if new is None or len(new) < 2:
         return None, None
     rows = new[2] if len(new) == 4 else new[1]
-    earlier = past[0] if node.op_type == "GroupQueryAttention" else None
     return rows + (earlier[2] if earlier is not None and len(earlier) == 4 else 0), rows
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import onnx
 
+from onnx_attnfuse.kernels.operators import find
 from onnx_attnfuse.verify import apart
 from onnx_attnfuse.verify.inputs import Array
 
@@ -38,8 +39,6 @@ OLDEST = (1, 28)
 
 Before it Attention of ai.onnx computes other rows without a key, before 1.24 GroupQueryAttention with a window other windows.
 """
-_CUDA_ONLY = frozenset(["PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding"])
-"""Operators of com.microsoft that ONNX Runtime has no kernel for on the CPU."""
 
 
 class RuntimeRefusal(Exception):
@@ -178,7 +177,8 @@ def load(model: onnx.ModelProto, operators: Operators = ()) -> Session | Referen
 
 def without_kernel(model: onnx.ModelProto) -> list[str]:
     """The operators of the model that ONNX Runtime cannot run on the CPU."""
-    return sorted({node.op_type for node in model.graph.node if node.domain == "com.microsoft"} & _CUDA_ONLY)
+    found = {(node.domain, node.op_type): find(node.domain, node.op_type) for node in model.graph.node}
+    return sorted(info.name for info in found.values() if info is not None and info.on_cpu == "no kernel")
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -7,13 +7,16 @@ import pathlib
 import re
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import onnx_attnfuse
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.report.pictures.drawing import Layout, lay_out, strokes
 from onnx_attnfuse.report.pictures.model import Arrow, Box, Drawing, MaskPicture
+from onnx_attnfuse.report.pictures.site_graph import surroundings
 from tests.support.bundled import BUNDLED, name_of
 from tests.support.small_models import ATTENTION, parsed
 
@@ -99,6 +102,28 @@ def test_an_operator_that_is_not_read_is_drawn_with_what_is_next_to_it() -> None
         ("y", "result"),
     ]
     assert picture.after is None
+
+
+ROTATED = """<ir_version: 9, opset_import: ["" : 23, "com.microsoft" : 1, "com.example" : 1]>
+rotated (float[b, s, 8] x, int64[b, s] i, float[s, 4] c, float[s, 4] d) => (float[b, s, 8] y) {
+    z = ROTATION
+    y = com.microsoft.MultiHeadAttention<num_heads = 1>(z, z, z)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("rotation", "expected"),
+    [
+        ("RotaryEmbedding<num_heads = 1>(x, c, d, i)", {"x": "input", "c": "cos cache", "d": "sin cache", "i": "position ids"}),
+        ("com.microsoft.RotaryEmbedding(x, i, c, d)", {"x": "input", "c": "cos cache", "d": "sin cache", "i": "position ids"}),
+        ("com.example.RotaryEmbedding(x, i, c, d)", {"x": "input", "c": "input", "d": "input"}),
+    ],
+)
+def test_inputs_are_called_what_their_own_operator_calls_them(rotation: str, expected: dict[str, str]) -> None:
+    graph = ir.from_onnx_text(ROTATED.replace("ROTATION", rotation)).graph
+    drawing = surroundings(graph[1], Facts(graph), fused=True)
+    assert drawing is not None
+    assert {box.name: box.title for box in drawing.boxes if box.kind == "operand"} == expected
 
 
 MASKED = ATTENTION.replace("float[b, 2, t, 4] v)", "float[b, 2, t, 4] v, MASK mask)").replace(

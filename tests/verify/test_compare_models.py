@@ -76,6 +76,25 @@ def test_operators_tell_what_an_input_is(kind: str, nodes: str, expected: str) -
 
 
 @pytest.mark.parametrize(
+    ("node", "keys", "rows"),
+    [
+        ("MultiHeadAttention<num_heads = 4>(q, q, q, , x)", "s", "s"),
+        ("MultiHeadAttention<num_heads = 4>(q, q, q, , x, , past, past)", "(s + p)", "s"),
+        ("GroupQueryAttention<num_heads = 4, kv_num_heads = 4>(q, q, q, past, past, x)", "(s + p)", "s"),
+        ("Attention<num_heads = 4>(q, w, , x)", "s", "s"),
+    ],
+)
+def test_lengths_count_the_keys_of_their_operator(node: str, keys: str, rows: str) -> None:
+    text = FEEDS.format(kind="int32[b]", nodes=f"out = com.microsoft.{node}").replace(
+        ",\n float[16, 8] cos, float[16, 8] sin>", ">"
+    )
+    text = text.replace("float[b, s, 64] q,", "float[b, s, 64] q, float[64, 192] w,")
+    model = ir.from_onnx_text(text)
+    found = kinds(model.graph, Facts(model.graph))["x"]
+    assert (str(found.keys), str(found.rows)) == (keys, rows)
+
+
+@pytest.mark.parametrize(
     ("kind", "pattern", "expected"),
     [
         (Kind("lengths", keys=5, rows=5), "full", [5, 5, 5]),

@@ -125,7 +125,7 @@ def test_an_operator_that_differs_in_one_of_its_rehearsals_is_not_spelled_out(mo
 
     model = optimize(as_model(small_models.ATTENTION), verify="none").model
     pairs, asked = Verifier.check, []
-    monkeypatch.setattr(decompose, "rehearsals", lambda spell, site: [site, site])
+    monkeypatch.setattr(decompose, "rehearsals", lambda site: [site, site])
 
     def first_not(self, *arguments):
         asked.append(arguments)

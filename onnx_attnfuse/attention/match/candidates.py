@@ -6,13 +6,14 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.match.fused_ops import is_attention, read_attention
+from onnx_attnfuse.attention.match.fused_ops import read_attention
 from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Reason

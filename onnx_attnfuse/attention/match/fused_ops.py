@@ -1,4 +1,4 @@
-"""Operators that are attention already: which they are, and ai.onnx Attention read as a source.
+"""ai.onnx Attention read as a source.
 
 ONNX Runtime's kernel is the truth for a node it runs: a row that the mask forbids throughout gives 0, also where the mask is only
 as low as float32 goes. It demands masks of full shape, which the standard does not; such nodes are read by the standard.
@@ -16,23 +16,11 @@ from onnx_attnfuse.attention.match import operands
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, RowRule
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused
-
-_CONTRIB = frozenset(
-    "Attention MultiHeadAttention GroupQueryAttention PackedAttention PackedMultiHeadAttention DecoderMaskedMultiHeadAttention "
-    "DecoderMaskedSelfAttention DecoderAttention LongformerAttention PagedAttention QAttention SparseAttention".split()
-)
-
-
-def is_attention(node: ir.Node) -> bool:
-    """Whether the node is an attention by itself."""
-    if node.domain == "com.microsoft":
-        return node.op_type in _CONTRIB
-    return is_standard(node, "Attention")
 
 
 def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:

@@ -18,7 +18,8 @@ from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, as_axes, coun
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.targets.packed import DOMAIN, Packing
+from onnx_attnfuse.kernels.operators.record import CONTRIB
+from onnx_attnfuse.targets.packed import Packing
 
 _TRUTH, _INDEX = ir.DataType.BOOL, ir.DataType.INT64
 
@@ -106,7 +107,7 @@ class UnpadTokens(PadUnpad):
         dims, dtype = build.facts.dims(value), build.facts.dtype(value)
         assert dims is not None
         hint = "attnfuse/RemovePadding"
-        removed = build.node("RemovePadding", [value, self._lengths], domain=DOMAIN, dtype=dtype, hint=hint, outputs=4)
+        removed = build.node("RemovePadding", [value, self._lengths], domain=CONTRIB, dtype=dtype, hint=hint, outputs=4)
         node = removed.producer()
         assert node is not None
         for item in node.outputs[1:]:
@@ -126,7 +127,7 @@ class UnpadTokens(PadUnpad):
         shape = [self.tokens.batch, self.tokens.length, dims[1]]
         inputs = [packed, self.packing.offset]
         dtype, hint = build.facts.dtype(packed), "attnfuse/RestorePadding"
-        return build.node("RestorePadding", inputs, domain=DOMAIN, dims=shape, dtype=dtype, hint=hint)
+        return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, dtype=dtype, hint=hint)
 
 
 class UnpadRows(PadUnpad):

@@ -22,7 +22,7 @@ _MAX_LISTED_NAMES = 3
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
     """What the kernel on packed tokens is asked to do."""
     params = params_of(spec, MaskEncoding("bias" if meaning.biases else "none", when="right_padded"), multi_head_attention)
-    return dataclasses.replace(params, op=packed.OP).settled(plan_context.lengths)
+    return dataclasses.replace(params, op=packed.INFO.key).settled(plan_context.lengths)
 
 
 def packed_report(
@@ -43,8 +43,8 @@ def packed_report(
     return dataclasses.replace(
         found,
         status="fused",
-        op=packed.OP,
-        domain=packed.DOMAIN,
+        op=packed.INFO.name,
+        domain=packed.INFO.domain,
         scale=attended.scale,
         mask_form=form,
         kernel=_kernel(site, plan_context, usual),

@@ -6,16 +6,24 @@ lengths that it does not know are fresh symbols, so that at least the rank is to
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.rules.contents import CONTENTS
 from onnx_attnfuse.graph.rules.dtypes import infer_dtype
 from onnx_attnfuse.graph.rules.elementwise import ELEMENTWISE
 from onnx_attnfuse.graph.rules.makers import MAKERS
-from onnx_attnfuse.graph.rules.products import PRODUCTS
+from onnx_attnfuse.graph.rules.products import PRODUCTS, contrib_attention
 from onnx_attnfuse.graph.rules.reading import ShapeRule
 from onnx_attnfuse.graph.rules.selections import SELECTIONS
 from onnx_attnfuse.graph.rules.views import VIEWS
 
-__all__ = ["CONTENTS", "SHAPES", "infer_dtype"]
+__all__ = ["CONTENTS", "infer_dtype", "shape_rule"]
 
-SHAPES: dict[str, ShapeRule] = ELEMENTWISE | MAKERS | PRODUCTS | SELECTIONS | VIEWS
+_SHAPES: dict[str, ShapeRule] = ELEMENTWISE | MAKERS | PRODUCTS | SELECTIONS | VIEWS
 """The rule of each operator whose result has a shape that can be told."""
+
+
+def shape_rule(node: ir.Node) -> ShapeRule | None:
+    """The rule for the shapes that a node gives, or None if there is none."""
+    return _SHAPES.get(node.op_type) or (contrib_attention if is_attention(node) else None)

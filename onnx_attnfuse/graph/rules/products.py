@@ -125,13 +125,14 @@ def _projected_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [(*tokens[:2], facts.fresh(node.outputs[0], 2) if width is None else width)]
 
 
-def _contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+def contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """The shape of an attention of com.microsoft of queries (b, s, n·h); heads that share values are as wide in both."""
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
-    if query is None or value is None or len(query) != 3:
+    if query is None or value is None or len(query) != 3 or len(value) not in {3, 4}:
         return []
     if node.op_type == "MultiHeadAttention":
         _meet_mask(node, 5, 6, query, facts)
-    return [(*query[:2], value[-1] if len(value) == 3 and node.op_type == "MultiHeadAttention" else query[-1])]
+    return [(*query[:2], value[-1] if len(value) == 3 and not attribute(node, "kv_num_heads") else query[-1])]
 
 
 def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -> None:
@@ -149,7 +150,6 @@ PRODUCTS: dict[str, ShapeRule] = {
     **rules("MatMul FusedMatMul", _matmul),
     **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _spatial),
     **rules("DepthToSpace SpaceToDepth", _between_channels_and_space),
-    **rules("MultiHeadAttention GroupQueryAttention", _contrib_attention),
     "Attention": _attention,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.report.pictures.model import Arrow, Box, BoxKind, Drawing
 
 _MAX_DRAWN_NODES = 160
@@ -27,19 +28,7 @@ _MAX_VIEW_CHAIN = 4
 """Views between a value and what it is known as."""
 _VIEWS = frozenset(["Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 _SHAPES = frozenset(["Shape", "Size", "Constant"])
-_SLOTS: Mapping[str, Sequence[str]] = {
-    "MultiHeadAttention": "query key value bias key_padding_mask attention_bias past_key past_value".split(),
-    "GroupQueryAttention": (
-        "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids attention_bias "
-        "head_sink".split()
-    ),
-    "PackedMultiHeadAttention": "query key value bias token_offset cumulative_sequence_length attention_bias".split(),
-    "Attention": "input weights bias mask_index past attention_bias".split(),
-    "RotaryEmbedding": "input position_ids cos_cache sin_cache".split(),
-}
-"""What the inputs of operators are called, for the drawing."""
 _CONDITIONS = {("If", 0): "test at run time", ("Where", 0): "condition"}
-_STANDARD_ATTENTION = "query key value attn_mask past_key past_value nonpad_kv_seqlen".split()
 _SHOWN_ATTRIBUTES = (
     "num_heads kv_num_heads q_num_heads scale unidirectional is_causal local_window_size do_rotary softcap".split()
 )
@@ -221,9 +210,10 @@ class _Sheet:
         return None if viewed is None else self._site.others.get(viewed)
 
     def _role(self, value: ir.Value, node: ir.Node, slot: int) -> str | None:
-        slots = _STANDARD_ATTENTION if node.op_type == "Attention" and node.domain == "" else _SLOTS.get(node.op_type, ())
-        if slot < len(slots):
-            return slots[slot].replace("_", " ")
+        info = _fused(node)
+        if info is not None and slot < len(info.inputs):
+            name = list(info.inputs)[slot]
+            return name.replace("_", " ") if len(name) > 1 else info.role(slot)
         if (node.op_type, slot) in _CONDITIONS:
             return _CONDITIONS[node.op_type, slot]
         tensor = constant_tensor(value)
@@ -235,7 +225,7 @@ class _Sheet:
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
         """What tells most of a node on one line."""
-        if kind == "fused" or node.op_type in _SLOTS:
+        if kind == "fused" or _fused(node) is not None:
             shown = [
                 f"{name}={_number(value)}" for name in _SHOWN_ATTRIBUTES if (value := attribute(node, name)) not in (None, 0)
             ]
@@ -253,6 +243,12 @@ class _Sheet:
     def _shape(self, value: ir.Value) -> str:
         dims = self._facts.dims(value)
         return "" if dims is None else " × ".join(_short(str(dim)) for dim in dims)
+
+
+def _fused(node: ir.Node) -> OpInfo | None:
+    """The record of an operator that stands for a part of an attention, or None; what moves padding is drawn as others are."""
+    info = info_of(node)
+    return None if info is None or info.kind == "padding" else info
 
 
 def _short(text: str) -> str:

@@ -10,10 +10,6 @@ from onnx_attnfuse.transforms.decompose.padding import penalty
 from onnx_attnfuse.transforms.decompose.pieces import integer, joined, known, merge_heads, split_heads
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
-OP, DOMAIN = "Attention", "com.microsoft"
-_INPUT, _WEIGHTS, _BIAS, _MASK, _PAST, _ADDED = range(6)
-_UNKNOWN = {6: "past_sequence_length"}
-
 
 def spelled(site: Site) -> Answer:
     """The output, and keys and values as (2, b, n, t, h).
@@ -21,11 +17,11 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only(_UNKNOWN, do_rotary=0, past_present_share_buffer=0)
+    site.takes_only("past_sequence_length", do_rotary=0, past_present_share_buffer=0)
     build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
     query, key, value = _projected(site, heads)
     batch, _, rows, size = known(build, query)
-    past = site.given(_PAST)
+    past = site.given("past")
     if past is not None:
         earlier = [_half(site, past, place) for place in (0, 1)]
         key, value = (joined(build, [old, new], 2) for old, new in zip(earlier, (key, value), strict=True))
@@ -39,23 +35,23 @@ def spelled(site: Site) -> Answer:
         heads,
         site.number(size, "the head size"),
         scale=site.attribute("scale"),
-        added=tuple(mask for mask in (site.given(_ADDED), padding) if mask is not None),
+        added=tuple(mask for mask in (site.given("attention_bias"), padding) if mask is not None),
     )
     result = merge_heads(build, spell(build, problem).result)
-    frontier = [item for item in (*site.inputs[: _BIAS + 1], past) if item is not None]
+    frontier = site.all_given("input", "weights", "bias", "past")
     return Answer((result, _stacked(site, key, value)), tuple(frontier))
 
 
 def _mask(site: Site) -> ir.Value | None:
     """The mask; one of (b, 1) or (1, 1) stands for none."""
-    mask = site.given(_MASK)
+    mask = site.given("mask_index")
     dims = None if mask is None else site.dims(mask)
     return None if dims is not None and len(dims) == 2 and dims[1] == 1 else mask
 
 
 def _projected(site: Site, heads: int) -> list[ir.Value]:
     """Queries, keys and values as (b, n, s, h)."""
-    build, tokens, weights, bias = site.build, site.operand(_INPUT), site.operand(_WEIGHTS), site.given(_BIAS)
+    build, tokens, weights, bias = site.build, site.operand("input"), site.operand("weights"), site.given("bias")
     if len(site.dims(tokens)) != 3 or len(site.dims(weights)) != 2:
         raise Refused("malformed", "the input has three axes, the weights have two", site.node.name)
     width = site.number(site.dims(weights)[1], "the width of the projection")

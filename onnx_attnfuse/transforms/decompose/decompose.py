@@ -102,7 +102,7 @@ class Decomposer:
         """
         if self.verifier.level == "none":
             return None
-        sides = [(_rehearsed(twin), spell(twin)) for twin in rehearsals(spell, site)] or [(site.node, answer)]
+        sides = [(_rehearsed(twin), spell(twin)) for twin in rehearsals(site)] or [(site.node, answer)]
         name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified](), list[Refused]()
         tells = not is_old(installed())  # an old runtime may have been run, and have differed
         for node, found in sides:

@@ -6,7 +6,6 @@ every place of the present is looked up: in the past, among the new keys, or in 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,9 +32,7 @@ from onnx_attnfuse.transforms.decompose.pieces import (
 from onnx_attnfuse.transforms.decompose.rotary_embedding import looked_up, rotated
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
-OP, DOMAIN = "GroupQueryAttention", "com.microsoft"
-_PAST, _LAST, _TOTAL, _COS, _SIN, _POSITIONS, _ADDED, _SINK = 3, 5, 6, 7, 8, 9, 10, 11
-_UNKNOWN = {12: "k_scale", 13: "v_scale", 14: "q_norm_weight", 15: "k_norm_weight"}
+_UNKNOWN = "k_scale", "v_scale", "q_norm_weight", "k_norm_weight"
 _PLAIN = {"sliding_window_cache": 0, "k_quant_type": "NONE", "v_quant_type": "NONE", "kv_cache_bit_width": 0}
 
 
@@ -45,8 +42,8 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only(_UNKNOWN, **_PLAIN)
-    build, dtype, added = site.build, site.dtype(), site.given(_ADDED)
+    site.takes_only(*_UNKNOWN, **_PLAIN)
+    build, dtype, added = site.build, site.dtype(), site.given("attention_bias")
     query, key, value = _operands(site)
     _, heads, rows, size = known(build, query)
     cache = _cache(site, rows)
@@ -69,11 +66,11 @@ def spelled(site: Site) -> Answer:
         empty_is_zero=added is not None,
     )
     result = merge_heads(build, spell(build, problem).result)
-    operands = (*site.inputs[: _PAST + 2], site.given(_COS), site.given(_SIN))
+    operands = site.all_given("query", "key", "value", "past_key", "past_value", "cos_cache", "sin_cache")
     possible = [cache.rows_defined(), None if added is None else _has_a_key(site, added, problem.seen)]
     row_tests = [item for item in possible if item is not None]
     defined = (build.logical("And", row_tests) if row_tests else None, *[cache.keys_defined(presents[0])] * 2)
-    return Answer((result, *presents), tuple(item for item in operands if item is not None), defined)
+    return Answer((result, *presents), tuple(operands), defined)
 
 
 def _has_a_key(site: Site, added: ir.Value, seen: ir.Value | None) -> ir.Value:
@@ -101,7 +98,7 @@ def rehearsals(site: Site) -> Iterator[Site]:
     cache = _cache(site, rows)
     if cache.ends is not None:
         yield from (_counted(_lengthened(site, total, least, cache.ends), rows) for total, least in _longest(site, cache))
-    elif site.given(_POSITIONS) is not None:
+    elif site.given("position_ids") is not None:
         yield _counted(site, rows)
 
 
@@ -109,7 +106,7 @@ def _longest(site: Site, cache: Cache) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Lengths that the longest entry may have, and the least that another may have beside it."""
     build, count = site.build, length_of(site.build, cache.rows)
     yield count, integer(build, 1)
-    added = site.given(_ADDED)
+    added = site.given("attention_bias")
     if added is not None:
         yield length_of(build, site.dims(added)[-1]), count
     elif cache.past:
@@ -124,45 +121,43 @@ def _lengthened(site: Site, total: ir.Value, least: ir.Value, ends: ir.Value) ->
     spread = arithmetic(build, "Add", arithmetic(build, "Sub", total, least), one)
     shorter = arithmetic(build, "Mod", places(build, known(build, ends)[0]), spread)
     last = arithmetic(build, "Sub", arithmetic(build, "Sub", total, one), shorter)
-    inputs = list(site.inputs)
-    inputs[_LAST], inputs[_TOTAL] = (build.cast(item, ir.DataType.INT32) for item in (last, total))
-    return dataclasses.replace(site, inputs=tuple(inputs))
+    last, total = (build.cast(item, ir.DataType.INT32) for item in (last, total))
+    return site.replacing(seqlens_k=last, total_sequence_length=total)
 
 
 def _counted(site: Site, rows: Dim) -> Site:
     """The operator with the positions that it would take by itself, if it is given any."""
-    build, given = site.build, site.given(_POSITIONS)
+    build, given = site.build, site.given("position_ids")
     if given is None:
         return site
     positions = _cache(site, rows).positions()
-    inputs = list(site.inputs)
-    inputs[_POSITIONS] = build.expand(positions, (site.dims(site.operand(0))[0], rows), [True, False])
-    return dataclasses.replace(site, inputs=tuple(inputs))
+    wanted = site.dims(site.operand("query"))[0], rows
+    return site.replacing(position_ids=build.expand(positions, wanted, [True, False]))
 
 
 def _cache(site: Site, rows: Dim) -> Cache:
-    past = tuple(item for item in (site.given(_PAST), site.given(_PAST + 1)) if item is not None)
-    return cache_of(site, past, rows, site.operand(_LAST), site.operand(_TOTAL))
+    past = tuple(site.all_given("past_key", "past_value"))
+    return cache_of(site, past, rows, site.operand("seqlens_k"), site.operand("total_sequence_length"))
 
 
 def _operands(site: Site) -> list[ir.Value]:
     """Queries (b, n, s, h), keys and values (b, m, s, h)."""
-    build, heads, kv_heads, query = site.build, site.count("num_heads"), site.count("kv_num_heads"), site.operand(0)
+    build, heads, kv_heads, query = site.build, site.count("num_heads"), site.count("kv_num_heads"), site.operand("query")
     counts = (heads, kv_heads, kv_heads)
-    if site.given(1) is None:
+    if site.given("key") is None:
         size = site.share(site.dims(query)[2], heads + 2 * kv_heads, "the head size")
         ends = np.cumsum(counts) * size
         parts = [build.slice(query, 2, int(end) - count * size, int(end)) for count, end in zip(counts, ends, strict=True)]
     else:
         size = site.share(site.dims(query)[2], heads, "the head size")
-        parts = [site.operand(place) for place in range(3)]
+        parts = [site.operand(name) for name in ("query", "key", "value")]
     return [split_heads(build, part, count, size) for part, count in zip(parts, counts, strict=True)]
 
 
 def _turned(site: Site, value: ir.Value, cache: Cache) -> ir.Value:
     """Queries or keys, rotated."""
-    build, tables = site.build, (site.operand(_COS), site.operand(_SIN))
-    given = site.given(_POSITIONS)
+    build, tables = site.build, (site.operand("cos_cache"), site.operand("sin_cache"))
+    given = site.given("position_ids")
     positions = cache.positions() if given is None else given
     found: list[ir.Value] = []
     for table in tables:
@@ -189,7 +184,7 @@ def _seen(site: Site, cache: Cache, columns: Dim) -> ir.Value | None:
 
 def _sink(site: Site) -> ir.Value | None:
     """The sinks of the heads; zeros where the softmax is smooth."""
-    sink, heads = site.given(_SINK), site.count("num_heads")
+    sink, heads = site.given("head_sink"), site.count("num_heads")
     if sink is None and site.attribute("smooth_softmax", -1) == 1:
         return site.build.constant(np.zeros(heads, working_type(site.dtype()).numpy()))
     return sink

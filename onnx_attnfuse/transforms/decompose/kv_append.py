@@ -126,7 +126,7 @@ def cache_of(site: Site, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, 
     if _number(total, build.facts) == everything and _number(last, build.facts) == everything - 1:
         return cache
     ends = arithmetic(build, "Add", build.cast(last, INTEGER), build.constant([1]))
-    ends = build.reshape(ends, (site.dims(site.operand(0))[0],))
+    ends = build.reshape(ends, (site.dims(site.operand("query"))[0],))
     if not past:
         return dataclasses.replace(cache, ends=ends)
     count = length_of(build, rows)

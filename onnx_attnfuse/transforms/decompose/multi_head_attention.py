@@ -10,10 +10,6 @@ from onnx_attnfuse.transforms.decompose.padding import penalty
 from onnx_attnfuse.transforms.decompose.pieces import BY_HEAD, joined, known, merge_heads, split_heads
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
-OP, DOMAIN = "MultiHeadAttention", "com.microsoft"
-_QUERY, _KEY, _VALUE, _BIAS, _PADDING, _ADDED, _PAST = range(7)
-_UNKNOWN = {8: "past_sequence_length", 9: "cache_indirection"}
-
 
 def spelled(site: Site) -> Answer:
     """The output, both presents and the scores.
@@ -21,17 +17,17 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only(_UNKNOWN)
+    site.takes_only("past_sequence_length", "cache_indirection")
     build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
     query, key, value = _operands(site, heads)
     (batch, _, rows, size), fresh = known(build, query), known(build, key)[2]
     triangle = bool(site.attribute("unidirectional", 0))
     if triangle and rows not in {1, fresh}:
         raise Refused("kernels-disagree", f"kernels disagree on the triangle of {rows} queries and {fresh} keys", site.node.name)
-    past = [item for item in (site.given(_PAST), site.given(_PAST + 1)) if item is not None]
+    past = site.all_given("past_key", "past_value")
     if past:
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
-    padding = penalty(site, site.given(_PADDING), (batch, rows, known(build, key)[2]), triangle=triangle)
+    padding = penalty(site, site.given("key_padding_mask"), (batch, rows, known(build, key)[2]), triangle=triangle)
     problem = AttentionInputs(
         query,
         key,
@@ -40,10 +36,10 @@ def spelled(site: Site) -> Answer:
         heads,
         site.number(size, "the head size"),
         scale=site.attribute("scale"),
-        added=tuple(mask for mask in (site.given(_ADDED), padding) if mask is not None),
+        added=tuple(mask for mask in (site.given("attention_bias"), padding) if mask is not None),
     )
     found = spell(build, problem)
-    frontier = [item for item in (*site.inputs[: _BIAS + 1], *past) if item is not None]
+    frontier = [*site.all_given("query", "key", "value", "bias"), *past]
     return Answer((merge_heads(build, found.result), key, value, build.cast(found.masked, dtype)), tuple(frontier))
 
 
@@ -53,7 +49,7 @@ def _operands(site: Site, heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
     Raises:
         Refused: They have none of the documented forms.
     """
-    build, query, bias = site.build, site.operand(_QUERY), site.given(_BIAS)
+    build, query, bias = site.build, site.operand("query"), site.given("bias")
     rank = len(site.dims(query))
     if rank == 5:
         if bias is not None:
@@ -64,11 +60,11 @@ def _operands(site: Site, heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
         raise Refused("malformed", f"queries of {rank} axes", site.node.name)
     width = site.number(site.dims(query)[2], "the width of the queries")
     query = split_heads(build, _biased(site, query, bias, 0, width), heads, site.share(width, heads, "the head size"))
-    key = site.operand(_KEY)
+    key = site.operand("key")
     if len(site.dims(key)) == 5:
         key, value = _unpacked(site, key, 2)
         return query, key, value
-    value = site.operand(_VALUE)
+    value = site.operand("value")
     if len(site.dims(key)) == 4:  # who computed these once for all queries has added the biases
         return query, key, value
     inner = site.number(site.dims(value)[2], "the width of the values")

@@ -28,9 +28,6 @@ from onnx_attnfuse.transforms.decompose.pieces import (
 )
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
-OP, DOMAIN = "Attention", ""
-_MASK, _PAST, _LENGTHS = 3, 4, 6
-
 
 def spelled(site: Site) -> Answer:
     """The output, both presents, and the scores or weights that are asked for.
@@ -41,12 +38,12 @@ def spelled(site: Site) -> Answer:
     build, dtype = site.build, site.dtype()
     query, key, value = _operands(site)
     _, heads, rows, size = known(build, query)
-    past = [item for item in (site.given(_PAST), site.given(_PAST + 1)) if item is not None]
+    past = site.all_given("past_key", "past_value")
     offset: Dim | ir.Value = 0
     if past:
         offset = site.dims(past[0])[2]
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
-    mask, lengths = site.given(_MASK), site.given(_LENGTHS)
+    mask, lengths = site.given("attn_mask"), site.given("nonpad_kv_seqlen")
     columns = known(build, key)[2]
     seen: list[ir.Value] = []
     if mask is not None:
@@ -74,14 +71,14 @@ def spelled(site: Site) -> Answer:
     found = spell(build, problem)
     mode: int = site.attribute("qk_matmul_output_mode", 0)
     asked = (found.raw, found.capped, found.masked, found.weights)[mode]
-    result = merge_heads(build, found.result) if len(site.dims(site.operand(0))) == 3 else found.result
-    frontier = (*(site.operand(place) for place in range(3)), *past)
+    result = merge_heads(build, found.result) if len(site.dims(site.operand("Q"))) == 3 else found.result
+    frontier = (*map(site.operand, "QKV"), *past)
     return Answer((result, key, value, build.cast(asked, dtype)), frontier)
 
 
 def _operands(site: Site) -> list[ir.Value]:
     """Queries (b, n, s, h), keys and values (b, m, t, h)."""
-    found = [site.operand(place) for place in range(3)]
+    found = list(map(site.operand, "QKV"))
     if len(site.dims(found[0])) == 4:
         return found
     counts = [site.count(name) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]

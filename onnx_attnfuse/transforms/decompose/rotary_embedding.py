@@ -5,13 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.transforms.decompose.pieces import INTEGER, arithmetic, joined, known, places
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
-
-OP = "RotaryEmbedding"
 
 
 def spelled(site: Site) -> Answer:
@@ -20,10 +19,9 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only({}, is_packed_batching=0)
-    standard = site.node.domain != "com.microsoft"
-    operand = site.operand(0)
-    cos, sin, positions = (site.given(place) for place in ((1, 2, 3) if standard else (2, 3, 1)))
+    site.takes_only(is_packed_batching=0)
+    operand = site.operand("X" if is_standard(site.node) else "input")
+    cos, sin, positions = map(site.given, ("cos_cache", "sin_cache", "position_ids"))
     if cos is None or sin is None:
         raise Refused("malformed", "the cosines or sines are missing", site.node.name)
     build, dims = site.build, site.dims(operand)

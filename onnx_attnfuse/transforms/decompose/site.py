@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +13,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.reasons import Refused
 
 
@@ -25,20 +26,39 @@ class Site:
     inputs: tuple[ir.Value | None, ...]
     """Inputs to compute from: the node's own, or in a rehearsal others in the place of some."""
 
-    def given(self, place: int) -> ir.Value | None:
+    @functools.cached_property
+    def info(self) -> OpInfo:
+        """The record of the operator."""
+        info = info_of(self.node)
+        assert info is not None
+        return info
+
+    def given(self, name: str) -> ir.Value | None:
         """An input, or None if it is left out."""
+        place = self.info.place(name)
         return self.inputs[place] if place < len(self.inputs) else None
 
-    def operand(self, place: int) -> ir.Value:
+    def all_given(self, *names: str) -> list[ir.Value]:
+        """Those of some inputs that are not left out."""
+        return [value for value in map(self.given, names) if value is not None]
+
+    def operand(self, name: str) -> ir.Value:
         """An input that has to be there.
 
         Raises:
             Refused: It is not.
         """
-        value = self.given(place)
+        value = self.given(name)
         if value is None:
-            raise Refused("malformed", f"input {place} is missing", self.node.name)
+            raise Refused("malformed", f"input {self.info.place(name)} is missing", self.node.name)
         return value
+
+    def replacing(self, **given: ir.Value) -> Site:
+        """The operator on other inputs in the place of some that are given."""
+        inputs = list(self.inputs)
+        for name, value in given.items():
+            inputs[self.info.place(name)] = value
+        return dataclasses.replace(self, inputs=tuple(inputs))
 
     def dims(self, value: ir.Value) -> Dims:
         """The shape of a value.
@@ -57,7 +77,7 @@ class Site:
         Raises:
             Refused: It is unknown.
         """
-        value = self.operand(0)
+        value = self.operand(next(iter(self.info.inputs)))
         found = self.build.facts.dtype(value)
         if found is None:
             raise Refused("unknown-type", f"the element type of '{value.name}' is unknown", self.node.name)
@@ -99,18 +119,18 @@ class Site:
             raise Refused("unknown-size", f"{what} is unknown: {count} heads in {dim} channels", self.node.name)
         return self.number(found, what)
 
-    def takes_only(self, inputs: Mapping[int, str], **attributes: object) -> None:
+    def takes_only(self, *inputs: str, **attributes: object) -> None:
         """Refuses inputs and attributes that nothing is spelled out for.
 
         Args:
-            inputs: Names of such inputs by place.
+            *inputs: Names of such inputs.
             **attributes: Such attributes, each with the value that asks for nothing.
 
         Raises:
             Refused: One is there.
         """
-        for place, name in inputs.items():
-            if self.given(place) is not None:
+        for name in inputs:
+            if self.given(name) is not None:
                 raise Refused("not-spelled", f"{self.node.op_type} with {name} is not spelled out", self.node.name)
         for name, nothing in attributes.items():
             if self.attribute(name, nothing) != nothing:

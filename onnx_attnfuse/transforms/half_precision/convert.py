@@ -9,10 +9,10 @@ from collections import Counter
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from onnx_attnfuse.attention.match.fused_ops import is_attention
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.transforms.half_precision.cast_graph import Narrowing
 from onnx_attnfuse.transforms.half_precision.keep_float32 import find_islands, ordered

@@ -8,24 +8,12 @@ Half precision is computed in float32 and rounded once. Where an operator leaves
 
 from __future__ import annotations
 
-from onnx_attnfuse.verify.references import attention, onnx_attention
-from onnx_attnfuse.verify.references.core import Operator
-from onnx_attnfuse.verify.references.group_query_attention import GroupQueryAttention
-from onnx_attnfuse.verify.references.multi_head_attention import MultiHeadAttention
-from onnx_attnfuse.verify.references.packed_attention import PackedAttention
-from onnx_attnfuse.verify.references.packed_multi_head_attention import PackedMultiHeadAttention
-from onnx_attnfuse.verify.references.remove_padding import RemovePadding
-from onnx_attnfuse.verify.references.restore_padding import RestorePadding
-from onnx_attnfuse.verify.references.rotary_embedding import RotaryEmbedding
+from typing import cast
 
-OPERATORS: tuple[type[Operator], ...] = (
-    attention.Attention,
-    GroupQueryAttention,
-    MultiHeadAttention,
-    PackedAttention,
-    PackedMultiHeadAttention,
-    RemovePadding,
-    RestorePadding,
-    RotaryEmbedding,
-    onnx_attention.Attention,
+from onnx_attnfuse.kernels.operators import load, records
+from onnx_attnfuse.verify.references.core import Operator
+
+OPERATORS: tuple[type[Operator], ...] = tuple(
+    cast("type[Operator]", load(info.reference)) for info in records().values() if info.reference is not None
 )
+"""The references that the records of operators name."""

@@ -1,0 +1,104 @@
+"""What the record of a fused operator says; records are data, and importing one imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnx_attnfuse.kernels.conditions import AttentionParams
+    from onnx_attnfuse.kernels.describe_op import OpNode
+
+CONTRIB = "com.microsoft"
+Role = Literal[
+    "input", "query", "key", "value", "weights", "projection bias",
+    "mask", "bias", "lengths", "last", "total", "positions", "past", "cos", "sin", "sink", "offsets", "other",
+]  # fmt: skip
+"""What an input is to its operator, whatever the operator calls it.
+
+A mask tells which keys count, by lengths or by 0 and 1; a bias is added to the scores. Lengths count the keys of each entry, last
+is the place of its last key, total how many keys the longest has. Past keys and values may be empty. Offsets tell where tokens
+without padding come from.
+"""
+OnCpu = Literal["all forms", "some forms", "no kernel"]
+"""What of an operator ONNX Runtime's CPU runs; the reference runs the rest."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpInfo:
+    """A fused operator: its signature, what is known of its kernels, and where its other parts are.
+
+    Those parts are dotted names, a module or `module:attribute`, loaded when they are first wanted.
+    """
+
+    name: str
+    inputs: Mapping[str, Role]
+    """All inputs in order, by the name that the operator's schema has for them."""
+    domain: str = CONTRIB
+    since: int = 1
+    """The version of its domain from which on the operator is there."""
+    kind: Literal["attention", "rotation", "padding"] = "attention"
+    packed: bool = False
+    """Whether it works on tokens without padding, whose number no shape tells."""
+    on_cpu: OnCpu = "all forms"
+    fragile: bool = True
+    """Whether its CPU kernel may end the process where an operand other than the past is empty."""
+    math_kernel: Literal["safe", "unknown", "crashes"] = "unknown"
+    """What is known of its math kernel on CUDA at any size: `crashes`, that it ends the process from 2^31 scores on."""
+    rank: int | None = None
+    """Where it stands among the targets that are equally fast, 1 the first; None: it is not planned site by site."""
+    option: str | None = None
+    """What a caller asks for it by, where that is not its key."""
+    target: str | None = None
+    """A module: why it cannot compute an attention, how it is handed a mask, how it is built; see `targets.Target`."""
+    reference: str | None = None
+    """A class: the operator in NumPy. None: nothing but a kernel or onnx's own evaluator says what it computes."""
+    decomposition: str | None = None
+    """A module with `spelled`, and where lengths are inputs `rehearsals`; None: it is not spelled out."""
+    describe: Callable[[OpNode], AttentionParams] | None = None
+    """What a node that exists in a model asks of its kernel; it may raise Refused. None: its kernels are not forecast."""
+
+    @property
+    def key(self) -> str:
+        """The operator's name among fused operators: `onnx.` before it if it is a standard one."""
+        return qualified(self.name, self.domain)
+
+    def place(self, name: str) -> int:
+        """The place of an input."""
+        return list(self.inputs).index(name)
+
+    def role(self, place: int) -> Role:
+        """What the input at a place is to the operator."""
+        roles = list(self.inputs.values())
+        return roles[place] if place < len(roles) else "other"
+
+    def input(self, node: ir.Node, name: str) -> ir.Value | None:
+        """An input of one of its nodes, or None if it is left out."""
+        place = self.place(name)
+        return node.inputs[place] if place < len(node.inputs) else None
+
+    def first(self, node: ir.Node, role: Role) -> ir.Value | None:
+        """The first input of one of its nodes that is given and has a role, or None."""
+        given = (value for value, found in zip(node.inputs, self.inputs.values(), strict=False) if found == role)
+        return next((value for value in given if value is not None), None)
+
+    def arranged(self, given: Mapping[str, ir.Value | None]) -> list[ir.Value | None]:
+        """Inputs by name as a node takes them: in order, None for those between that are left out."""
+        last = max(self.place(name) for name, value in given.items() if value is not None)
+        return [given.get(name) for name in list(self.inputs)[: last + 1]]
+
+
+def qualified(op: str, domain: str) -> str:
+    """The name of an operator among fused operators."""
+    return op if domain not in {"", "ai.onnx"} else f"onnx.{op}"
+
+
+def load(dotted: str) -> Any:
+    """A module, or an attribute of one as `module:attribute`."""
+    module, _, attribute = dotted.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found

@@ -1,0 +1,14 @@
+"""com.microsoft.RotaryEmbedding: queries or keys, rotated by their positions."""
+
+from __future__ import annotations
+
+from onnx_attnfuse.kernels.operators.record import OpInfo
+
+INFO = OpInfo(
+    name="RotaryEmbedding",
+    inputs={"input": "input", "position_ids": "positions", "cos_cache": "cos", "sin_cache": "sin"},
+    kind="rotation",
+    fragile=False,
+    reference="onnx_attnfuse.verify.references.rotary_embedding:RotaryEmbedding",
+    decomposition="onnx_attnfuse.transforms.decompose.rotary_embedding",
+)
