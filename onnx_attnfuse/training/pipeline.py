@@ -201,19 +201,19 @@ def _check(spec: AttentionSpec) -> None:
 
 
 def _demand(site: TrainingSite) -> Demand:
-    """What a site asks of a kernel."""
+    """A site's demand on a kernel; what a gradient is asked of is handed over as a bias, also where it only masks."""
     spec, meaning = site.spec, site.meaning
-    axes, triangle = spec.axes, meaning.only_causal
-    causal = triangle is not None and triangle.offset == 0
+    axes, triangle, trained = spec.axes, meaning.only_causal, bool(site.backward.biases)
+    causal = triangle is not None and triangle.offset == 0 and not trained
     return Demand(
         dtype=spec.dtype,
         head_size=length(axes.h),
         v_head_size=length(axes.v),
-        bias=bool(spec.mask) and not meaning.is_trivial and not causal,
+        bias=bool(spec.mask) and not causal and (trained or not meaning.is_trivial),
         causal=causal,
         square=length(axes.i) == length(axes.j),
         dropout=0.0 if site.dropout is None else site.dropout.ratio,
-        bias_gradient=bool(site.backward.biases),
+        bias_gradient=trained,
     )
 
 
