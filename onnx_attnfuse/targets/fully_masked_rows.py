@@ -24,7 +24,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32
+from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, MASKS_APART
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read_rows(
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"
     if emitter is not None and not has_key and not spec.unshifted:
-        _check_narrowed_sums(spec, meaning, context)
+        _check_narrowed_sums(spec, context)
         absorbs = _absorbing(spec, context)
         fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
@@ -124,19 +124,25 @@ def _with_dead_rows(
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
 
 
-def _check_narrowed_sums(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> None:
-    """A half type keeps nothing of a bias beside a mask number, on which rows without a key depend in float32.
+def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
+    """Rows without a key depend on digits of a float32 mask that a half type does not keep.
+
+    Beside a mask number it keeps nothing of a bias, and what lies below its range is no lower than its lowest number.
 
     Raises:
-        Refused: The source sums such numbers in float32.
+        Refused: The source adds such a mask.
     """
-    if not meaning.biases or spec.dtype not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
+    if spec.dtype not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
         return
     wide = [step for step in spec.mask if isinstance(step, Added) and _is_wide(step, context)]
     parts = [split_added(step, Gain(), context.reader) for step in wide]
-    fills = [fill for part in parts for fill in part.fills if ABSORBS < fill <= context.bounds.masked_from]
-    if fills and (len(spec.mask) > 1 or any(part.biases for part in parts)):
-        message = f"a bias and {fills[0]:g} are summed in float32, of which a half type keeps nothing in rows without a key"
+    numbers = {fill for part in parts for fill in part.fills if fill <= context.bounds.masked_from}
+    finite = sorted(number for number in numbers if number > ABSORBS)
+    if finite and any(part.biases for part in parts):
+        message = f"a bias and {finite[0]:g} are summed in float32, of which a half type keeps nothing in rows without a key"
+        raise Refused("narrowed-mask", message)
+    if finite and finite[0] < MASKS_APART - largest(spec.dtype) and len(numbers) > 1:
+        message = f"a half type has nothing below {finite[0]:g}, with which others mask; rows without a key would mix both"
         raise Refused("narrowed-mask", message)
 
 
