@@ -132,10 +132,10 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
     Raises:
         Refused: The source adds such a mask.
     """
-    if spec.dtype not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
+    sums = [step for step in spec.mask if isinstance(step, Added)]
+    if spec.dtype not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16} or not any(_is_wide(step, context) for step in sums):
         return
-    wide = [step for step in spec.mask if isinstance(step, Added) and _is_wide(step, context)]
-    parts = [split_added(step, Gain(), context.reader) for step in wide]
+    parts = [split_added(step, Gain(), context.reader) for step in sums]
     numbers = {fill for part in parts for fill in part.fills if fill <= context.bounds.masked_from}
     finite = sorted(number for number in numbers if number > ABSORBS)
     if finite and any(part.biases for part in parts):
