@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.ops import STANDARD
+
 Array: TypeAlias = npt.NDArray[Any]
 
 _MAX_READ_ELEMENTS = 1 << 16
@@ -17,7 +19,7 @@ _MAX_READ_ELEMENTS = 1 << 16
 
 def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
     """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
-    return node is not None and node.domain in {"", "ai.onnx"} and (not ops or node.op_type in ops)
+    return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops)
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

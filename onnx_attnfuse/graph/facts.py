@@ -22,14 +22,15 @@ from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.known import Content, Dims
+from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, STANDARD
 from onnx_attnfuse.graph.rules import CONTENTS, SHAPES, infer_dtype
 from onnx_attnfuse.graph.sizes import Dim, Size
 
-_DOMAINS = frozenset(["", "ai.onnx", "com.microsoft"])
+_DOMAINS = STANDARD | {CONTRIB}
 _LOG = logging.getLogger(__name__)
 _Told = TypeVar("_Told")
 _MAX_CONTENT = 64
-_FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile Cast".split())
+_FILLING = REARRANGES | REPEATS | CASTS
 
 
 class Facts:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 
-_VIEWS = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+_VIEWS = REARRANGES | CASTS
 
 
 def label(node: ir.Node) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, overload
 
 from onnx_attnfuse.attention.match.step_readers import ScoreReader, ScoreStepReader, WeightReader, WeightStepReader
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.language.expression import Tensor
 from onnx_attnfuse.language.optional import combined, either
 from onnx_attnfuse.language.validation import check_pattern
@@ -158,7 +159,7 @@ def operator(op: str, *, reference: Reference | None = None) -> Callable[[Callab
         OptionError: The name has no domain or is the standard's, or the function has no inputs.
     """
     domain, _, name = op.partition("::")
-    if not name or domain in {"", "ai.onnx"}:
+    if not name or domain in STANDARD:
         raise OptionError(f"operator is given {op!r}; write domain::Operator, of a domain that is not the standard's")
 
     def decorate(define: Callable[..., Tensor]) -> Operator:

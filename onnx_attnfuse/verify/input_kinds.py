@@ -18,16 +18,15 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, COMPARES, CONTRIB, LOGICAL, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 
 KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
 """Ids of tokens and of their types; ..., the place of the last key of each entry, the number of keys."""
 
-_VIEWS = frozenset("Cast Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze".split())
+_VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
 _TO_ANGLES = _VIEWS | {"Concat", "Einsum", "MatMul", "Mul", "Div"}
-_TO_SCORES = _VIEWS | frozenset(
-    "Add And Concat Equal Gather GatherND Greater Less Max Min Mul Neg Not Or Pad Sub Tile Where".split()
-)
+_TO_SCORES = (_VIEWS | COMPARES | LOGICAL).union("Add Concat Gather GatherND Max Min Mul Neg Pad Sub Tile Where".split())
 _CONTRIB: dict[tuple[str, int], KindName] = {
     ("Attention", 3): "mask",
     ("Attention", 5): "bias",
@@ -124,7 +123,7 @@ def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:
     """What an operator says that one of its inputs is."""
-    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == "com.microsoft" else {}
+    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == CONTRIB else {}
     return table.get((node.op_type, place))
 
 

@@ -17,8 +17,9 @@ from onnx_attnfuse.attention.masks.expression import Apply, Element, Expression
 from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
 from onnx_attnfuse.attention.spec import Axes4
 from onnx_attnfuse.graph.constants import constant_array, is_constant
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 
-_VIEWS = frozenset(["Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"])
+_VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
 _TABLE = 1 << 22
 _MAX_SHOWN_SLOPES = 3
 

@@ -17,6 +17,7 @@ from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Exp
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, GATHERS, REARRANGES, REPEATS, SLICES
 
 Interval = tuple[float, float]
 
@@ -25,10 +26,7 @@ _ORDINARY: Interval = (-900.0, 900.0)
 """What activations and weights lie in: the scores that they are added to are no larger."""
 _LARGEST_HALF = 65504.0
 _UNIT: Interval = (0.0, 1.0)
-_MOVING = (
-    *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice"),
-    *("Gather", "GatherElements", "GatherND", "Split", "Cast", "CastLike"),
-)
+_MOVING = REARRANGES | REPEATS | SLICES | GATHERS | CASTS | {"CastLike"}
 _MAX_EXPRESSION_DEPTH = 64
 
 

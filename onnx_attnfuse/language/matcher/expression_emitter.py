@@ -12,12 +12,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.ops import COMPARES, LOGICAL
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.language.matcher.einops import rearranged
 from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Var
 from onnx_attnfuse.reasons import Refused
 
-_TRUTHS = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
+_TRUTHS = COMPARES | LOGICAL | {"IsNaN"}
 _WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
 
 Step = Callable[["ExpressionEmitter", ir.Value], ir.Value]

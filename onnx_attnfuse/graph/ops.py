@@ -1,0 +1,50 @@
+"""Operators of the standard by what they do to elements, and the domains that operators are in.
+
+Whoever needs several classes joins them where they are needed, `REARRANGES | CASTS`, and says there why one is left out.
+"""
+
+from __future__ import annotations
+
+STANDARD = frozenset(["", "ai.onnx"])
+"""The two names of the standard's domain."""
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
+RESHAPES = frozenset(["Flatten", "Reshape", "Squeeze", "Unsqueeze"])
+"""All elements in their order, in another shape."""
+REARRANGES = RESHAPES | {"Identity", "Transpose"}
+"""Every element of the first input once."""
+REPEATS = frozenset(["Expand", "Tile"])
+"""Every element of the first input, perhaps more than once."""
+SLICES = frozenset(["Slice", "Split"])
+"""Ranges of the first input along its axes."""
+GATHERS = frozenset(["Gather", "GatherElements", "GatherND"])
+"""Elements of the first input at indices that the second has."""
+CASTS = frozenset(["Cast"])
+"""Every element in the type that an attribute names. CastLike is left out: what it casts to depends on another value."""
+ASKS_SHAPE = frozenset(["Shape", "Size"])
+"""Results that depend on the shape of the input and on no element of it."""
+
+COMPARES = frozenset(["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
+"""Truth values, from one number of each of two inputs."""
+LOGICAL = frozenset(["And", "Not", "Or", "Xor"])
+"""Truth values, from one truth value of each input."""
+ELEMENTWISE = (
+    COMPARES
+    | LOGICAL
+    | frozenset(["BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"])
+    | frozenset("Abs Add Ceil Clip Div Floor Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sqrt Sub Sum Where".split())
+    | frozenset("Cos Erf Exp IsInf IsNaN Log Relu Sigmoid Sin Tanh".split())
+)
+"""Each element computed from one element of each input, broadcast over each other."""
+REDUCTIONS = frozenset(
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split()
+)
+"""One element for all along some axes."""
+CONTROL_FLOW = frozenset(["If", "Loop", "Scan"])
+"""Operators that run a graph of their own."""
+
+
+def plain_domain(domain: str) -> str:
+    """The domain with the standard's two names made one, the empty one."""
+    return "" if domain in STANDARD else domain
