@@ -42,6 +42,7 @@ def texts(found: JustHTML, selector: str) -> list[str]:
     return [" ".join(node.to_text().split()) for node in found.query(selector)]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_a_page_is_valid_and_needs_nothing_else(path: pathlib.Path) -> None:
     text = page(report_of(path), path.name)

@@ -68,6 +68,7 @@ def test_recorded_graphs_compute_what_pytorch_does(name: str) -> None:
     assert_same(evaluated(recorded(name), CASES[name]), eager(CASES[name]), tolerance(name))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None])
 def test_fused_on_the_cpu(name: str) -> None:
     site, step, model = fused(name, CPU)
@@ -86,6 +87,7 @@ def test_left_alone_on_the_cpu(name: str) -> None:
     assert sorted(map(str, ir.to_proto(model).graph.node)) == sorted(map(str, before.graph.node))
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None or case.refused_by_kernel])
 def test_fused_by_the_efficient_kernel(name: str) -> None:
     site, step, model = fused(name, GPU, Policy(flash=False, efficient=True))
