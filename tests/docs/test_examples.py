@@ -22,6 +22,6 @@ def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*_WRITTEN, "as_an_olive_pass"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW if "dynamo" in name else ()) for name in _WRITTEN])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW if "export" in name else ()) for name in _WRITTEN])
 def test_it_does_what_it_says(name: str, tmp_path: pathlib.Path) -> None:
     assert run(name, tmp_path) == _WRITTEN[name]

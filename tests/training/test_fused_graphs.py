@@ -63,6 +63,7 @@ def count(model: ir.Model, *operators: str) -> int:
     return sum(node.op_type in operators for node in model.graph)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "dropout" not in name and not case.double])
 def test_recorded_graphs_compute_what_pytorch_does(name: str) -> None:
     assert_same(evaluated(recorded(name), CASES[name]), eager(CASES[name]), tolerance(name))
