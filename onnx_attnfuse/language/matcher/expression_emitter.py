@@ -15,7 +15,7 @@ from onnx_attnfuse.graph.known import broadcast
 from onnx_attnfuse.graph.ops import COMPARES, LOGICAL
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.language.matcher.einops import rearranged
-from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Var
+from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Slotted, Var
 from onnx_attnfuse.reasons import Refused
 
 _TRUTHS = COMPARES | LOGICAL | {"IsNaN"}
@@ -103,15 +103,18 @@ class ExpressionEmitter:
         return operand if self.dtype(operand) == ir.DataType.BOOL else self.builder.cast(operand, dtype)
 
     def _spelled(self, form: Form) -> ir.Value:
-        if isinstance(form, (Var, Literal)):
-            found = self._operand(form)
-            return found if isinstance(found, ir.Value) else self.builder.scalar(found, ir.DataType.FLOAT)
-        if isinstance(form, Product):
-            return self._product(form)
-        if not isinstance(form, Op):
-            return self._given.slots[tuple(sorted(form.slots))](self, self.spell(form.core))
-        rule = _RULES.get(form.op)
-        return self.elementwise(form.op, [self._operand(arg) for arg in form.args]) if rule is None else rule(self, form)
+        match form:
+            case Var() | Literal():
+                found = self._operand(form)
+                return found if isinstance(found, ir.Value) else self.builder.scalar(found, ir.DataType.FLOAT)
+            case Product():
+                return self._product(form)
+            case Slotted(slots, core):
+                return self._given.slots[tuple(sorted(slots))](self, self.spell(core))
+            case Op(op, _, args) if op not in _RULES:
+                return self.elementwise(op, [self._operand(arg) for arg in args])
+            case Op(op):
+                return _RULES[op](self, form)
 
     def _operand(self, form: Form) -> ir.Value | float:
         """A number where the formula has one."""

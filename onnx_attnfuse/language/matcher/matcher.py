@@ -114,22 +114,25 @@ class Matcher:
             yield from self._operators(branch, goal, state)
 
     def _other(self, token: Token, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
-        if isinstance(token, AVar):
-            yield from (((), after) for after in self._bind(token.index, goal, state))
-        elif isinstance(token, ANumber):
-            number = self._facts.number(goal.indexed.value)
-            if number is not None and math.isclose(number, token.value, rel_tol=_CONSTANT_TOLERANCE, abs_tol=1e-12):
-                yield (), state
-        elif isinstance(token, Steps):
-            for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in token.slots}):
-                after = self._fill(token.slots, Filled(steps=steps, row=goal.row, column=goal.column), state)
-                if after is not None:
-                    yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
-        elif isinstance(token, Factors):
-            for indexed, filled, nodes in self._ascent.factors(goal.indexed):
-                after = self._solve(token, filled, goal, state)
-                if after is not None:
-                    yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
+        match token:
+            case AVar(index):
+                yield from (((), after) for after in self._bind(index, goal, state))
+            case ANumber(value):
+                number = self._facts.number(goal.indexed.value)
+                if number is not None and math.isclose(number, value, rel_tol=_CONSTANT_TOLERANCE, abs_tol=1e-12):
+                    yield (), state
+            case Steps(slots):
+                for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in slots}):
+                    after = self._fill(slots, Filled(steps=steps, row=goal.row, column=goal.column), state)
+                    if after is not None:
+                        yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
+            case Factors():
+                for indexed, filled, nodes in self._ascent.factors(goal.indexed):
+                    after = self._solve(token, filled, goal, state)
+                    if after is not None:
+                        yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
+            case _:
+                pass
 
     def _bind(self, index: int, goal: Goal, state: State) -> Iterator[State]:
         indexed, known = goal.indexed, state.operands.get(index)
