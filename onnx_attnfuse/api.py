@@ -96,7 +96,7 @@ def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
 
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
-    """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
+    """The report that `optimize` would give, with nothing fused or written. See there for arguments and errors."""
     options = dataclasses.replace(options or Options(), **choices)
     catalogue = load(options)
     verifier = Verifier(options, catalogue.operators.values(), keep_evidence=False)
@@ -214,7 +214,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def providers(result: Result | Report) -> list[str | tuple[str, dict[str, str]]]:
-    """What to pass as `providers`: the execution provider that was planned for with its options, then the CPU's."""
+    """A session's `providers`: the execution provider that was planned for with its options, then the CPU's."""
     session = _session(result)
     if session.provider == "CPUExecutionProvider":
         return [session.provider]
@@ -227,7 +227,7 @@ def session_environment(result: Result | Report) -> dict[str, str]:
 
 
 def session_options(result: Result | Report) -> Any:
-    """What to pass as `sess_options`: all of ONNX Runtime's own optimisations, which the fused model was made for.
+    """A session's `sess_options`: all of ONNX Runtime's own optimisations, which the fused model was made for.
 
     Returns:
         An `onnxruntime.SessionOptions`. Where `session_environment` asks for variables that are not set, the log has a warning.

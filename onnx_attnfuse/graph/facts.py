@@ -184,7 +184,7 @@ class Facts:
         return dim in self._spreads.get(size, ()) and not self.same(dim, size)
 
     def once(self, name: str, make: Callable[[], _Told]) -> _Told:
-        """What `make` makes, made once for the graph: a reader's memory of what it read."""
+        """The object that `make` returns, made once for the graph: a reader's memory."""
         if name not in self._made:
             self._made[name] = make()
         return cast("_Told", self._made[name])
@@ -221,7 +221,7 @@ class Facts:
             self._content[node.outputs[0]] = content
 
     def _ruled(self, rule: Callable[[ir.Node, Facts], _Told] | None, node: ir.Node) -> _Told | None:
-        """What a rule tells of a node; nothing of one whose operands no rule expects, as only an invalid model has."""
+        """The answer of a shape or content rule; None for operands that no rule expects, as only an invalid model has."""
         if rule is None:
             return None
         try:

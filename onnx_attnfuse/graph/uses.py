@@ -13,7 +13,7 @@ _VIEWS = REARRANGES | CASTS
 
 
 def label(node: ir.Node) -> str:
-    """What a node is called: by its name, or by its first result where it has none."""
+    """The name of a node for people: its own, or that of its first result where it has none."""
     return node.name or node.outputs[0].name or ""
 
 

@@ -46,7 +46,7 @@ class Refusal:
 
 
 def equation(written: Tensor, meaning: Tensor) -> Equation:
-    """What a pattern returns whose formula is not what it is fused as; the two are held against each other wherever it is found.
+    """A pattern's return value where it is fused as another formula; the two are held against each other wherever it is found.
 
     Args:
         written: What graphs have.
@@ -56,7 +56,7 @@ def equation(written: Tensor, meaning: Tensor) -> Equation:
 
 
 def refusal(written: Tensor, code: str, message: str) -> Refusal:
-    """What a pattern returns that is only there to say why something is not fused.
+    """A pattern's return value where it is only there to say why something is not fused.
 
     Args:
         written: What graphs have.

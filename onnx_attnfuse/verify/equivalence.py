@@ -37,7 +37,7 @@ _MAX_WEIGHT_ELEMENTS = 1 << 28
 
 
 class _Graph:
-    """What has to be known of the sizes in one graph, made once."""
+    """Equalities and traced lengths of one graph, from which sizes for its pieces are chosen."""
 
     def __init__(self, facts: Facts, opsets: Mapping[str, int]) -> None:
         self._facts = facts

@@ -57,7 +57,7 @@ _COLOURS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an input is."""
+    """The kind of one model input, with the bounds that its numbers need."""
 
     name: KindName
     below: int | None = None
@@ -97,7 +97,7 @@ def _float_kind(value: ir.Value, facts: Facts) -> Kind:
 
 
 def _by_use(value: ir.Value, facts: Facts) -> Kind | None:
-    """What an integer is as far as the operators say that it reaches unchanged, or as an angle."""
+    """The kind of an integer input as far as operators tell that it reaches unchanged, or as an angle."""
     for node, place in _reached(value, _VIEWS):
         recognised = _recognised(node, place)
         if recognised is not None and recognised != "bias":
@@ -122,7 +122,7 @@ def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node
 
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:
-    """What an operator says that one of its inputs is."""
+    """The kind that an operator gives to one of its inputs."""
     table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == CONTRIB else {}
     return table.get((node.op_type, place))
 

@@ -202,7 +202,7 @@ class _Walk:
         return not any(is_fresh(name, self._facts) for dim in known[0] for name in sizes.symbols(dim))
 
     def _end(self, value: ir.Value) -> Role | None:
-        """What the value is to the piece if the walk ends there, else None."""
+        """The role of a value at which the walk ends, or None where it goes on."""
         tensor = constant_tensor(value)
         if value in self._stops:
             return "operand" if tensor is None else "weight"

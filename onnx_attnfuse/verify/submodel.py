@@ -152,7 +152,7 @@ class Keys:
         self._digests: dict[int, tuple[ir.TensorProtocol, bytes]] = {}
 
     def key(self, subgraph: Subgraph, shapes: Sequence[Sequence[Sequence[int]]], opsets: Mapping[str, int]) -> tuple[object, ...]:
-        """What decides how a piece behaves: operators, attributes, constants, types and sizes; names do not."""
+        """A key that is equal for pieces that behave alike: operators, attributes, constants, types and sizes, no names."""
         numbers: dict[ir.Value | None, int] = {None: -1}
         inputs: list[object] = []
         for item in subgraph.inputs:

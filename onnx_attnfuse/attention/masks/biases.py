@@ -87,7 +87,7 @@ def _slopes(bias: Expression, axes: Axes4) -> npt.NDArray[np.float64] | None:
 
 
 def _behind_views(value: ir.Value | None) -> ir.Value | None:
-    """What a value is a view of."""
+    """The value that others are views of, followed up to a constant or an operator that computes."""
     while value is not None and not is_constant(value):
         node = value.producer()
         if node is None or node.op_type not in _VIEWS:

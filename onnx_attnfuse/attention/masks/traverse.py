@@ -37,7 +37,7 @@ def walk(part: Expression) -> Iterator[Index | Element]:
 
 
 def parts_of(part: Expression) -> tuple[Expression, ...]:
-    """What an expression is made of, index and element apart."""
+    """The operands of an expression; none for an index form, a read element, a number or a truth value."""
     match part:
         case NonZero(inner) | Compare(inner) | Not(inner):
             return (inner,)

@@ -159,7 +159,7 @@ def _multiplied(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) 
 
 
 def _turned(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
-    """What ai.onnx RotaryEmbedding makes with a row of its tables for each of its own."""
+    """The terms of an ai.onnx RotaryEmbedding whose tables have one row for each row of its input."""
     dims, axes, (source, cos, sin, *positions) = facts.dims(term.indexed.value), joined(term.indexed.axes), node.inputs
     if dims is None or source is None or any(positions) or not axes[-1] or term.coefficient is not None:
         raise Unreadable

@@ -146,7 +146,7 @@ class _Side:
         return bool(same.all() and (self._signs[first] * sign == self._signs[second]).all())
 
     def table(self, first: Array, sign: int) -> Table:
-        """What the coefficients of the first channels, times `sign`, stand in."""
+        """The table of cosines or sines that has the coefficients of the `first` channels, times `sign`."""
         for term in self._terms:
             order = {channel: place for place, channel in enumerate(term.channels.tolist())}
             if all(channel in order for channel in first.tolist()):

@@ -19,7 +19,7 @@ _Caches = tuple[Table, Table, IndexedValue]
 
 
 def read_rotary_node(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[IndexedValue, Rotary] | None:
-    """What the node rotates, laid out like its result, and the rotation; None if there is no such node, or it does more."""
+    """The input of a RotaryEmbedding node, laid out like its result, and the rotation; None for other nodes."""
     node, size = indexed.value.producer(), length(channels)
     if node is None or node.op_type != "RotaryEmbedding" or has_unknown_attribute(node):
         return None

@@ -48,7 +48,7 @@ _Entry = TypeVar("_Entry", ScoreStepReader, WeightStepReader)
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """What walks through scores and weights go by."""
+    """Readers of score steps and weight steps, by domain and operator."""
 
     scores: Mapping[tuple[str, str], ScoreStepReader]
     weights: Mapping[tuple[str, str], WeightStepReader]

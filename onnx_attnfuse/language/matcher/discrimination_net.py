@@ -83,7 +83,7 @@ class Variant:
 
 @dataclasses.dataclass
 class Branch:
-    """What may come next, and what ends here."""
+    """A node of the discrimination net: the tokens that may come next, and the patterns that end here."""
 
     ops: dict[str, list[tuple[AnOp, Branch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, Branch]]"])
     others: dict[Token, Branch] = dataclasses.field(default_factory=dict["Token", "Branch"])
@@ -108,7 +108,7 @@ class Branch:
         return found[-1][1]
 
     def expected(self) -> Iterator[str]:
-        """What may come next, in words."""
+        """The tokens that may come next, in words."""
         yield from self.ops
         for token, branch in self.others.items():
             if isinstance(token, ANumber):

@@ -30,7 +30,7 @@ _NO_EXPONENTIAL = -104.0
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What a formula's names stand for in the graph."""
+    """Values of the graph for the operands and slots of a formula."""
 
     operands: Mapping[str, ir.Value | float]
     slots: Mapping[tuple[str, ...], Step] = dataclasses.field(default_factory=dict[tuple[str, ...], Step])

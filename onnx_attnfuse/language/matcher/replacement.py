@@ -111,7 +111,7 @@ class _Writer:
         return arrange(self.builder, indexed, target)
 
     def _slot(self, filled: Filled) -> Step:
-        """What a slot took, to be done to other scores."""
+        """The content of a slot as a step to be applied to other scores."""
         if filled.steps:
             return _in_turn([self._step(taken, filled) for taken in filled.steps])
         values = [(self._brought(indexed, filled.row, filled.column), sign) for indexed, sign in filled.values]

@@ -235,7 +235,7 @@ class _Sheet:
         return ("weight" if tensor is not None else UNNAMED) if is_data else None
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
-        """What tells most of a node on one line."""
+        """The second line in a box: the attribute, number or shape that says most about a node."""
         if kind == "fused" or node.op_type in _SLOTS:
             shown = [
                 f"{name}={_number(value)}" for name in _SHOWN_ATTRIBUTES if (value := attribute(node, name)) not in (None, 0)

@@ -59,7 +59,7 @@ _STAYS = {"GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}
 
 @dataclasses.dataclass(frozen=True)
 class Islands:
-    """What stays float32."""
+    """Operators and values that stay float32."""
 
     nodes: frozenset[ir.Node]
     values: frozenset[ir.Value]
