@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 
 import pytest
 from hypothesis import settings
+
+from tests.support.sampling import sample
 
 settings.register_profile("repository", deadline=None, derandomize=True, database=None)
 settings.load_profile("repository")
@@ -14,20 +15,15 @@ settings.load_profile("repository")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tail of each `sampled` table as exhaustive.
-
-    What stays is every case whose id has a word that no earlier one has, which is each value of each parameter at least once, or
-    every n-th case where the marker says `every=n`.
-    """
-    words: defaultdict[object, set[str]] = defaultdict(set)
-    counts: defaultdict[object, int] = defaultdict(int)
+    """Marks the cases of a test that is marked `sampled` as exhaustive, all but a sample."""
+    tables: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
-        marker = item.get_closest_marker("sampled")
-        if marker is None or not isinstance(item, pytest.Function):
-            continue
-        found, every = set(re.findall(r"\w+", item.callspec.id)), marker.kwargs.get("every")
-        is_tail = found <= words[item.function] if every is None else counts[item.function] % every > 0
-        words[item.function] |= found
-        counts[item.function] += 1
-        if is_tail:
-            item.add_marker(pytest.mark.exhaustive)
+        if item.get_closest_marker("sampled") is not None:
+            table, _, case = item.nodeid.partition("[")
+            tables[table][case] = item
+    for cases in tables.values():
+        marker = next(iter(cases.values())).get_closest_marker("sampled")
+        kept = set(sample(list(cases), **marker.kwargs))
+        for case, item in cases.items():
+            if case not in kept:
+                item.add_marker(pytest.mark.exhaustive)

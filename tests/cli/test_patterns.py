@@ -64,6 +64,7 @@ def test_new_writes_a_pattern_and_a_test_that_pass(tmp_path: pathlib.Path, capsy
     assert "is there already; choose another name" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("name", "written"),
     [

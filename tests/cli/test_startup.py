@@ -57,10 +57,12 @@ def test_a_run_without_verification_imports_no_engine_and_no_algebra(model: str)
     assert "onnx_ir" in loaded
 
 
+@pytest.mark.exhaustive
 def test_explaining_imports_no_algebra_either(model: str) -> None:
     assert not modules("explain", model) & _SYMPY
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_verifies_imports_no_algebra(model: str) -> None:
     assert not modules("optimize", model, "--verify", "sites") & (_SYMPY | {"onnxscript", "jinja2", "torch"})
 

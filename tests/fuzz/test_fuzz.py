@@ -20,7 +20,7 @@ from tests.fuzz.unwell import Unwell
 GRAPHS, BLOCK = 400, 25
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("first", range(0, GRAPHS, BLOCK))
 def test_generated_graphs_compute_what_they_did(first: int) -> None:
     failures: list[str] = []

@@ -137,6 +137,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "split inside heads": Within,
 }
 FEEDS = [(1, 2), (3, 7), (2, 1)]
+_SLOW = pytest.mark.exhaustive
 
 
 def exported(module: Any, *more: Any, dynamo: bool = False) -> onnx.ModelProto:
@@ -204,8 +205,7 @@ def fused(model: onnx.ModelProto, **choices: Any) -> tuple[onnx.ModelProto, Any]
     ("name", "dynamo"),
     [
         *((name, False) for name in MAKERS),
-        ("padding", True),
-        *(pytest.param(name, True, marks=pytest.mark.exhaustive) for name in ("h 3 d", "one product", "sliced weights")),
+        *(pytest.param(name, True, marks=_SLOW) for name in ("padding", "h 3 d", "one product", "sliced weights")),
     ],
 )
 def test_what_it_takes(name: str, dynamo: bool) -> None:
@@ -308,7 +308,7 @@ def test_padding_as_lengths_behind_a_test() -> None:
         same(model, new, {**feeds, "mask": mask})
 
 
-@pytest.mark.parametrize("half", ["float16", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("half", ["float16", pytest.param("bfloat16", marks=_SLOW)])
 def test_half_precision(half: str) -> None:
     """Judged as it is and as float32; rows without a key cannot be levelled, so padding is refused where they must be."""
     model = exported(Three(mask="causal").to(getattr(torch, half)), dynamo=True)

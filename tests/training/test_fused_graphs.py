@@ -98,6 +98,7 @@ def test_fused_by_the_efficient_kernel(name: str) -> None:
     assert_same(step, wanted, tolerance(name))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kernel", [flash, cudnn])
 @pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
 def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
@@ -118,6 +119,7 @@ def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
     assert [reason.code for _, reason in fused("trained_bias", GPU)[0].others] == ["bias-gradient"]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["plain", "padding", "padding_throughout", "rows", "filled_throughout", "triangle", "bias"])
 def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(triton_flash),))
