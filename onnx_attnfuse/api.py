@@ -96,7 +96,7 @@ def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
 
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
-    """The report that `optimize` would give, with nothing fused or written. See there for arguments and errors."""
+    """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
     options = dataclasses.replace(options or Options(), **choices)
     catalogue = load(options)
     verifier = Verifier(options, catalogue.operators.values(), keep_evidence=False)

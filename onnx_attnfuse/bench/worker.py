@@ -52,7 +52,7 @@ def memory(ep: str) -> float | None:
 
 
 def _more(before: float | None, after: float | None, ep: str) -> float | None:
-    """Megabytes that a model took: on a GPU the difference, on a CPU the peak of the whole process."""
+    """What the model took: on a GPU what is used besides, on a CPU the peak of the whole process."""
     if before is None or after is None:
         return None
     return round(after - before if ep == "cuda" else after, 1)

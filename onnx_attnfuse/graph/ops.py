@@ -5,6 +5,10 @@ Whoever needs several classes joins them where they are needed, `REARRANGES | CA
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
+import onnx_ir as ir
+
 STANDARD = frozenset(["", "ai.onnx"])
 """The two names of the standard's domain."""
 CONTRIB = "com.microsoft"
@@ -43,6 +47,11 @@ REDUCTIONS = frozenset(
 """One element for all along some axes."""
 CONTROL_FLOW = frozenset(["If", "Loop", "Scan"])
 """Operators that run a graph of their own."""
+
+
+def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
+    """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
+    return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops)
 
 
 def plain_domain(domain: str) -> str:

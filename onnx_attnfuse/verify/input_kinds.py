@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CASTS, COMPARES, CONTRIB, LOGICAL, REARRANGES
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 
 KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
@@ -26,7 +26,9 @@ KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last
 
 _VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
 _TO_ANGLES = _VIEWS | {"Concat", "Einsum", "MatMul", "Mul", "Div"}
-_TO_SCORES = (_VIEWS | COMPARES | LOGICAL).union("Add Concat Gather GatherND Max Min Mul Neg Pad Sub Tile Where".split())
+_TO_SCORES = _VIEWS | frozenset(
+    "Add And Concat Equal Gather GatherND Greater Less Max Min Mul Neg Not Or Pad Sub Tile Where".split()
+)
 _CONTRIB: dict[tuple[str, int], KindName] = {
     ("Attention", 3): "mask",
     ("Attention", 5): "bias",
@@ -122,8 +124,8 @@ def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node
 
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:
-    """The kind that an operator gives to one of its inputs."""
-    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == CONTRIB else {}
+    """What an operator says that one of its inputs is."""
+    table = _STANDARD if is_standard(node) else _CONTRIB if node.domain == "com.microsoft" else {}
     return table.get((node.op_type, place))
 
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
 from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, load, without_kernel
 from onnx_attnfuse.verify.subgraph import Subgraph
@@ -25,7 +25,7 @@ _MAX_TENSOR_ELEMENTS = 1 << 27
 """Elements of the largest tensor of a piece that is still run."""
 _MAX_ELEMENTS_OVER_CASES = 1 << 22
 """Elements of the largest tensor, summed over cases, after which no further case is run."""
-_REFERENCED = frozenset([("", "Attention"), ("", "RotaryEmbedding"), (CONTRIB, "MultiHeadAttention")])
+_REFERENCED = frozenset([("", "Attention"), ("", "RotaryEmbedding"), ("com.microsoft", "MultiHeadAttention")])
 """Operators of which ONNX Runtime's CPU refuses forms that they have: masks and tables that broadcast, packed operands."""
 
 
@@ -216,7 +216,7 @@ class _Sides:
 
 def _has_more_forms(node: ir.Node) -> bool:
     """Whether the reference may run the node where ONNX Runtime refuses it."""
-    return (plain_domain(node.domain), node.op_type) in _REFERENCED
+    return ("" if is_standard(node) else node.domain, node.op_type) in _REFERENCED
 
 
 class Trial:

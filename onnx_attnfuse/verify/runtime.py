@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import onnx
 
-from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.verify import apart
 from onnx_attnfuse.verify.inputs import Array
 
@@ -179,7 +178,7 @@ def load(model: onnx.ModelProto, operators: Operators = ()) -> Session | Referen
 
 def without_kernel(model: onnx.ModelProto) -> list[str]:
     """The operators of the model that ONNX Runtime cannot run on the CPU."""
-    return sorted({node.op_type for node in model.graph.node if node.domain == CONTRIB} & _CUDA_ONLY)
+    return sorted({node.op_type for node in model.graph.node if node.domain == "com.microsoft"} & _CUDA_ONLY)
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:

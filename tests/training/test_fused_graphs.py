@@ -98,9 +98,9 @@ def test_fused_by_the_efficient_kernel(name: str) -> None:
     assert_same(step, wanted, tolerance(name))
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kernel", [flash, cudnn])
 @pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
+@pytest.mark.sampled(every=3)
 def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
     site, step, model = fused(name, GPU)

@@ -19,7 +19,6 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused
 
@@ -31,7 +30,7 @@ _CONTRIB = frozenset(
 
 def is_attention(node: ir.Node) -> bool:
     """Whether the node is an attention by itself."""
-    if node.domain == CONTRIB:
+    if node.domain == "com.microsoft":
         return node.op_type in _CONTRIB
     return is_standard(node, "Attention")
 
@@ -42,7 +41,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     Raises:
         Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
     """
-    if node.domain == CONTRIB:
+    if node.domain == "com.microsoft":
         raise Refused("contrib", f"com.microsoft.{node.op_type} is a fused operator of ONNX Runtime already", node.name)
     inputs = [*node.inputs, *[None] * 7][:7]
     query, key, value, mask = inputs[:4]

@@ -157,7 +157,7 @@ class _Folder:
         raise Refused("high-floor", f"scores are held above {low:g}, which ordinary scores may reach", node.name)
 
     def _check_fills(self, mask: Mask) -> None:
-        """Checks that every fill is low enough to mask, once all later factors and additions are made."""
+        """What stands in the place of a score has to be a mask once all later factors and additions are made."""
         limit, bounds = self._facts.assumed.masked_from, Bounds(self._facts)
         for step, gain, node in zip(mask, step_gains(mask), self._nodes, strict=True):
             if isinstance(step, Floored) and not (step.low * gain.number <= limit and not gain.values):

@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES
 from onnx_attnfuse.report.pictures.model import Arrow, Box, BoxKind, Drawing
 
 _MAX_DRAWN_NODES = 160
@@ -26,8 +25,8 @@ UNNAMED = "input"
 """The role of an operand that is only called something by who reads it."""
 _MAX_VIEW_CHAIN = 4
 """Views between a value and what it is known as."""
-_VIEWS = REARRANGES | CASTS | {"Expand"}
-_SHAPES = ASKS_SHAPE | {"Constant"}
+_VIEWS = frozenset(["Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+_SHAPES = frozenset(["Shape", "Size", "Constant"])
 _SLOTS: Mapping[str, Sequence[str]] = {
     "MultiHeadAttention": "query key value bias key_padding_mask attention_bias past_key past_value".split(),
     "GroupQueryAttention": (
@@ -235,7 +234,7 @@ class _Sheet:
         return ("weight" if tensor is not None else UNNAMED) if is_data else None
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
-        """The second line in a box: the attribute, number or shape that says most about a node."""
+        """What tells most of a node on one line."""
         if kind == "fused" or node.op_type in _SLOTS:
             shown = [
                 f"{name}={_number(value)}" for name in _SHOWN_ATTRIBUTES if (value := attribute(node, name)) not in (None, 0)

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport:
-    """The report of a conversion: operators and weights by type, and how far the results are from the model's."""
+    """What became of the operators and weights of a model, and how far the result is from it."""
 
     dtype: str
     nodes: int
