@@ -13,8 +13,9 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 
-_VIEWS = frozenset("Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose Unsqueeze".split())
+_VIEWS = REARRANGES | REPEATS | {"Gather", "Slice"}
 _JOINING = frozenset(["Add", "Concat", "Max", "Min"])
 _MAX_VALUES_SEEN = 64
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Scalar
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.transforms.decompose.pieces import (
     INTEGER,
@@ -24,7 +25,7 @@ from onnx_attnfuse.transforms.decompose.pieces import (
 )
 from onnx_attnfuse.transforms.decompose.site import Site
 
-_FILLING = frozenset("Cast Expand Identity Reshape Squeeze Tile Unsqueeze".split())
+_FILLING = REARRANGES | REPEATS | CASTS
 
 
 @dataclasses.dataclass(frozen=True)
