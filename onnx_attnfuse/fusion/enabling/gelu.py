@@ -23,7 +23,7 @@ _CONSTANT_TOLERANCE = 4e-3
 
 
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """What an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
+    """The Gelu that an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
     facts = builder.facts
     if not is_standard(node, "Erf") or facts.dtype(node.outputs[0]) not in HALVES:
         return None
@@ -53,7 +53,7 @@ def _producer(value: ir.Value) -> ir.Node:
 
 
 def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:
-    """What a value is a multiple of, and how many times."""
+    """The value that a Mul or Div with a number scales, and the factor."""
     node = None if value is None else value.producer()
     if not is_standard(node, "Mul", "Div"):
         return None

@@ -171,7 +171,7 @@ class _Growing:
             pending += step.inputs()
 
     def _step_above(self, value: ir.Value, marks: Marks) -> Step | Reason:
-        """What computes a value token by token, or why it has to be given."""
+        """The step that computes a value token by token, or the reason why the value has to be given."""
         node = value.producer()
         if node is None or is_constant(value) or not self._tokens.is_full(value, marks):
             name = node.op_type if node is not None else "an input"
@@ -205,7 +205,7 @@ class _Growing:
         )
 
     def _origins(self, value: ir.Value, known: dict[ir.Value, frozenset[ir.Value]]) -> frozenset[ir.Value]:
-        """What a value is computed from that tells one sequence from another."""
+        """The values that tell one sequence from another and that a value is computed from."""
         if value in known:
             return known[value]
         return frozenset([value] if self._tokens.is_full(value, self._marks[value]) else [])
@@ -239,7 +239,7 @@ class _Growing:
         return found
 
     def _walk_down(self, packed: set[ir.Value]) -> list[Step]:
-        """What computes each token by itself after the last attention, from nothing but tokens that are packed anyway."""
+        """The steps after the last attention that compute each token by itself, from packed tokens only."""
         live = _live(self._graph, set(self._produced))
         known = {step.node for step in self._steps.values()}
         tail: list[Step] = []
@@ -294,7 +294,7 @@ class _Growing:
         return list(found)
 
     def _needed(self, entries: set[ir.Value], exits: Iterable[ir.Value]) -> list[Item]:
-        """What computes the exits from the entries, in order."""
+        """The steps and attentions that compute the exits from the entries, in order."""
         found: dict[Item, None] = {}
         pending = list(exits)
         while pending:
