@@ -34,7 +34,7 @@ _ABSORBS_HALF = -2e4
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What to do around the operator; each test is laid out (b or 1, n or 1, s or 1, 1)."""
+    """Corrections around a fused operator for fully masked rows; each test is laid out (b or 1, n or 1, s or 1, 1)."""
 
     bias: IndexedValue | None
     """The compact bias to use."""
@@ -108,7 +108,7 @@ def _with_dead_rows(
     *,
     zeroes: bool,
 ) -> Rows:
-    """What rows need in which every number of the bias masks."""
+    """Corrections for rows in which every number of the bias masks."""
     if spec.unshifted:
         if not spec.voided:
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"

@@ -84,7 +84,7 @@ def _is_needed(source: Source) -> bool:
 
 
 def _rotating(operand: tuple[Source, ...], source: Source) -> float:
-    """What it takes to keep alive what rotates `source`."""
+    """The price of keeping the rotation of `source` alive."""
     rotary = operand[-1].rotary
     between = itertools.dropwhile(lambda item: item is not source, operand)
     if rotary is None or source.rotary is not None or any(item.rotary is None and _is_needed(item) for item in between):

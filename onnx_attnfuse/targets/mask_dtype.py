@@ -53,7 +53,7 @@ def lowest_of(value: ir.Value, dtype: ir.DataType, swallows: float, facts: Facts
 
 
 def _read(value: ir.Value, dtype: ir.DataType, facts: Facts) -> list[ir.Value] | None:
-    """What a value has its numbers from; nothing if they are of the half type already, None if it is a constant or unknown."""
+    """The values that a value takes its numbers from; none if it is of the half type already, None if unknown or constant."""
     node = value.producer()
     if facts.dtype(value) == dtype:
         return []
