@@ -61,7 +61,7 @@ class Levelled:
 
 
 def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
-    """What rows without a key need.
+    """The treatment that rows without a key need.
 
     Raises:
         Refused: There may be such rows, and what the source makes of them cannot be expressed.

@@ -132,7 +132,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
 
 
 def _device() -> TrainingDevice:
-    """What this process trains on."""
+    """The device that this process trains on."""
     import torch
 
     from onnx_attnfuse.training.kernels.kernel import TrainingDevice

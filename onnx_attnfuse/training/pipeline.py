@@ -207,7 +207,7 @@ def _check(spec: AttentionSpec) -> None:
 
 
 def _demand(site: TrainingSite) -> Demand:
-    """What a site asks of a kernel."""
+    """The demand of a site on a kernel."""
     spec, meaning = site.spec, site.meaning
     axes, triangle = spec.axes, meaning.only_causal
     causal = triangle is not None and triangle.offset == 0
