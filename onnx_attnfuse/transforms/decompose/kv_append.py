@@ -137,7 +137,7 @@ def cache_of(site: Site, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, 
 
 
 def _number(value: ir.Value | None, facts: Facts) -> Scalar:
-    """What every element of a value is, looked up through what only repeats it; None if that is unknown."""
+    """The one number that every element of a value is, read through views and repetitions; None if that is unknown."""
     while value is not None:
         content = facts.content(value)
         if isinstance(content, tuple):
