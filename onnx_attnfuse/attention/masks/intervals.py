@@ -141,7 +141,7 @@ def _constant(value: ir.Value) -> Interval:
 
 
 def _in_half(bounds: Interval) -> Interval:
-    """What may have become infinite in float16; where it is computed in float32 it has not."""
+    """An interval with ends beyond float16 made infinite; numbers that are computed in float32 may still be finite."""
     low, high = bounds
     return (-math.inf if low < -_LARGEST_HALF else low), (math.inf if high > _LARGEST_HALF else high)
 
