@@ -6,9 +6,11 @@ N ?= 10000
 SEED ?= 1000000
 JOBS ?= $(shell nproc)
 VERIFY ?= both
+LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports
+QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo test test-lowest test-browser test-olive test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-training record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,11 +19,18 @@ demo: .venv/cpu  ## Fuse a bundled model and show the report.
 	mkdir -p build
 	$(BIN)/attnfuse optimize models/bundled/bert__dyn18__sdpa.onnx -o build/demo.onnx --report build/demo.html
 
-test: .venv/dev  ## Format, lint, types, import contracts, tests.
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+quick: .venv/dev  ## Format, lint, import contracts, and the tests that take the least time, in 20 seconds.
+	$(LINT)
+	$(BIN)/pytest --numprocesses auto -m "not exhaustive" $(QUICK)
+
+test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in 100 seconds.
+	$(LINT)
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
+	$(BIN)/pytest --numprocesses auto -m "not exhaustive" tests
+
+test-all: .venv/dev  ## The same with all cases of every test, and the gallery's; CI runs this.
+	$(LINT)
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest --numprocesses auto
 
 test-lowest: .venv-lowest/done  ## The tests with the oldest versions that pyproject.toml allows; CI runs this too.

@@ -214,7 +214,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def providers(result: Result | Report) -> list[str | tuple[str, dict[str, str]]]:
-    """What to pass as `providers`: the execution provider that was planned for with its options, then the CPU's."""
+    """A session's `providers`: the execution provider that was planned for with its options, then the CPU's."""
     session = _session(result)
     if session.provider == "CPUExecutionProvider":
         return [session.provider]
@@ -227,7 +227,7 @@ def session_environment(result: Result | Report) -> dict[str, str]:
 
 
 def session_options(result: Result | Report) -> Any:
-    """What to pass as `sess_options`: all of ONNX Runtime's own optimisations, which the fused model was made for.
+    """A session's `sess_options`: all of ONNX Runtime's own optimisations, which the fused model was made for.
 
     Returns:
         An `onnxruntime.SessionOptions`. Where `session_environment` asks for variables that are not set, the log has a warning.

@@ -31,7 +31,7 @@ _DEEP = "too deeply nested to be read, more than Python's recursion limit allows
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What a step belongs to."""
+    """The part of the work that a failure is blamed on: a step of this library, a pattern or a pack."""
 
     what: str
     """In words: `drawing before`, `score step 'masks.mine'`."""
@@ -76,7 +76,7 @@ class Failure:
 
 
 class Failures:
-    """What failed in one run; what fails alike in several places is told once."""
+    """The failures of one run; alike ones in several places are one failure."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], tuple[Failure, list[str]]] = {}
@@ -102,7 +102,7 @@ _current: contextvars.ContextVar[Failures | None] = contextvars.ContextVar("fail
 
 @contextlib.contextmanager
 def collecting() -> Generator[Failures]:
-    """What fails inside the block is told in the result; a block inside another tells its own."""
+    """Collects the failures inside a block; an inner block keeps its own."""
     failures = Failures()
     token = _current.set(failures)
     try:

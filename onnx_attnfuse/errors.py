@@ -20,7 +20,7 @@ class AttnFuseError(Exception):
 
 
 class InputError(AttnFuseError):
-    """What the caller handed in cannot be used."""
+    """An input or option of the caller cannot be used."""
 
 
 class ModelError(InputError):

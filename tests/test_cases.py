@@ -92,6 +92,7 @@ def inputs(model: onnx.ModelProto) -> Iterator[dict[str, Array]]:
                 yield feeds(model, sizes, pattern, fill, seed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", COMPUTED)
 def test_each_case_computes_what_it_did(case: Case) -> None:
     before, after, _ = optimized(case)
@@ -109,6 +110,7 @@ def test_each_case_computes_what_it_did(case: Case) -> None:
             np.testing.assert_allclose(result, expected[name], rtol=1e-4, atol=1e-5, err_msg=f"{name} of {given}")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
 def test_a_second_run_finds_nothing_left_to_do(case: Case) -> None:
     _, once, _ = optimized(case)

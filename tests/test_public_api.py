@@ -223,6 +223,7 @@ def test_the_pass_says_truthfully_whether_it_changed_anything(text: str) -> None
     assert not AttentionFusionPass(verify="none")(model).modified
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_a_second_run_over_a_bundled_model_changes_nothing(path: pathlib.Path) -> None:
     once = optimize(onnx.load(path), verify="none")

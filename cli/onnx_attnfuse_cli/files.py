@@ -34,7 +34,7 @@ class Files:
 
     @property
     def written(self) -> str:
-        """What was written, for a reader."""
+        """One line that names the file written, or says that nothing was."""
         return wrote(self.out, self.shared) if self.out else "nothing written (--dry-run)"
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class Files:
 
 
 def wrote(out: pathlib.Path, shared: Sequence[pathlib.Path]) -> str:
-    """What was written, and which data files of the source must be kept for it."""
+    """One line that names the file written, and the data files of the source that must stay beside it."""
     names = ", ".join(path.name for path in shared[:_FEW]) + (", ..." if len(shared) > _FEW else "")
     return f"wrote {out}, which needs {names} beside it, as the source does" if shared else f"wrote {out}"
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What is known of one reason code."""
+    """The explanation of one reason code."""
 
     chapter: str
     """The part of the work that gives it."""

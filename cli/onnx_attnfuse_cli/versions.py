@@ -19,7 +19,7 @@ def version_of(package: str) -> str:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """What results depend on, ours first; torch only where it is."""
+    """Packages and Python with their versions, this library first; torch only where it is installed."""
     yield "attnfuse", version_of("onnx-attnfuse")
     yield from ((package, version_of(package)) for package in ("onnx", "onnx-ir"))
     runtimes = [(package, version) for package in _RUNTIMES if (version := version_of(package)) != _ABSENT]

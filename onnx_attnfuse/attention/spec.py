@@ -115,7 +115,7 @@ Mask: TypeAlias = tuple[MaskStep, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Gain:
-    """What later steps multiply a step's number by."""
+    """The factor that later steps of a mask multiply a step's number by."""
 
     number: float = 1.0
     values: tuple[Scaled, ...] = ()
@@ -209,7 +209,7 @@ class Cache:
     new_axis: Axis
 
     def frontier(self) -> Iterator[ir.Value]:
-        """What keys and values are computed from."""
+        """The values that a cached attention starts from: the past, and the new keys and values at their earliest source."""
         yield from (indexed.value for indexed in self.past)
         yield from (operand[-1].indexed.value for operand in self.new)
 

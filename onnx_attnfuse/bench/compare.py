@@ -19,7 +19,7 @@ _WARM = 3
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """What one contender took."""
+    """Times and memory of one contender."""
 
     name: str
     failed: str | None = None
@@ -98,7 +98,7 @@ def figures(
     failed: Mapping[str, str | None],
     sample: Sample,
 ) -> list[Figures]:
-    """What the times of every round come to; `times` in milliseconds by contender and round."""
+    """Medians, quartiles and ratios of all contenders; `times` in milliseconds by contender and round."""
     running = [name for name in names if name not in failed and name in times]
     base = ORIGINAL if ORIGINAL in running else running[-1] if running else ""
     found: list[Figures] = []

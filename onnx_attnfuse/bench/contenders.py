@@ -84,7 +84,7 @@ def contenders(
 
 
 def _by_peer(name: str, model: pathlib.Path, report: Report, folder: pathlib.Path, seconds: float) -> Contender:
-    """What another tool makes of the model, in a process of its own."""
+    """A contender whose model another tool makes, in a process of its own."""
     tool, _, kind = name.partition(":")
     path = folder / f"{tool}-{kind or 'model'}.onnx"
     large = any(True for _ in external_tensors(io.load(model)))

@@ -68,7 +68,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What there is."""
+    """The packages, execution providers and GPUs of a machine."""
 
     system: str
     python: str
@@ -94,7 +94,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What there is, what is missing, and what follows."""
+    """The doctor's answer: the machine, missing packages, and the steps towards its best kernels."""
 
     machine: Machine
     missing: tuple[Missing, ...]
@@ -195,7 +195,7 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
 
 
 def _old_runtime(machine: Machine) -> str | None:
-    """What is to be said of an onnxruntime that is too old."""
+    """The complaint about an onnxruntime that is too old to judge by, or None."""
     version = machine.versions.get("onnxruntime") or machine.versions.get("onnxruntime-gpu")
     if version is None:
         return None

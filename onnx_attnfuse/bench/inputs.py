@@ -30,7 +30,7 @@ _PROFILES = [
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What a model is run on."""
+    """Inputs of a model for one measurement."""
 
     lengths: Mapping[str, int]
     """Numbers by symbolic size."""

@@ -62,7 +62,7 @@ def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) ->
 
 
 def check_apart(spec: AttentionSpec, order: Order) -> None:
-    """What the operator is given, a mask above all, must not be computed from what it makes needless.
+    """Checks that no input of the fused operator, a mask above all, is computed from nodes that it makes needless.
 
     Args:
         spec: The attention.
@@ -121,7 +121,7 @@ def _drop_views(values: Sequence[ir.Value], builder: Builder) -> None:
 
 
 def _views(spec: AttentionSpec) -> list[ir.Value]:
-    """What stands between the operands and what they are views of, nearest first."""
+    """The values between the operands and their sources, nearest first."""
     return list(dict.fromkeys(source.indexed.value for operand in spec.operands() for source in operand[:-1]))
 
 

@@ -56,7 +56,7 @@ class Lowering:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What will compute an attention."""
+    """The operators that will compute an attention: one for every batch, and faster ones behind tests."""
 
     main: Lowering
     """Exact for every batch, or for those that the caller vouches for."""
@@ -198,7 +198,7 @@ def _gains(
 
 
 def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> AttentionParams:
-    """What a kernel is asked to do if the mask is handed over this way."""
+    """Parameters of an attention for the forecast of its kernel, with the mask encoded as `encoding`."""
     axes = spec.axes
     assert spec.dtype is not None
     return AttentionParams(

@@ -61,14 +61,14 @@ def _preferred(
 
 
 def _against(preference: KernelPreference, plans: Sequence[Plan], plan_context: PlanContext) -> Iterator[Reason]:
-    """What every wanted kernel has against the operator that would be planned otherwise."""
+    """Reasons why no wanted kernel runs the operator that would be planned otherwise."""
     if plans:
         main = plans[0].main
         yield from _lacking(preference, main.forecast, name_of(main.target), plan_context.device)
 
 
 def _lacking(preference: KernelPreference, found: Forecast, op: str, device: Device) -> Iterator[Reason]:
-    """What the wanted kernels have against an operator for which others are forecast."""
+    """Reasons why no wanted kernel runs an operator for which others are forecast."""
     words, wanted = _WORDS[preference], WANTED[preference]
     if not has_kernel(op, device, wanted):
         yield Reason("no-such-kernel", f"{op} has no {words} kernel on {device.name}")

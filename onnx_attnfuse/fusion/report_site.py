@@ -8,13 +8,12 @@ from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.operators import qualified
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport, Status
-
-_CONTRIB = "com.microsoft"
 
 
 def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
@@ -54,7 +53,7 @@ def kept(found: SiteReport, asked: str) -> Reason:
 def as_asked(site: SiteReport, asked: str) -> SiteReport:
     """Marks a site as skipped if --target names another operator and an operator of the standard was kept."""
     name = qualified(site.op or "", site.domain or "")
-    if asked in {"auto", name} or site.status != "already-fused" or site.domain == _CONTRIB:
+    if asked in {"auto", name} or site.status != "already-fused" or site.domain == CONTRIB:
         return site
     reason = Reason("not-as-asked", f"it stays {name}, and {asked} was asked for")
     return dataclasses.replace(site, status="skipped", reasons=(*site.reasons, reason))

@@ -1,23 +1,20 @@
-"""Operators, constants and attributes, whichever of ONNX's ways they are written in."""
+"""Constants and attributes, whichever of ONNX's ways they are written in."""
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
-from typing import Any, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.ops import is_standard
+
 Array: TypeAlias = npt.NDArray[Any]
 
 _MAX_READ_ELEMENTS = 1 << 16
-
-
-def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
-    """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
-    return node is not None and node.domain in {"", "ai.onnx"} and (not ops or node.op_type in ops)
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -94,7 +94,7 @@ class DataFiles:
 
 
 def data_files(model: ir.Model, folder: pathlib.Path) -> DataFiles:
-    """What becomes of the data files of a model that is saved to a folder.
+    """The plan for the data files of a model that is saved to a folder: which are shared, which copied.
 
     Args:
         model: The model.

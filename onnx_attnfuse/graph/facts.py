@@ -22,14 +22,15 @@ from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.known import Content, Dims
+from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, STANDARD
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
 
-_DOMAINS = frozenset(["", "ai.onnx", "com.microsoft"])
+_DOMAINS = STANDARD | {CONTRIB}
 _LOG = logging.getLogger(__name__)
 _Told = TypeVar("_Told")
 _MAX_CONTENT = 64
-_FILLING = frozenset("Expand Reshape Unsqueeze Squeeze Identity Transpose Tile Cast".split())
+_FILLING = REARRANGES | REPEATS | CASTS
 
 
 class Facts:
@@ -183,7 +184,7 @@ class Facts:
         return dim in self._spreads.get(size, ()) and not self.same(dim, size)
 
     def once(self, name: str, make: Callable[[], _Told]) -> _Told:
-        """What `make` makes, made once for the graph: a reader's memory of what it read."""
+        """The object that `make` returns, made once for the graph: a reader's memory."""
         if name not in self._made:
             self._made[name] = make()
         return cast("_Told", self._made[name])
@@ -219,7 +220,7 @@ class Facts:
             self._content[node.outputs[0]] = content
 
     def _ruled(self, rule: Callable[[ir.Node, Facts], _Told] | None, node: ir.Node) -> _Told | None:
-        """What a rule tells of a node; nothing of one whose operands no rule expects, as only an invalid model has."""
+        """The answer of a shape or content rule; None for operands that no rule expects, as only an invalid model has."""
         if rule is None:
             return None
         try:

@@ -50,7 +50,7 @@ _SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a caller handed in, and so gets back."""
+    """The form of the caller's model, in which the result is given back."""
 
     name: Literal["path", "proto", "ir", "program"]
     program: Any = None

@@ -1,17 +1,69 @@
-"""Classes of operators, by name."""
+"""Operators of the standard by what they do to elements, and the domains that operators are in.
+
+Whoever needs several classes joins them where they are needed, `REARRANGES | CASTS`, and says there why one is left out.
+"""
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import is_standard
+STANDARD = frozenset(["", "ai.onnx"])
+"""The two names of the standard's domain."""
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
+RESHAPES = frozenset(["Flatten", "Reshape", "Squeeze", "Unsqueeze"])
+"""All elements in their order, in another shape."""
+REARRANGES = RESHAPES | {"Identity", "Transpose"}
+"""Every element of the first input once."""
+REPEATS = frozenset(["Expand", "Tile"])
+"""Every element of the first input, perhaps more than once."""
+SLICES = frozenset(["Slice", "Split"])
+"""Ranges of the first input along its axes."""
+GATHERS = frozenset(["Gather", "GatherElements", "GatherND"])
+"""Elements of the first input at indices that the second has."""
+CASTS = frozenset(["Cast"])
+"""Every element in the type that an attribute names. CastLike is left out: what it casts to depends on another value."""
+ASKS_SHAPE = frozenset(["Shape", "Size"])
+"""Results that depend on the shape of the input and on no element of it."""
+
+COMPARES = frozenset(["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
+"""Truth values, from one number of each of two inputs."""
+LOGICAL = frozenset(["And", "Not", "Or", "Xor"])
+"""Truth values, from one truth value of each input."""
+ELEMENTWISE = (
+    COMPARES
+    | LOGICAL
+    | frozenset(["BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"])
+    | frozenset("Abs Add Ceil Clip Div Floor Max Mean Min Mod Mul Neg Pow Reciprocal Round Sign Sqrt Sub Sum Where".split())
+    | frozenset("Cos Erf Exp IsInf IsNaN Log Relu Sigmoid Sin Tanh".split())
+)
+"""Each element computed from one element of each input, broadcast over each other."""
+REDUCTIONS = frozenset(
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare".split()
+)
+"""One element for all along some axes."""
+CONTROL_FLOW = frozenset(["If", "Loop", "Scan"])
+"""Operators that run a graph of their own."""
 
 _NO_SOFTMAX = frozenset(["LinearAttention"])
 """Operators of com.microsoft that are called attention and have no softmax."""
 
 
+def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
+    """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
+    return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops)
+
+
+def plain_domain(domain: str) -> str:
+    """The domain with the standard's two names made one, the empty one."""
+    return "" if domain in STANDARD else domain
+
+
 def is_attention(node: ir.Node) -> bool:
     """Whether the node is an attention by itself; com.microsoft calls all of its own so, those to come included."""
-    if node.domain == "com.microsoft":
+    if node.domain == CONTRIB:
         return node.op_type.endswith("Attention") and node.op_type not in _NO_SOFTMAX
     return is_standard(node, "Attention")

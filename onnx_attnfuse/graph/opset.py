@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.ops import REDUCTIONS, STANDARD
 from onnx_attnfuse.reasons import Reason
 
 _OLDEST, _IR_VERSION = 13, 11
@@ -28,9 +29,8 @@ _CHANGED = {
 }
 """Operators that compute something else from an opset on."""
 _AXES_BECAME_INPUT = 18
-_REDUCTIONS = frozenset(
-    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare".split()
-)
+_REDUCTIONS = REDUCTIONS - {"ReduceSum"}
+"""The operators whose axes became an input then; those of ReduceSum are one since opset 13."""
 
 
 class Opset:
@@ -92,7 +92,7 @@ class Opset:
 
     def _import(self, version: int) -> None:
         for imports in (self._model.opset_imports, *(function.opset_imports for function in self._model.functions.values())):
-            if not imports.keys().isdisjoint(["", "ai.onnx"]):
+            if not imports.keys().isdisjoint(STANDARD):
                 imports.pop("ai.onnx", None)
                 imports[""] = version
 

@@ -73,7 +73,7 @@ class Order:
         return found
 
     def free(self, users: Iterable[ir.Node], value: ir.Value) -> list[ir.Node]:
-        """Those of `users` that may read `value`, a new one, as it is not computed from them; they stand behind it now."""
+        """The `users` that may read a new `value`, as it is not computed from them; they are ordered behind it from now on."""
         source = value.producer()
         assert source is not None
         limit = self.place(source)
@@ -104,7 +104,7 @@ def is_sorted(graph: ir.Graph | ir.Function) -> bool:
 
 
 def _read(node: ir.Node) -> Iterator[ir.Value]:
-    """What a node reads, in its graphs too."""
+    """The values that a node reads, in its nested graphs too."""
     yield from (value for value in node.inputs if value is not None)
     for nested in subgraphs(node):
         yield from (value for inner in nested.all_nodes() for value in inner.inputs if value is not None)

@@ -13,6 +13,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.graph.sizes import Dim
 
 
@@ -101,7 +102,7 @@ def count_ops(model: ir.Model) -> Counter[str]:
     """Nodes by `domain::op_type` (`op_type` alone in the standard domain), everywhere in the model."""
     nodes = (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
     counted = Counter((node.domain, node.op_type) for node in nodes)
-    return Counter({f"{domain}::{op}" if domain not in {"", "ai.onnx"} else op: count for (domain, op), count in counted.items()})
+    return Counter({f"{domain}::{op}" if domain not in STANDARD else op: count for (domain, op), count in counted.items()})
 
 
 def all_names(model: ir.Model) -> set[str]:

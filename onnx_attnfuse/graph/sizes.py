@@ -276,12 +276,14 @@ def parse(text: str) -> Size | None:
 
 
 def _parse(node: ast.expr) -> Dim:
-    if isinstance(node, ast.Name):
-        return symbol(node.id)
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _parse(node.operand) * -1
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_parse(node.left), _parse(node.right))
-    raise ValueError(ast.dump(node))
+    match node:
+        case ast.Name(name):
+            return symbol(name)
+        case ast.Constant(int(number)):
+            return number
+        case ast.UnaryOp(ast.USub(), operand):
+            return _parse(operand) * -1
+        case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
+            return _OPERATORS[type(sign)](_parse(left), _parse(right))
+        case _:
+            raise ValueError(ast.dump(node))

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 
-_VIEWS = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+_VIEWS = REARRANGES | CASTS
 
 
 def label(node: ir.Node) -> str:
-    """What a node is called: by its name, or by its first result where it has none."""
+    """The name of a node for people: its own, or that of its first result where it has none."""
     return node.name or node.outputs[0].name or ""
 
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import onnx
 
 from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.ops import STANDARD, plain_domain
 
 _ASK = "export the model again or report it to the tool that wrote it"
-_DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _check_header(model: onnx.ModelProto, where: str) -> None:
         )
     if model.training_info:
         raise ModelError(f"{where} carries training information, which would be lost; remove `training_info` first")
-    version = next((entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS), None)
+    version = next((entry.version for entry in model.opset_import if entry.domain in STANDARD), None)
     known = onnx.defs.onnx_opset_version()
     if version is None:
         raise ModelError(f"{where} does not say which ai.onnx opset it uses; {_ASK}")
@@ -73,11 +73,7 @@ def _check_header(model: onnx.ModelProto, where: str) -> None:
 
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    return {_plain_domain(entry.domain): entry.version for entry in imports}
-
-
-def _plain_domain(domain: str) -> str:
-    return "" if domain in _DEFAULT_DOMAINS else domain
+    return {plain_domain(entry.domain): entry.version for entry in imports}
 
 
 def _as_graph(function: onnx.FunctionProto) -> onnx.GraphProto:
@@ -157,7 +153,7 @@ class _GraphCheck:
                 self.out_of_order = OutOfOrder(_label(node), name)
 
     def _check_attributes(self, node: onnx.NodeProto, scope: _Scope) -> None:
-        domain = _plain_domain(node.domain)
+        domain = plain_domain(node.domain)
         own = (node.domain, node.op_type) in self.functions
         known = _attribute_kinds("" if own else node.op_type, self.opsets.get(domain, 1), domain)
         for attribute in node.attribute:

@@ -24,7 +24,7 @@ LONG = 256
 
 @dataclasses.dataclass(frozen=True)
 class AttentionParams:
-    """What a kernel is asked to do."""
+    """The parameters of one attention that decide which kernel runs it."""
 
     dtype: ir.DataType
     batch: Dim
@@ -66,7 +66,7 @@ class AttentionParams:
 
 @dataclasses.dataclass(frozen=True)
 class Open:
-    """What a kernel needs of a size that is not known, for a reader to put after `if`."""
+    """A kernel's condition on a size that is not known, in words to put after `if`."""
 
     needs: str
 

@@ -17,7 +17,7 @@ _DEFAULT_ARCHITECTURE = 80
 
 @dataclasses.dataclass(frozen=True)
 class Switches:
-    """What ONNX Runtime is told about its kernels; by default nothing."""
+    """Settings that take kernels of ONNX Runtime away or allow more; none by default."""
 
     off: frozenset[str] = frozenset()
     """Kernels that it must not choose."""

@@ -42,7 +42,7 @@ _CPU_FLASH_OFF = {"ORT_DISABLE_FLASH_ATTENTION": "1", "ORT_GQA_DISABLE_FLASH_ATT
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """What to start ONNX Runtime with, so that it chooses the kernels that were forecast."""
+    """Settings for ONNX Runtime with which it chooses the kernels that were forecast."""
 
     provider: str
     """The execution provider."""
@@ -65,7 +65,7 @@ def _named(sdpa_kernel: str) -> str:
 
 
 def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True) -> Switches:
-    """What a policy tells ONNX Runtime.
+    """The switches of ONNX Runtime that carry a policy out.
 
     Args:
         policy: Which kernels are wanted, and which are not.

@@ -62,7 +62,7 @@ class Policy:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Policy:
-        """What the environment asks for.
+        """The policy that the environment asks for.
 
         Args:
             environ: Variables by name; by default those of this process, as they are now.
@@ -75,7 +75,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """What the environment says about kernels."""
+    """The environment's variables about kernels, and the policy that they make."""
 
     seen: Mapping[str, str]
     """The variables that are set, those without an effect included."""
@@ -114,7 +114,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def switch(name: str, environ: Mapping[str, str], most: int = 1) -> int | None:
-    """What a variable that is a small number says; None if it is not set.
+    """The number from 0 to `most` in a variable; None if the variable is not set.
 
     Raises:
         OptionError: It is something else.

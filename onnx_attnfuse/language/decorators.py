@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, overload
 
 from onnx_attnfuse.attention.match.step_readers import ScoreReader, ScoreStepReader, WeightReader, WeightStepReader
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.language.expression import Tensor
 from onnx_attnfuse.language.optional import combined, either
 from onnx_attnfuse.language.validation import check_pattern
@@ -45,7 +46,7 @@ class Refusal:
 
 
 def equation(written: Tensor, meaning: Tensor) -> Equation:
-    """What a pattern returns whose formula is not what it is fused as; the two are held against each other wherever it is found.
+    """A pattern's return value where it is fused as another formula; the two are held against each other wherever it is found.
 
     Args:
         written: What graphs have.
@@ -55,7 +56,7 @@ def equation(written: Tensor, meaning: Tensor) -> Equation:
 
 
 def refusal(written: Tensor, code: str, message: str) -> Refusal:
-    """What a pattern returns that is only there to say why something is not fused.
+    """A pattern's return value where it is only there to say why something is not fused.
 
     Args:
         written: What graphs have.
@@ -158,7 +159,7 @@ def operator(op: str, *, reference: Reference | None = None) -> Callable[[Callab
         OptionError: The name has no domain or is the standard's, or the function has no inputs.
     """
     domain, _, name = op.partition("::")
-    if not name or domain in {"", "ai.onnx"}:
+    if not name or domain in STANDARD:
         raise OptionError(f"operator is given {op!r}; write domain::Operator, of a domain that is not the standard's")
 
     def decorate(define: Callable[..., Tensor]) -> Operator:

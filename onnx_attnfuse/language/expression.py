@@ -36,12 +36,12 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """What a variable is called, or a choice of alternatives."""
+        """The name of a variable or of a choice of alternatives."""
         return str(self.attribute("name"))
 
     @property
     def value(self) -> float:
-        """What a number is."""
+        """The number that a literal stands for."""
         return float(self.attribute("value") or 0)
 
     @property

@@ -27,7 +27,7 @@ def combined(
     optional: Sequence[str],
     join: Callable[[str, _Returned, _Returned], _Returned],
 ) -> _Returned:
-    """What a function of operands returns, with and without each optional one.
+    """The return values of a function of operands, with and without each optional one, joined to one.
 
     Args:
         ask: The function, of operands by name.

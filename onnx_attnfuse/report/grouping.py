@@ -36,7 +36,7 @@ class Row:
 
     @property
     def operator(self) -> str:
-        """What computes them."""
+        """The fused operator of a row's sites, or else their status."""
         if self.site.status == "fused":
             return f"→ {self.site.op}"
         return self.site.op or self.site.status.replace("-", " ")
@@ -64,7 +64,7 @@ class Row:
 
     @property
     def assumptions(self) -> list[str]:
-        """What is taken for granted of them, on a line."""
+        """The assumptions of a row's sites on a line; none where nothing is fused."""
         return [f"assumes {', '.join(self.site.assumptions)}"] if self.site.assumptions and self.site.status == "fused" else []
 
     @property

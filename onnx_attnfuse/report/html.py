@@ -59,7 +59,7 @@ class _Card:
 
     @property
     def facts(self) -> list[str]:
-        """What the attention is, apart from its mask."""
+        """Short facts about an attention, apart from its mask: heads, scale, pattern, graph."""
         site = self.site
         found: list[str] = []
         if site.num_heads is not None:
@@ -150,7 +150,7 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
 
 
 def _versions() -> list[str]:
-    """What the run rests on, as far as it is installed."""
+    """Installed packages that a run rests on, with versions."""
     found: list[str] = []
     for package in _REPORTED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -170,7 +170,7 @@ def _card(row: Row, report: Report) -> _Card:
 
 
 def templates() -> jinja2.Environment:
-    """What pages are made from.
+    """The Jinja environment with the page's templates.
 
     Raises:
         MissingDependencyError: A package is missing.

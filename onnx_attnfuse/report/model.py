@@ -40,7 +40,7 @@ class LaterKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What ONNX Runtime will run for a fused operator."""
+    """The forecast of the kernel that ONNX Runtime will run for a fused operator."""
 
     device: str
     """`cpu`, or `cuda:sm90`."""
@@ -55,7 +55,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class PatternReport:
-    """What one pattern did."""
+    """Tries, hits and time of one pattern."""
 
     name: str
     kind: str

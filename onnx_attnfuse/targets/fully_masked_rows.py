@@ -20,6 +20,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_ad
 from onnx_attnfuse.attention.masks.fully_masked import Fills, choose_fills, implied, masked_keys, sees_a_key
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Gain, MaskStep, Replaced, RowRule, ScaleValue
 from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
@@ -29,7 +30,7 @@ from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVE
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What to do around the operator; each test is laid out (b or 1, n or 1, s or 1, 1)."""
+    """Corrections around a fused operator for fully masked rows; each test is laid out (b or 1, n or 1, s or 1, 1)."""
 
     bias: IndexedValue | None
     """The compact bias to use."""
@@ -104,7 +105,7 @@ def _with_dead_rows(
     *,
     zeroes: bool,
 ) -> Rows:
-    """What rows need in which every number of the bias masks."""
+    """Corrections for rows in which every number of the bias masks."""
     if spec.unshifted:
         if not spec.voided:
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
@@ -133,7 +134,7 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
         Refused: The source adds such a mask.
     """
     sums = [step for step in spec.mask if isinstance(step, Added)]
-    if spec.dtype not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16} or not any(_is_wide(step, context) for step in sums):
+    if spec.dtype is None or spec.dtype not in HALVES or not any(_is_wide(step, context) for step in sums):
         return
     parts = [split_added(step, Gain(), context.reader) for step in sums]
     numbers = {fill for part in parts for fill in part.fills if fill <= context.bounds.masked_from}

@@ -14,6 +14,7 @@ from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Refused
@@ -26,7 +27,6 @@ _RESCALE, _ROTATE, _SPELLED = 10.0, 10.0, 50.0
 """Prices of multiplying a tensor by a number, of rotating it by one operator, and by decomposed ones, on the scale of
 `attention.axes.rearrange.cost`.
 """
-_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType) -> ir.Value:
@@ -85,7 +85,7 @@ def _is_needed(source: Source) -> bool:
 
 
 def _rotating(operand: tuple[Source, ...], source: Source) -> float:
-    """What it takes to keep alive what rotates `source`."""
+    """The price of keeping the rotation of `source` alive."""
     rotary = operand[-1].rotary
     between = itertools.dropwhile(lambda item: item is not source, operand)
     if rotary is None or source.rotary is not None or any(item.rotary is None and _is_needed(item) for item in between):
@@ -110,7 +110,7 @@ def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
     known = builder.facts.dtype(value)
     if known is None or known == dtype:
         return value
-    if known not in _DTYPES:
+    if known not in FLOATS_TO_32:
         raise Refused("mixed-types", f"'{value.name}' is {known.name.lower()} where the queries are {dtype.name.lower()}")
     return builder.cast(value, dtype)
 

@@ -13,8 +13,9 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 
-_VIEWS = frozenset("Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose Unsqueeze".split())
+_VIEWS = REARRANGES | REPEATS | {"Gather", "Slice"}
 _JOINING = frozenset(["Add", "Concat", "Max", "Min"])
 _MAX_VALUES_SEEN = 64
 
@@ -52,7 +53,7 @@ def lowest_of(value: ir.Value, dtype: ir.DataType, swallows: float, facts: Facts
 
 
 def _read(value: ir.Value, dtype: ir.DataType, facts: Facts) -> list[ir.Value] | None:
-    """What a value has its numbers from; nothing if they are of the half type already, None if it is a constant or unknown."""
+    """The values that a value takes its numbers from; none if it is of the half type already, None if unknown or constant."""
     node = value.producer()
     if facts.dtype(value) == dtype:
         return []

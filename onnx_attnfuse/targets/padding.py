@@ -157,22 +157,29 @@ class _Emitter:
         """Truth values: what is read as a truth value is 0 or 1, as a source that computes with it takes it to be."""
 
     def truth(self, part: Expression) -> ir.Value | None:
-        if isinstance(part, NonZero):
-            value = self._element(part.element)
-            return None if value is None else self._as_truth(value)
-        if isinstance(part, Not):
-            inner = self.truth(part.inner)
-            return None if inner is None else self._builder.elementwise("Not", [inner], _TRUTH)
-        if isinstance(part, (And, Or)):
-            operator = "And" if isinstance(part, And) else "Or"
-            parts = [self.truth(item) for item in part.parts]
-            emitted = [item for item in parts if item is not None]
-            return None if len(emitted) < len(parts) else self._builder.logical(operator, emitted)
-        if isinstance(part, Compare):
-            form = self._form(part.form)
-            operator = "Equal" if part.equal else "LessOrEqual"
-            return None if form is None else self._builder.elementwise(operator, [form, self._builder.constant([0])], _TRUTH)
-        return None
+        match part:
+            case NonZero(element):
+                value = self._element(element)
+                return None if value is None else self._as_truth(value)
+            case Not(inner):
+                value = self.truth(inner)
+                return None if value is None else self._builder.elementwise("Not", [value], _TRUTH)
+            case And(parts):
+                return self._joined("And", parts)
+            case Or(parts):
+                return self._joined("Or", parts)
+            case Compare(form, equal):
+                value, operator = self._form(form), "Equal" if equal else "LessOrEqual"
+                return (
+                    None if value is None else self._builder.elementwise(operator, [value, self._builder.constant([0])], _TRUTH)
+                )
+            case _:
+                return None
+
+    def _joined(self, operator: str, parts: Sequence[Expression]) -> ir.Value | None:
+        values = [self.truth(item) for item in parts]
+        emitted = [item for item in values if item is not None]
+        return None if len(emitted) < len(values) else self._builder.logical(operator, emitted)
 
     def _as_truth(self, value: ir.Value) -> ir.Value:
         truth, dtype = self._builder.cast(value, _TRUTH), self._builder.facts.dtype(value)

@@ -52,7 +52,7 @@ def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequenc
 
 
 def _added(value: ir.Value, width: int, facts: Facts) -> tuple[ir.Value, Array] | None:
-    """What a bias along the last axis is added to, and the bias; nothing else may read the sum."""
+    """The two operands of an Add whose second is a bias along the last axis; nothing else may read the sum."""
     node = value.producer()
     if not is_standard(node, "Add") or len(viewers(value)) != 1:
         return None

@@ -108,7 +108,7 @@ class Projections:
 
     @property
     def values(self) -> list[ir.Value]:
-        """What lies between the input and the attention."""
+        """The values between the input and the attention."""
         return list(dict.fromkeys(value for operand in self.operands for value in operand.values))
 
 
@@ -173,7 +173,7 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
 
 
 def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedValue] | None:
-    """What a constant is added to, and the constant."""
+    """The two operands of an Add whose second is a constant."""
     node = indexed.value.producer()
     if not is_standard(node, "Add"):
         return None
@@ -187,7 +187,7 @@ def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedVa
 
 
 def _parted(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, Part] | None:
-    """What a Split or Slice takes an uneven part of, and the part."""
+    """The input of a Split or Slice that takes an uneven part, and the part."""
     node = indexed.value.producer()
     dims = None if node is None or not node.inputs or node.inputs[0] is None else facts.dims(node.inputs[0])
     if dims is None or not is_standard(node, "Slice", "Split"):
@@ -225,7 +225,7 @@ def _slice_part(node: ir.Node, rank: int, facts: Facts) -> tuple[int, Dim, Dim] 
 def _factors(
     node: ir.Node, product: IndexedValue, name: str, facts: Facts
 ) -> tuple[IndexedValue, IndexedValue, IndexedValue | None]:
-    """What a MatMul or Gemm multiplies, its weight, and its own bias."""
+    """The input, the weight and the bias of a MatMul or Gemm; None for no bias."""
     multiplied, weight, bias = (*node.inputs, None)[:3]
     dims = None if weight is None else facts.dims(weight)
     if multiplied is None or weight is None or dims is None or len(dims) != 2 or facts.rank(multiplied) != len(product.axes):
@@ -329,7 +329,7 @@ def _matched(rows: Axis, columns: Axis) -> bool:
 
 
 def _roles(rows: Axis, operand: Linear) -> dict[Factor, tuple[str, int]]:
-    """What factors stand for that queries, keys and values have each of their own."""
+    """Names for the factors that queries, keys and values have each of their own: rows and channels, by place."""
     found = {leaf: ("row", place) for place, leaf in enumerate(leaves(rows))}
     return found | {leaf: ("channel", place) for place, leaf in enumerate(leaves(operand.channels))}
 

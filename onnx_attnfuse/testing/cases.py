@@ -33,7 +33,7 @@ from onnx_attnfuse.errors import OptionError
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What must become of one attention."""
+    """The expected report on one attention."""
 
     status: str
     what: str | None

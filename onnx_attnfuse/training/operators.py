@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
 
-TRAINING = "com.microsoft"
+TRAINING = CONTRIB
 """The domain of ONNX Runtime's operators for training."""
 ATEN = "org.pytorch.aten"
 """The domain of the operator that calls PyTorch."""

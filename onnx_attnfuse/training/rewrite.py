@@ -197,7 +197,7 @@ class _Building:
 
 @dataclasses.dataclass(frozen=True)
 class _Given:
-    """What the forward kernel is given."""
+    """The inputs of the forward kernel, and the correction for rows without a key."""
 
     operands: Operands
     query: ir.Value

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.danger import is_dangerous
@@ -36,7 +37,7 @@ _MAX_WEIGHT_ELEMENTS = 1 << 28
 
 
 class _Graph:
-    """What has to be known of the sizes in one graph, made once."""
+    """Equalities and traced lengths of one graph, from which sizes for its pieces are chosen."""
 
     def __init__(self, facts: Facts, opsets: Mapping[str, int]) -> None:
         self._facts = facts
@@ -130,9 +131,7 @@ class EquivalenceChecker:
         first = list(itertools.islice(choices, FIRST_CHOICES))
         key = pairs, *self._keys.key(subgraph, [choice.shapes for choice in first], opsets)
         if key not in self._verdicts:
-            examiner = _Examiner(
-                subgraph, pairs, facts, {**opsets, "com.microsoft": 1}, functions, self._operators, rounded=self._rounds
-            )
+            examiner = _Examiner(subgraph, pairs, facts, {**opsets, CONTRIB: 1}, functions, self._operators, rounded=self._rounds)
             self._verdicts[key] = by_this_runtime(examiner.verdict(itertools.chain(first, choices)))
         return self._verdicts[key]
 

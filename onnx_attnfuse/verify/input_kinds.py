@@ -18,13 +18,14 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import info_of
 
 KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
 """Ids of tokens and of their types; ..., the place of the last key of each entry, the number of keys."""
 
-_VIEWS = frozenset("Cast Expand Flatten Identity Reshape Slice Squeeze Transpose Unsqueeze".split())
+_VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
 _TO_ANGLES = _VIEWS | {"Concat", "Einsum", "MatMul", "Mul", "Div"}
 _TO_SCORES = _VIEWS | frozenset(
     "Add And Concat Equal Gather GatherND Greater Less Max Min Mul Neg Not Or Pad Sub Tile Where".split()
@@ -46,7 +47,7 @@ _COLOURS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an input is."""
+    """The kind of one model input, with the bounds that its numbers need."""
 
     name: KindName
     below: int | None = None
@@ -86,7 +87,7 @@ def _float_kind(value: ir.Value, facts: Facts) -> Kind:
 
 
 def _by_use(value: ir.Value, facts: Facts) -> Kind | None:
-    """What an integer is as far as the operators say that it reaches unchanged, or as an angle."""
+    """The kind of an integer input as far as operators tell that it reaches unchanged, or as an angle."""
     for node, place in _reached(value, _VIEWS):
         recognised = _recognised(node, place)
         if recognised is not None and recognised != "bias":

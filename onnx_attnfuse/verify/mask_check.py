@@ -76,7 +76,7 @@ class Sample:
 def samples(
     spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[str, int], functions: Functions
 ) -> dict[str, Sample]:
-    """What a mask was read as, at sizes that are easy to look at, by pattern of padding; nothing if it cannot be evaluated."""
+    """Small tables of a mask as it was read, by pattern of padding; none if it cannot be evaluated."""
     elements = [item for part in (meaning.allowed, *meaning.biases) for item in elements_of(part)]
     read = dict.fromkeys(element.value for element in elements)
     if read and not available():
@@ -115,7 +115,7 @@ def _sample(spec: AttentionSpec, meaning: Meaning, lengths: Values, source: _Sou
 
 
 class _Source:
-    """What computes the values that a mask is read from."""
+    """A session that computes the values that a mask is read from."""
 
     def __init__(self, read: Sequence[ir.Value], facts: Facts, opsets: Mapping[str, int], functions: Functions) -> None:
         """Cuts it out.
@@ -230,7 +230,7 @@ def _by_amount(part: Expression) -> bool:
 
 
 class _Actual:
-    """What a mask adds, from the values of the graph."""
+    """The numbers that a mask adds, computed from values of the graph and not from its reading."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         self._evaluator = evaluator

@@ -367,6 +367,6 @@ class Trial:
         return Verdict(True, self._max_abs_error, self._cases, detail)
 
     def _by_reference(self) -> str:
-        """What to add where operators were not run by ONNX Runtime."""
+        """A note for the verdict's detail where operators were run by NumPy references; empty elsewhere."""
         names = ", ".join(self._sides.without_kernel)
         return f"; by NumPy references, as ONNX Runtime has no kernel on the CPU for {names}" if names else ""

@@ -29,7 +29,7 @@ _MILD = Case("full", "normal", 1.0)
 
 
 class _Traced:
-    """What computes one value whose lengths are wanted."""
+    """A session that computes the shape of one value whose lengths are wanted."""
 
     def __init__(self, subgraph: Subgraph, opsets: Mapping[str, int], *, widened: bool) -> None:
         self.subgraph = subgraph

@@ -21,6 +21,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES, STANDARD
 from onnx_attnfuse.reasons import Refused
 
 Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
@@ -34,24 +35,15 @@ _READABLE = 1 << 25
 _MAX_NODES_BELOW_FRONTIER = 4096
 """Nodes below the stops that are looked at."""
 
-_SHAPE_ONLY = frozenset(["Shape", "Size"])
-_DEFAULT_DOMAIN = frozenset(["", "ai.onnx"])
-_VIEWS = frozenset(["Identity", "Reshape", "Slice", "Split", "Transpose"])
+_VIEWS = REARRANGES | SLICES
 _PRODUCTS = frozenset([("Div", 0), ("Einsum", 0), ("Einsum", 1), ("MatMul", 0), ("MatMul", 1), ("Mul", 0), ("Mul", 1)])
 _SUMS = frozenset([("Add", 0), ("Add", 1), ("Sub", 0), ("Sub", 1), ("Where", 1), ("Where", 2)])
-_MOVED = frozenset((op, 0) for op in (*_VIEWS, *"Cast Expand Neg ReduceMean ReduceSum Squeeze Unsqueeze".split()))
+_MOVED = frozenset((op, 0) for op in _VIEWS | REPEATS | CASTS | {"Neg", "ReduceMean", "ReduceSum"})
 _LINEAR = _PRODUCTS | _MOVED | _SUMS
 """Operators by the places of inputs that their output is linear in."""
-_LIGHT = frozenset(
-    """
-    Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat Constant
-    ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Greater
-    GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log Max Mean Min Mod Mul Neg NonZero Not OneHot Or Pad Pow Range
-    Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Reshape
-    Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Size Slice Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose
-    Trilu Unsqueeze Where Xor
-    """.split()
+_LIGHT = (ELEMENTWISE | REARRANGES | REPEATS | SLICES | GATHERS | CASTS | REDUCTIONS | ASKS_SHAPE).union(
+    "ArgMax ArgMin CastLike Compress Concat Constant ConstantOfShape CumSum EyeLike NonZero OneHot Pad Range Resize".split(),
+    "ScatterElements ScatterND TopK Trilu".split(),
 )
 
 
@@ -80,7 +72,7 @@ class Subgraph:
 
     def read(self) -> set[ir.Value]:
         """The values that more is asked of than their shape."""
-        used = {value for node in self.nodes if node.op_type not in _SHAPE_ONLY for value in node.inputs if value is not None}
+        used = {value for node in self.nodes if node.op_type not in ASKS_SHAPE for value in node.inputs if value is not None}
         return used.union(self.results)
 
     def apart(self) -> list[ir.Node]:
@@ -88,7 +80,7 @@ class Subgraph:
         below = {item.value for item in self.inputs if item.role == "operand"}
         found: list[ir.Node] = []
         for node in self.nodes:
-            if node.op_type in _SHAPE_ONLY or below.isdisjoint(node.inputs):
+            if node.op_type in ASKS_SHAPE or below.isdisjoint(node.inputs):
                 found.append(node)
             else:
                 below.update(node.outputs)
@@ -152,7 +144,7 @@ def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[i
     pending, seen, multiplies = [value], {value}, False
     while pending:
         for node, place in users.get(pending.pop(), ()):
-            if (node.op_type, place) not in _LINEAR or node.domain not in _DEFAULT_DOMAIN:
+            if (node.op_type, place) not in _LINEAR or node.domain not in STANDARD:
                 return False
             multiplies |= (node.op_type, place) in _PRODUCTS
             fresh = [output for output in node.outputs if output not in seen]
@@ -195,7 +187,7 @@ class _Walk:
         while pending:
             value = pending.pop()
             node = value.producer()
-            if node is None or self._end(value) is not None or (node.op_type in _SHAPE_ONLY and self._is_plain(node.inputs[0])):
+            if node is None or self._end(value) is not None or (node.op_type in ASKS_SHAPE and self._is_plain(node.inputs[0])):
                 continue
             fresh = [item for item in node.inputs if item is not None and item not in found]
             found.update(fresh)
@@ -210,7 +202,7 @@ class _Walk:
         return not any(is_fresh(name, self._facts) for dim in known[0] for name in sizes.symbols(dim))
 
     def _end(self, value: ir.Value) -> Role | None:
-        """What the value is to the piece if the walk ends there, else None."""
+        """The role of a value at which the walk ends, or None where it goes on."""
         tensor = constant_tensor(value)
         if value in self._stops:
             return "operand" if tensor is None else "weight"
@@ -283,7 +275,7 @@ def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.
     while pending and len(found) < _MAX_NODES_BELOW_FRONTIER:
         value = pending.popleft()
         for node, _ in value.uses():
-            if node in found or node.op_type in _SHAPE_ONLY or (value in results and not set(results) & set(node.outputs)):
+            if node in found or node.op_type in ASKS_SHAPE or (value in results and not set(results) & set(node.outputs)):
                 continue
             found.add(node)
             pending.extend(node.outputs)
@@ -292,7 +284,7 @@ def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.
 
 def _is_light(node: ir.Node, facts: Facts) -> bool:
     """Whether the node is cheap and reads no weights."""
-    if node.op_type not in _LIGHT or node.domain not in _DEFAULT_DOMAIN:
+    if node.op_type not in _LIGHT or node.domain not in STANDARD:
         return False
     if node.op_type not in {"Gather", "Div", "Mod"}:
         return True
@@ -316,6 +308,6 @@ def _is_of_shapes(value: ir.Value | None) -> bool:
         node = value.producer()
         if node is None:
             return False
-        if node.op_type not in _SHAPE_ONLY:
+        if node.op_type not in ASKS_SHAPE:
             pending.extend(node.inputs)
     return False

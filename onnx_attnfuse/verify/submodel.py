@@ -14,12 +14,12 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, read_tensor
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.inputs import Array, Slot
 from onnx_attnfuse.verify.subgraph import Input, Subgraph
 
 _IR_VERSION = 10
-_HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 _TYPE_ATTRIBUTES = frozenset(["to", "dtype", "softmax_precision", "stash_type"])
 _IN_FULL = 1 << 12
 """Bytes of a constant that go into a key as they are; of larger ones a digest does."""
@@ -96,12 +96,12 @@ class Submodel:
 
     def _array(self, tensor: ir.TensorProtocol) -> Array:
         array = _read(tensor)
-        return array.astype(np.float32) if self._widened and tensor.dtype in _HALVES else array
+        return array.astype(np.float32) if self._widened and tensor.dtype in HALVES else array
 
     def _constant(self, value: ir.Value) -> ir.Value:
         tensor = constant_tensor(value)
         assert tensor is not None
-        if isinstance(tensor, ir.ExternalTensor) or (self._widened and tensor.dtype in _HALVES):
+        if isinstance(tensor, ir.ExternalTensor) or (self._widened and tensor.dtype in HALVES):
             tensor = ir.tensor(self._array(tensor))
         copy = ir.Value(
             name=self._name(value), shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
@@ -123,13 +123,13 @@ class Submodel:
     def _attribute(self, attribute: ir.Attr) -> ir.Attr:
         if attribute.name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
             return ir.AttrInt64(attribute.name, _narrowed(ir.DataType(attribute.as_int())).value)
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _HALVES:
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
             return ir.AttrTensor(attribute.name, ir.tensor(self._array(attribute.as_tensor())))
         return attribute
 
 
 def _narrowed(dtype: ir.DataType) -> ir.DataType:
-    return ir.DataType.FLOAT if dtype in _HALVES else dtype
+    return ir.DataType.FLOAT if dtype in HALVES else dtype
 
 
 def _used_functions(nodes: Iterable[ir.Node], functions: Functions) -> list[ir.Function]:
@@ -152,7 +152,7 @@ class Keys:
         self._digests: dict[int, tuple[ir.TensorProtocol, bytes]] = {}
 
     def key(self, subgraph: Subgraph, shapes: Sequence[Sequence[Sequence[int]]], opsets: Mapping[str, int]) -> tuple[object, ...]:
-        """What decides how a piece behaves: operators, attributes, constants, types and sizes; names do not."""
+        """A key that is equal for pieces that behave alike: operators, attributes, constants, types and sizes, no names."""
         numbers: dict[ir.Value | None, int] = {None: -1}
         inputs: list[object] = []
         for item in subgraph.inputs:

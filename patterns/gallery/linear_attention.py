@@ -4,7 +4,7 @@ from onnx_attnfuse.language import Tensor, any_of, elu, pattern, refusal, relu
 
 
 def features(x: Tensor) -> Tensor:
-    """What takes the place of the softmax."""
+    """The feature map that takes the place of the softmax."""
     return any_of("features", elu=elu(x) + 1, relu=relu(x))
 
 

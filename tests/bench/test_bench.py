@@ -28,6 +28,7 @@ from tests.support.bundled import BUNDLED, name_of, run_in, session, with_output
 WIDE = small_models.ATTENTION.replace(", 4]", ", 64]")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_every_model_runs_on_its_sample(path: pathlib.Path) -> None:
     inputs = fitting(path, io.load(path), {}, "cpu", 300)
@@ -65,6 +66,7 @@ def test_an_input_of_unknown_shape_is_refused() -> None:
         sample(model)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_attention_that_is_cut_out_computes_what_it_did(path: pathlib.Path) -> None:
     """The whole model says what flows into its attention and what comes out; the piece is fed the one and must give the other."""
@@ -190,6 +192,7 @@ def test_a_cell_is_measured_or_says_why() -> None:
     assert "not implemented for CPU" in refused.failed
 
 
+@pytest.mark.exhaustive
 def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(small_models.written(WIDE, tmp_path / "model.onnx"))
     assert main(["bench", path, "--runs", "5", "--dim", "s=16", "--dim", "t=16", "--json"]) == 0

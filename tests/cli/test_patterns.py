@@ -52,6 +52,7 @@ def test_show_of_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "Error: no pattern is called 'nothing'; `attnfuse patterns list` shows them\n"
 
 
+@pytest.mark.exhaustive
 def test_new_writes_a_pattern_and_a_test_that_pass(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patterns", "new", "mine", "-o", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"mine.py", "test_mine.py"}
@@ -63,6 +64,7 @@ def test_new_writes_a_pattern_and_a_test_that_pass(tmp_path: pathlib.Path, capsy
     assert "is there already; choose another name" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("name", "written"),
     [
@@ -124,6 +126,7 @@ def test_check_tells_what_was_found_and_the_nearest_miss(tmp_path: pathlib.Path,
     assert "matched softmax_one(form=plain), fused MultiHeadAttention" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_check_looks_at_torch_functions(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     code = tmp_path / "mine.py"
     code.write_text(

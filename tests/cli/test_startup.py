@@ -57,14 +57,17 @@ def test_a_run_without_verification_imports_no_engine_and_no_algebra(model: str)
     assert "onnx_ir" in loaded
 
 
+@pytest.mark.exhaustive
 def test_explaining_imports_no_algebra_either(model: str) -> None:
     assert not modules("explain", model) & _SYMPY
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_verifies_imports_no_algebra(model: str) -> None:
     assert not modules("optimize", model, "--verify", "sites") & (_SYMPY | {"onnxscript", "jinja2", "torch"})
 
 
+@pytest.mark.exhaustive
 def test_everything_is_imported_at_once_where_that_is_asked_for(model: str) -> None:
     assert modules("optimize", model, "--verify", "none", defer="0") >= _imported_by_onnx_ir()
 
@@ -74,6 +77,7 @@ def _imported_by_onnx_ir() -> set[str]:
     return set(run("import sys, onnx_ir; print(*sys.modules)").split()) & _SYMPY
 
 
+@pytest.mark.exhaustive
 @pytest.mark.newest
 def test_what_is_deferred_computes_as_ever() -> None:
     told = run(_COMPUTES).splitlines()
@@ -81,6 +85,7 @@ def test_what_is_deferred_computes_as_ever() -> None:
     assert run(_COMPUTES, defer="0").splitlines() == [told[0].replace("False", "True"), told[1]]
 
 
+@pytest.mark.exhaustive
 def test_a_program_that_calls_the_command_keeps_its_imports_as_they_are(model: str) -> None:
     code = "import sys; from onnx_attnfuse_cli.main import main; before = list(sys.meta_path); main(sys.argv[1:]); "
     code += "assert sys.meta_path == before; print(*sys.modules)"

@@ -15,12 +15,13 @@ _WRITTEN = {
     "with_onnx_runtime": {},
 }
 """The models that each example writes, and how many fused attentions are in them."""
+_SLOW = pytest.mark.exhaustive
 
 
 def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*_WRITTEN, "as_an_olive_pass"}
 
 
-@pytest.mark.parametrize("name", _WRITTEN)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW if "export" in name else ()) for name in _WRITTEN])
 def test_it_does_what_it_says(name: str, tmp_path: pathlib.Path) -> None:
     assert run(name, tmp_path) == _WRITTEN[name]

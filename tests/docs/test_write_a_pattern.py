@@ -24,6 +24,7 @@ def checked(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.replace(f"{folder}/", "").partition("\n\n")[2]
 
 
+@pytest.mark.exhaustive
 def test_a_new_user_gets_there(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert set(FILES) == {"my_model.py", "one_more.py", "test_one_more.py", "gated.py"}
     assert main(["patterns", "new", "one_more", "-o", str(tmp_path)]) == 0

@@ -263,6 +263,7 @@ deep (float[b, 2, s, 8] q, float[b, 2, s, 8] k, float[b, 2, s, 8] v, float[b, 1,
 }}"""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("where", "fused"), [("neither", 1), ("scores", 0), ("mask", None)])
 def test_ten_thousand_nodes_in_a_row_are_no_failure(where: str, fused: int | None) -> None:
     n = 2 if where == "neither" else 10_000
@@ -285,6 +286,7 @@ def test_a_mask_of_itself_over_and_over_is_not_read_exponentially(op: str) -> No
     assert (report.candidates, report.failures) == (1, ())
 
 
+@pytest.mark.exhaustive
 def test_functions_that_call_functions_two_thousand_deep_are_read() -> None:
     names = ["q", "k", "v"]
     imports = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("f", 1)]

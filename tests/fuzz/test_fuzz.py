@@ -20,6 +20,7 @@ from tests.fuzz.unwell import Unwell
 GRAPHS, BLOCK = 400, 25
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("first", range(0, GRAPHS, BLOCK))
 def test_generated_graphs_compute_what_they_did(first: int) -> None:
     failures: list[str] = []
@@ -117,6 +118,7 @@ def test_simpler_recipes_are_simpler() -> None:
     assert not list(simpler(Recipe()))
 
 
+@pytest.mark.exhaustive
 def test_processes_that_die_or_hang_are_named_and_replaced() -> None:
     recipes = [Recipe(layers=layers) for layers in (1, 2, 3, 1, 2)] + [Recipe(kv_heads=0), Recipe()]
     jobs = [Job(seed, recipe, ("none", "sites")) for seed, recipe in enumerate(recipes)]

@@ -200,6 +200,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.exhaustive
 def test_large_weights_are_never_in_memory(tmp_path: pathlib.Path) -> None:
     """2 GB beside the model and a copy of 256 MB elsewhere; the files have holes, so that they take no space."""
     peaks: list[int] = []

@@ -187,6 +187,7 @@ def test_what_cannot_be_told_has_a_reason(node: ir.Node, code: str) -> None:
     assert params.code == code
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_operators_that_were_built_are_forecast_as_they_were_planned(path: pathlib.Path, arch: str) -> None:

@@ -129,6 +129,7 @@ def test_what_no_operator_can_compute_has_each_reason_once() -> None:
     assert both == plain
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("device", ["sm75", "sm80", "sm90"])
 def test_no_setting_leads_a_site_to_the_math_kernel_that_did_not_go_there(settings: Mapping[str, str], device: str) -> None:

@@ -112,11 +112,14 @@ def wheel(folder: pathlib.Path, content: str) -> pathlib.Path:
     return path
 
 
-def installed(folder: pathlib.Path, content: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the command says where the distribution is installed."""
+def installed(folder: pathlib.Path, content: str, *arguments: str, by_pip: bool = False) -> subprocess.CompletedProcess[str]:
+    """What the command says where the distribution is installed: by pip, or unpacked as pip would, in a tenth of the time."""
     target = folder / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
-    subprocess.run([*install, str(wheel(folder, content))], check=True)
+    if by_pip:
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+        subprocess.run([*install, str(wheel(folder, content))], check=True)
+    else:
+        zipfile.ZipFile(wheel(folder, content)).extractall(target)
     root = pathlib.Path(onnx_attnfuse.__file__).parents[1]
     paths = os.pathsep.join(map(str, (target, root, root / "patterns", root / "cli")))
     command = [sys.executable, "-m", "onnx_attnfuse_cli", *arguments]
@@ -124,7 +127,7 @@ def installed(folder: pathlib.Path, content: str, *arguments: str) -> subprocess
 
 
 def test_an_installed_pack_is_found_by_its_entry_point(tmp_path: pathlib.Path) -> None:
-    done = installed(tmp_path, ONE, "patterns", "show", "softmax_one")
+    done = installed(tmp_path, ONE, "patterns", "show", "softmax_one", by_pip=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("softmax_one: pattern, from pack acme (acme_patterns.softmax_one)\n  written: (plain: ")
     assert "Safety: where the row's maximum is subtracted first" in done.stdout

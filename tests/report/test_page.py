@@ -42,6 +42,7 @@ def texts(found: JustHTML, selector: str) -> list[str]:
     return [" ".join(node.to_text().split()) for node in found.query(selector)]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_a_page_is_valid_and_needs_nothing_else(path: pathlib.Path) -> None:
     text = page(report_of(path), path.name)
@@ -55,6 +56,7 @@ def test_a_page_is_valid_and_needs_nothing_else(path: pathlib.Path) -> None:
     assert all(node.attrs.get("aria-label") for node in found.query("[role=img]"))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_every_site_is_there_with_what_is_known_of_it(path: pathlib.Path) -> None:
     report = report_of(path)

@@ -23,6 +23,7 @@ from tests.support.small_models import ATTENTION, parsed
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_no_box_hides_another_and_arrows_touch_what_they_connect(path: pathlib.Path) -> None:
     for picture in set(onnx_attnfuse.explain(path, pictures=True, verify="none", ep="cuda").pictures):

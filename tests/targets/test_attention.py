@@ -137,6 +137,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "split inside heads": Within,
 }
 FEEDS = [(1, 2), (3, 7), (2, 1)]
+_SLOW = pytest.mark.exhaustive
 
 
 def exported(module: Any, *more: Any, dynamo: bool = False) -> onnx.ModelProto:
@@ -202,7 +203,10 @@ def fused(model: onnx.ModelProto, **choices: Any) -> tuple[onnx.ModelProto, Any]
 
 @pytest.mark.parametrize(
     ("name", "dynamo"),
-    [*((name, False) for name in MAKERS), *((name, True) for name in ("padding", "h 3 d", "one product", "sliced weights"))],
+    [
+        *((name, False) for name in MAKERS),
+        *(pytest.param(name, True, marks=_SLOW) for name in ("padding", "h 3 d", "one product", "sliced weights")),
+    ],
 )
 def test_what_it_takes(name: str, dynamo: bool) -> None:
     model = model_of(name, dynamo=dynamo)
@@ -270,6 +274,7 @@ def test_a_weight_that_is_needed_elsewhere_stays() -> None:
     same(model, result.model, inputs(model, 2, 5))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
 def test_models_that_come_along(path: pathlib.Path) -> None:
     model = onnx.load_model(path)
@@ -303,7 +308,7 @@ def test_padding_as_lengths_behind_a_test() -> None:
         same(model, new, {**feeds, "mask": mask})
 
 
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("half", ["float16", pytest.param("bfloat16", marks=_SLOW)])
 def test_half_precision(half: str) -> None:
     """Judged as it is and as float32; rows without a key cannot be levelled, so padding is refused where they must be."""
     model = exported(Three(mask="causal").to(getattr(torch, half)), dynamo=True)

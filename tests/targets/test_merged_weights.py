@@ -151,6 +151,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.exhaustive
 def test_one_at_a_time_is_in_memory(tmp_path: pathlib.Path) -> None:
     """96 MB of weights in eight layers; one of them merged takes 12 MB and what it is made of as much again."""
     source = model_in(tmp_path, width=1024, layers=8)

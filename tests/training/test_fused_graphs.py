@@ -63,11 +63,13 @@ def count(model: ir.Model, *operators: str) -> int:
     return sum(node.op_type in operators for node in model.graph)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "dropout" not in name and not case.double])
 def test_recorded_graphs_compute_what_pytorch_does(name: str) -> None:
     assert_same(evaluated(recorded(name), CASES[name]), eager(CASES[name]), tolerance(name))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None])
 def test_fused_on_the_cpu(name: str) -> None:
     site, step, model = fused(name, CPU)
@@ -86,6 +88,7 @@ def test_left_alone_on_the_cpu(name: str) -> None:
     assert sorted(map(str, ir.to_proto(model).graph.node)) == sorted(map(str, before.graph.node))
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused is None or case.refused_by_kernel])
 def test_fused_by_the_efficient_kernel(name: str) -> None:
     site, step, model = fused(name, GPU, Policy(flash=False, efficient=True))
@@ -97,6 +100,7 @@ def test_fused_by_the_efficient_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("kernel", [FLASH, CUDNN])
 @pytest.mark.parametrize("name", ["plain", "batched", "grouped", "triangle", "torch_causal", "cross", "frozen_keys", "dropout"])
+@pytest.mark.sampled(every=3)
 def test_fused_by_kernels_without_a_mask(name: str, kernel, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(kernel),))
     site, step, model = fused(name, GPU)
@@ -115,6 +119,7 @@ def test_kernels_without_a_mask_refuse_one(kernel, monkeypatch) -> None:
     assert [reason.code for _, reason in fused("trained_bias", GPU)[0].others] == ["bias-gradient"]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["plain", "padding", "padding_throughout", "rows", "filled_throughout", "triangle", "bias"])
 def test_fused_by_onnx_runtimes_kernel(name: str, monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "KERNELS", (AsHalf(TRITON_FLASH),))

@@ -79,16 +79,19 @@ def check(case: Case, dtype: str, **choices: Any) -> None:
         assert comparison.equal, f"output {place}: {comparison.detail}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", cases())
 def test_is_what_the_operator_computes(case: Case) -> None:
     check(case, "float32", verify="none")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", cases(every=5))
 def test_half_precision_is_as_close_as_its_type(case: Case) -> None:
     check(case, "float16", verify="none")
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("case", cases(every=9))
 def test_is_judged_before_it_takes_the_place(case: Case, tmp_path: pathlib.Path) -> None:
     inputs = case.inputs(np.float32)
@@ -117,6 +120,7 @@ CHOICES: list[dict[str, Any]] = [
 """Under the last of these every attention that has a mask is an If around two operators."""
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_what_is_spelled_out_is_fused_again(path: pathlib.Path, choices: dict[str, Any]) -> None:

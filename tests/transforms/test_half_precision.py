@@ -45,6 +45,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, int]:
     return {entry.name: entry.type.tensor_type.elem_type for entry in entries}
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("keep_io_types", [False, True], ids=["half io", "float io"])
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_real_models_are_equal_and_half_as_large(path: pathlib.Path, keep_io_types: bool) -> None:
@@ -61,6 +62,7 @@ def test_real_models_are_equal_and_half_as_large(path: pathlib.Path, keep_io_typ
     assert {entry.type.tensor_type.elem_type for entry in entries} <= {expected, onnx.TensorProto.INT64}
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("choices", [{}, {"ep": "cuda", "arch": "sm90"}], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)

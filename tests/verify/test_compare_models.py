@@ -117,6 +117,7 @@ def test_ids_reach_every_row_of_their_table() -> None:
     assert set(found.ravel().tolist()) == {0, 1, 2, 3}
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_a_fused_model_is_equal(path: pathlib.Path) -> None:
     fused = onnx_attnfuse.optimize(onnx.load(path), verify="none", always=True)

@@ -94,6 +94,7 @@ def judged(divisor: str) -> tuple[bool, str]:
     return verdict.equal, verdict.detail
 
 
+@pytest.mark.exhaustive
 def test_a_piece_that_ends_its_process_is_undecided() -> None:
     assert judged(MINUS_ONE) == (False, "undecided: running it in ONNX Runtime ended the process with SIGFPE")
 

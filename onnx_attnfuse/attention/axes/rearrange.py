@@ -65,7 +65,7 @@ def arrange(builder: Builder, source: IndexedValue, target: Axes) -> ir.Value:
 
 
 def spread(builder: Builder, indexed: IndexedValue) -> IndexedValue:
-    """The same at its full length along axes that may be 1 at run time, where the source broadcasts."""
+    """A value expanded to full length along axes that may be 1 at run time, where the source broadcasts."""
     dims = builder.facts.dims(indexed.value)
     if dims is None or not is_short(indexed, builder.facts):
         return indexed

@@ -16,6 +16,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, len
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds, slice_length, split_lengths
 
 
@@ -62,7 +63,7 @@ def downward(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
     if node.op_type == "Transpose":
         perm = attribute(node, "perm") or [*range(len(axes))][::-1]
         return IndexedValue(output, tuple(axes[axis] for axis in perm))
-    if node.op_type in _REGROUPING:
+    if node.op_type in RESHAPES:
         dims = facts.dims(output)
         regrouped = None if dims is None else regroup(axes, dims)
         return None if regrouped is None else IndexedValue(output, regrouped)
@@ -204,7 +205,6 @@ def _unsqueeze(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | Non
     return tuple(axis for index, axis in enumerate(indexed.axes) if index not in added)
 
 
-_REGROUPING = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze"])
 _Rule = Callable[[ir.Node, IndexedValue, Facts], "Axes | None"]
 _UPWARD: dict[str, _Rule] = {
     "Flatten": _regroup,

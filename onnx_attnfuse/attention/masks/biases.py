@@ -17,8 +17,9 @@ from onnx_attnfuse.attention.masks.expression import Apply, Element, Expression
 from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
 from onnx_attnfuse.attention.spec import Axes4
 from onnx_attnfuse.graph.constants import constant_array, is_constant
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 
-_VIEWS = frozenset(["Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"])
+_VIEWS = REARRANGES | CASTS | {"Expand", "Slice"}
 _TABLE = 1 << 22
 _MAX_SHOWN_SLOPES = 3
 
@@ -86,7 +87,7 @@ def _slopes(bias: Expression, axes: Axes4) -> npt.NDArray[np.float64] | None:
 
 
 def _behind_views(value: ir.Value | None) -> ir.Value | None:
-    """What a value is a view of."""
+    """The value that others are views of, followed up to a constant or an operator that computes."""
     while value is not None and not is_constant(value):
         node = value.producer()
         if node is None or node.op_type not in _VIEWS:

@@ -196,7 +196,7 @@ def position(axis: Axis) -> Linear:
 
 
 def _parts(mask: Mask, reader: Reader) -> Parts:
-    """What all steps of a mask forbid and add together."""
+    """Keys that all steps of a mask forbid together, and numbers that they add."""
     parts = Parts()
     for step, gain in zip(mask, step_gains(mask), strict=True):
         if isinstance(step, Added):
@@ -208,7 +208,7 @@ def _parts(mask: Mask, reader: Reader) -> Parts:
 
 
 def split_added(step: Added, gain: Gain, reader: Reader) -> Parts:
-    """What an added value forbids and adds, once later steps have multiplied it."""
+    """Keys that one added value forbids and numbers that it adds, once later steps have multiplied it."""
     part = _multiplied(element(step.indexed, reader), -gain.number if step.negative else gain.number)
     if part == Number(0.0) or not gain.values:
         return _split(part, reader.facts.assumed.masked_from)
@@ -250,7 +250,7 @@ def _joined(left: Parts, right: Parts) -> Parts:
 
 
 def _split(part: Expression, limit: float) -> Parts:
-    """What an added value forbids, as it is `limit` or less, and what it adds where it does not."""
+    """An added expression split into where it forbids keys, being `limit` or less, and the bias it is elsewhere."""
     if isinstance(part, Linear) and not part.terms and isinstance(part.offset, int):
         part = Number(float(part.offset))
     if isinstance(part, Number):

@@ -203,17 +203,19 @@ def is_zero(form: Linear) -> Expression:
 
 def negation(part: Expression) -> Expression:
     """The opposite of a truth value, negations pushed inwards."""
-    if isinstance(part, Truth):
-        return Truth(not part.value)
-    if isinstance(part, Not):
-        return part.inner
-    if isinstance(part, Compare) and not part.equal:
-        return at_most_zero(combine(constant(1), part.form, -1))
-    if isinstance(part, And):
-        return disjunction(negation(item) for item in part.parts)
-    if isinstance(part, Or):
-        return conjunction(negation(item) for item in part.parts)
-    return Not(part)
+    match part:
+        case Truth(value):
+            return Truth(not value)
+        case Not(inner):
+            return inner
+        case Compare(form, False):
+            return at_most_zero(combine(constant(1), form, -1))
+        case And(parts):
+            return disjunction(map(negation, parts))
+        case Or(parts):
+            return conjunction(map(negation, parts))
+        case _:
+            return Not(part)
 
 
 def conjunction(parts: Iterable[Expression]) -> Expression:
@@ -251,29 +253,31 @@ def choice(condition: Expression, chosen: Expression, other: Expression) -> Expr
 
 def truth(part: Expression) -> Expression:
     """A number as a truth value: not zero."""
-    if isinstance(part, (Truth, Compare, NonZero, Not, And, Or)):
-        return part
-    if isinstance(part, Element):
-        return NonZero(part)
-    if isinstance(part, Linear):
-        return negation(is_zero(part))
-    if isinstance(part, Number):
-        return Truth(part.value != 0)
-    if isinstance(part, Choice):
-        return disjunction(
-            [conjunction([part.condition, truth(part.chosen)]), conjunction([negation(part.condition), truth(part.other)])]
-        )
-    if part.op == "Mul":
-        return conjunction(truth(argument) for argument in part.arguments)
-    return Not(Apply("Equal", (part, Number(0.0))))
+    match part:
+        case Element():
+            return NonZero(part)
+        case Linear():
+            return negation(is_zero(part))
+        case Number(value):
+            return Truth(value != 0)
+        case Choice(condition, chosen, other):
+            return disjunction([conjunction([condition, truth(chosen)]), conjunction([negation(condition), truth(other)])])
+        case Apply("Mul", arguments):
+            return conjunction(map(truth, arguments))
+        case Apply():
+            return Not(Apply("Equal", (part, Number(0.0))))
+        case _:
+            return part
 
 
 def is_binary(part: Expression) -> bool:
     """Whether a number is certainly 0 or 1."""
-    if isinstance(part, Choice):
-        return is_binary(part.chosen) and is_binary(part.other)
-    if isinstance(part, Number):
-        return part.value in {0.0, 1.0}
-    if isinstance(part, Linear):
-        return not part.terms and part.offset in {0, 1}
-    return isinstance(part, (Truth, Compare, NonZero, Not, And, Or))
+    match part:
+        case Choice(_, chosen, other):
+            return is_binary(chosen) and is_binary(other)
+        case Number(value):
+            return value in {0.0, 1.0}
+        case Linear(terms, offset):
+            return not terms and offset in {0, 1}
+        case _:
+            return isinstance(part, (Truth, Compare, NonZero, Not, And, Or))

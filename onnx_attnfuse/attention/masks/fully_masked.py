@@ -243,7 +243,7 @@ def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -
 
 
 def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs: float) -> tuple[bool, float, float]:
-    """What a floor makes of masked keys."""
+    """A masked key after a floor: whether it still has its score, and between which numbers it lies."""
     low, high = number
     if floor <= absorbs:
         return scored, max(low, floor), max(high, floor)

@@ -54,28 +54,27 @@ class Evaluator:
         Raises:
             NotEvaluated: It cannot be evaluated.
         """
-        if isinstance(part, Linear):
-            return self._linear(part)
-        if isinstance(part, Element):
-            return self._element(part)
-        if isinstance(part, (Number, Truth)):
-            return np.asarray(part.value)
-        if isinstance(part, Compare):
-            form = self._linear(part.form)
-            return form == 0 if part.equal else form <= 0
-        if isinstance(part, NonZero):
-            return self._element(part.element) != 0
-        if isinstance(part, Not):
-            return ~self.evaluate(part.inner)
-        if isinstance(part, (And, Or)):
-            join = np.logical_and if isinstance(part, And) else np.logical_or
-            result = self.evaluate(part.parts[0])
-            for item in part.parts[1:]:
-                result = join(result, self.evaluate(item))
-            return result
-        if isinstance(part, Choice):
-            return np.where(*(self.evaluate(item) for item in (part.condition, part.chosen, part.other)))
-        return self._applied(part)
+        match part:
+            case Linear():
+                return self._linear(part)
+            case Element():
+                return self._element(part)
+            case Number(value) | Truth(value):
+                return np.asarray(value)
+            case Compare(form, equal):
+                return self._linear(form) == 0 if equal else self._linear(form) <= 0
+            case NonZero(element):
+                return self._element(element) != 0
+            case Not(inner):
+                return ~self.evaluate(inner)
+            case And(parts):
+                return functools.reduce(np.logical_and, map(self.evaluate, parts))
+            case Or(parts):
+                return functools.reduce(np.logical_or, map(self.evaluate, parts))
+            case Choice(condition, chosen, other):
+                return np.where(self.evaluate(condition), self.evaluate(chosen), self.evaluate(other))
+            case Apply():
+                return self._applied(part)
 
     def _linear(self, form: Linear) -> Array:
         total = np.asarray(sizes.evaluate(form.offset, self.lengths))

@@ -17,6 +17,7 @@ from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Exp
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, GATHERS, REARRANGES, REPEATS, SLICES
 from onnx_attnfuse.thresholds import LARGEST_FLOAT16, ORDINARY
 
 Interval = tuple[float, float]
@@ -25,10 +26,7 @@ _ANY: Interval = (-math.inf, math.inf)
 _ORDINARY: Interval = (-ORDINARY, ORDINARY)
 """What activations and weights lie in: the scores that they are added to are no larger."""
 _UNIT: Interval = (0.0, 1.0)
-_MOVING = (
-    *("Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice"),
-    *("Gather", "GatherElements", "GatherND", "Split", "Cast", "CastLike"),
-)
+_MOVING = REARRANGES | REPEATS | SLICES | GATHERS | CASTS | {"CastLike"}
 _MAX_EXPRESSION_DEPTH = 64
 
 
@@ -65,7 +63,7 @@ class Bounds:
         return bounds[0]
 
     def gain(self, gain: Gain) -> Interval:
-        """What the factors of a gain that are computed at run time multiply by."""
+        """The interval of the product of a gain's factors that are computed at run time."""
         bounds = (1.0, 1.0)
         for step in gain.values:
             bounds = _multiply(bounds, self._factor(step))
@@ -147,7 +145,7 @@ def _constant(value: ir.Value) -> Interval:
 
 
 def _in_half(bounds: Interval) -> Interval:
-    """What may have become infinite in float16; where it is computed in float32 it has not."""
+    """An interval with ends beyond float16 made infinite; numbers that are computed in float32 may still be finite."""
     low, high = bounds
     return (-math.inf if low < -LARGEST_FLOAT16 else low), (math.inf if high > LARGEST_FLOAT16 else high)
 

@@ -32,26 +32,29 @@ class Printer:
 
     def write(self, part: Expression) -> str:
         """The expression on one line."""
-        if isinstance(part, Linear):
-            return self._linear(part)
-        if isinstance(part, Element):
-            return f"{part.value.name}[{', '.join(self.write(item) for item in part.at)}]"
-        if isinstance(part, Number):
-            return f"{part.value:g}"
-        if isinstance(part, Truth):
-            return "true" if part.value else "false"
-        if isinstance(part, Compare):
-            return self._comparison(part)
-        if isinstance(part, NonZero):
-            return self.write(part.element)
-        if isinstance(part, Not):
-            return f"not {self._grouped(part.inner)}"
-        if isinstance(part, (And, Or)):
-            return (" and " if isinstance(part, And) else " or ").join(self._grouped(item) for item in part.parts)
-        if isinstance(part, Choice):
-            return f"({self.write(part.condition)} ? {self.write(part.chosen)} : {self.write(part.other)})"
-        assert isinstance(part, Apply)
-        return f"{part.op.lower()}({', '.join(self.write(item) for item in part.arguments)})"
+        match part:
+            case Linear():
+                return self._linear(part)
+            case Element(value, at):
+                return f"{value.name}[{', '.join(map(self.write, at))}]"
+            case Number(value):
+                return f"{value:g}"
+            case Truth(value):
+                return "true" if value else "false"
+            case Compare():
+                return self._comparison(part)
+            case NonZero(element):
+                return self.write(element)
+            case Not(inner):
+                return f"not {self._grouped(inner)}"
+            case And(parts):
+                return " and ".join(map(self._grouped, parts))
+            case Or(parts):
+                return " or ".join(map(self._grouped, parts))
+            case Choice(condition, chosen, other):
+                return f"({self.write(condition)} ? {self.write(chosen)} : {self.write(other)})"
+            case Apply(op, arguments):
+                return f"{op.lower()}({', '.join(map(self.write, arguments))})"
 
     def _grouped(self, part: Expression) -> str:
         text = self.write(part)

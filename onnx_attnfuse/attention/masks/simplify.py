@@ -35,12 +35,10 @@ from onnx_attnfuse.attention.masks.expression import (
     truth,
 )
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.dtypes import FLOATS, HALVES, WHOLE_TO
+from onnx_attnfuse.graph.ops import COMPARES
 
 _BOOLEAN = (Truth, Compare, NonZero, Not, And, Or)
-_FLOATS = {ir.DataType.FLOAT: 1 << 24, ir.DataType.FLOAT16: 1 << 11, ir.DataType.BFLOAT16: 1 << 8, ir.DataType.DOUBLE: 1 << 53}
-"""Float types, and up to where they hold every integer."""
-_LIMITED = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
-"""Float types that positions may outgrow."""
 _NARROW = {
     ir.DataType.INT8: (-(1 << 7), (1 << 7) - 1),
     ir.DataType.UINT8: (0, (1 << 8) - 1),
@@ -60,7 +58,7 @@ def apply(op: str, operands: Sequence[Expression], dtype: ir.DataType | None) ->
         operands: Its inputs at the index in question.
         dtype: Element type of the result.
     """
-    found = _applied(op, operands, dtype not in _FLOATS)
+    found = _applied(op, operands, dtype not in FLOATS)
     return found if found is None or fits(found, dtype) else None
 
 
@@ -68,9 +66,9 @@ def fits(part: Expression, dtype: ir.DataType | None) -> bool:
     """Whether index arithmetic stays what it is in an element type, at every index and size."""
     if isinstance(part, Choice):
         return fits(part.chosen, dtype) and fits(part.other, dtype)
-    if not isinstance(part, Linear) or dtype is None or (dtype not in _NARROW and dtype not in _LIMITED):
+    if not isinstance(part, Linear) or dtype is None or (dtype not in _NARROW and dtype not in HALVES):
         return True
-    least, most = _NARROW[dtype] if dtype in _NARROW else (-_FLOATS[dtype], _FLOATS[dtype])
+    least, most = _NARROW[dtype] if dtype in _NARROW else (-WHOLE_TO[dtype], WHOLE_TO[dtype])
     low, high = bounds(part)
     return isinstance(low, int) and isinstance(high, int) and least <= low and high <= most
 
@@ -82,7 +80,7 @@ def _applied(op: str, operands: Sequence[Expression], integer: bool) -> Expressi
         return choice(truth(operands[0]), operands[1], operands[2])
     if op in _LOGICAL:
         return _LOGICAL[op](operands)
-    if op in _RELATIONS and len(operands) == 2:
+    if op in COMPARES and len(operands) == 2:
         return _relation(op, operands[0], operands[1])
     if len(operands) == 1:
         return _unary(op, operands[0])
@@ -101,9 +99,9 @@ def cast(inner: Expression, source: ir.DataType | None, target: ir.DataType) -> 
         chosen, other = (cast(part, source, target) for part in (inner.chosen, inner.other))
         return None if chosen is None or other is None else choice(inner.condition, chosen, other)
     if isinstance(inner, _BOOLEAN):
-        ones = (Number(1.0), Number(0.0)) if target in _FLOATS else (constant(1), constant(0))
+        ones = (Number(1.0), Number(0.0)) if target in FLOATS else (constant(1), constant(0))
         return choice(inner, *ones)
-    found = _as_float(inner) if target in _FLOATS else _as_integer(inner, source)
+    found = _as_float(inner) if target in FLOATS else _as_integer(inner, source)
     return found if found is not None and fits(found, target) else None
 
 
@@ -117,7 +115,7 @@ def _as_integer(inner: Expression, source: ir.DataType | None) -> Expression | N
     """A number as an integer, fractions cut off."""
     if isinstance(inner, Number):
         return constant(int(inner.value)) if math.isfinite(inner.value) else None
-    return None if source in _FLOATS and not isinstance(inner, Linear) else inner
+    return None if source in FLOATS and not isinstance(inner, Linear) else inner
 
 
 def zero_like(inner: Expression) -> Expression:
@@ -148,7 +146,6 @@ _LOGICAL: dict[str, Callable[[Sequence[Expression]], Expression]] = {
     "Or": lambda operands: disjunction(truth(operand) for operand in operands),
     "Xor": _exclusive,
 }
-_RELATIONS = frozenset(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"])
 _NUMERIC = frozenset(["Add", "Sub", "Mul", "Div", "Min", "Max", "Mod"])
 
 

@@ -22,32 +22,31 @@ from onnx_attnfuse.attention.masks.expression import (
 
 def walk(part: Expression) -> Iterator[Index | Element]:
     """Every index variable and read element, also inside the places where elements are read."""
-    if isinstance(part, Linear):
-        for atom, _ in part.terms:
-            yield atom
-            if isinstance(atom, Element):
-                yield from (inner for item in atom.at for inner in walk(item))
-    elif isinstance(part, Element):
-        yield part
-        yield from (inner for item in part.at for inner in walk(item))
-    else:
-        for inner in parts_of(part):
-            yield from walk(inner)
+    match part:
+        case Linear(terms):
+            for atom, _ in terms:
+                if isinstance(atom, Element):
+                    yield from walk(atom)
+                else:
+                    yield atom
+        case Element(_, at):
+            yield part
+            yield from (inner for item in at for inner in walk(item))
+        case _:
+            yield from (inner for item in parts_of(part) for inner in walk(item))
 
 
 def parts_of(part: Expression) -> tuple[Expression, ...]:
-    """What an expression is made of, index and element apart."""
-    if isinstance(part, NonZero):
-        return (part.element,)
-    if isinstance(part, Compare):
-        return (part.form,)
-    if isinstance(part, Not):
-        return (part.inner,)
-    if isinstance(part, Choice):
-        return part.condition, part.chosen, part.other
-    if isinstance(part, Apply):
-        return part.arguments
-    return part.parts if isinstance(part, (And, Or)) else ()
+    """The operands of an expression; none for an index form, a read element, a number or a truth value."""
+    match part:
+        case NonZero(inner) | Compare(inner) | Not(inner):
+            return (inner,)
+        case Choice(condition, chosen, other):
+            return condition, chosen, other
+        case Apply(_, parts) | And(parts) | Or(parts):
+            return parts
+        case _:
+            return ()
 
 
 def index_factors(part: Expression) -> set[Factor]:

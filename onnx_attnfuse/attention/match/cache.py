@@ -61,7 +61,7 @@ def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[IndexedValu
 
 
 def _sources(indexed: IndexedValue, factor: float, channels: Axis, facts: Facts) -> tuple[Source, ...]:
-    """What the new ones are views of; all are multiplied after they are put together, so that the cache has them as they are."""
+    """New keys or values and the views behind them; the factor comes after the concatenation, so the cache is not scaled."""
     found = operands.sources(indexed, facts, channels, plain=True)
     return tuple(dataclasses.replace(source, factor=factor) for source in found)
 

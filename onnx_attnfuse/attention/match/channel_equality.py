@@ -74,7 +74,7 @@ class Columns:
         return self._names.setdefault(key, len(self._names))
 
     def _moved(self, indexed: IndexedValue, count: int, labels: Labels, depth: int) -> Named | None:
-        """What operators make that only move elements."""
+        """Names of channels that views, slices and concatenations only move."""
         parts = pulled(indexed, self._facts)
         if parts is None:
             return None
@@ -132,7 +132,7 @@ class Columns:
         return [IndexedValue(table, (*indexed.axes[:axis], (_ROWS,), *indexed.axes[axis + rank :])), IndexedValue(index, axes)]
 
     def _part(self, node: ir.Node, indexed: IndexedValue) -> list[IndexedValue] | None:
-        """What a part of the rows is taken of."""
+        """The table that a Slice cuts rows out of."""
         table = node.inputs[0]
         cut = axes_of(node, 3, len(indexed.axes), self._facts)
         if table is None or cut is None or any(channels_of((indexed.axes[index],)) for index in cut):

@@ -21,14 +21,15 @@ from onnx_attnfuse.attention.axes.factors import Axes
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_constant, is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES
 
 SUMS = frozenset(["Add", "Sub"])
-FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 _MAX_REGION_VALUES = 96
 """Values looked at."""
 _OF_ALL = SUMS | {"Concat", "Mul"}
-_OF_FIRST = frozenset("Cast Expand Flatten Gather Identity Neg Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split())
+_OF_FIRST = REARRANGES | REPEATS | SLICES | CASTS | {"Gather", "Neg"}
 _TURNING = "RotaryEmbedding"
 
 Region = dict[ir.Value, list[ir.Value]]
@@ -136,7 +137,7 @@ def _negated(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> 
 
 def _cast(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
     source = _operand(node.inputs[0], term.indexed, facts)
-    if facts.dtype(source.value) not in FLOATS:
+    if facts.dtype(source.value) not in FLOATS_TO_32:
         raise Unreadable
     yield dataclasses.replace(term, indexed=source)
 
@@ -158,7 +159,7 @@ def _multiplied(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) 
 
 
 def _turned(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
-    """What ai.onnx RotaryEmbedding makes with a row of its tables for each of its own."""
+    """The terms of an ai.onnx RotaryEmbedding whose tables have one row for each row of its input."""
     dims, axes, (source, cos, sin, *positions) = facts.dims(term.indexed.value), joined(term.indexed.axes), node.inputs
     if dims is None or source is None or any(positions) or not axes[-1] or term.coefficient is not None:
         raise Unreadable

@@ -38,7 +38,7 @@ def sources(operand: IndexedValue, facts: Facts, channels: Axis = (), *, plain: 
 
 
 def _further(source: Source, facts: Facts, channels: Axis, *, plain: bool) -> Source | None:
-    """What a source is a view of, or is computed from in a way that an operator can make up for."""
+    """The source one step further up: behind a view, or behind a scaling or rotation that a fused operator can do itself."""
     if is_short(source.indexed, facts):
         return None
     view = upward(source.indexed, facts, selecting=True) or _widened(source.indexed, facts)
@@ -56,7 +56,7 @@ def _rotated(source: Source, facts: Facts, channels: Axis) -> Source | None:
 
 
 def _widened(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
-    """What float32 numbers were before, which lost nothing on the way."""
+    """The half-precision value that was cast to float32, which loses nothing."""
     node = indexed.value.producer()
     if not is_standard(node, "Cast") or node.inputs[0] is None:
         return None

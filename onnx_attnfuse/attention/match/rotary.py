@@ -21,9 +21,10 @@ from onnx_attnfuse.attention.axes.channels import ChannelIndex, channels_of, joi
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.channel_equality import Labels, columns_in
-from onnx_attnfuse.attention.match.linear_forms import FLOATS, SUMS, Term, Unreadable, below, candidates, read_terms, region_above
+from onnx_attnfuse.attention.match.linear_forms import SUMS, Term, Unreadable, below, candidates, read_terms, region_above
 from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.constants import Array, is_constant, is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.facts import Facts
 
 
@@ -68,7 +69,7 @@ def _is_repeated(base: IndexedValue, rotary: Rotary, facts: Facts) -> bool:
 def _may_be_one(indexed: IndexedValue, facts: Facts) -> bool:
     """Whether the last operator leaves a chance, which that of most operands does not."""
     node = indexed.value.producer()
-    if not is_standard(node) or facts.dtype(indexed.value) not in FLOATS:
+    if not is_standard(node) or facts.dtype(indexed.value) not in FLOATS_TO_32:
         return False
     if node.op_type == "Concat":
         return pulled(indexed, facts) is not None
@@ -145,7 +146,7 @@ class _Side:
         return bool(same.all() and (self._signs[first] * sign == self._signs[second]).all())
 
     def table(self, first: Array, sign: int) -> Table:
-        """What the coefficients of the first channels, times `sign`, stand in."""
+        """The table of cosines or sines that has the coefficients of the `first` channels, times `sign`."""
         for term in self._terms:
             order = {channel: place for place, channel in enumerate(term.channels.tolist())}
             if all(channel in order for channel in first.tolist()):
@@ -211,7 +212,7 @@ def _table(indexed: IndexedValue, pairs: int, facts: Facts) -> Table | None:
 def _columns_of(indexed: IndexedValue, pairs: int, facts: Facts) -> Table | None:
     """Lanes that are columns at equal distances."""
     axes, dims = joined(indexed.axes), facts.dims(indexed.value)
-    if dims is None or facts.dtype(indexed.value) not in FLOATS:
+    if dims is None or facts.dtype(indexed.value) not in FLOATS_TO_32:
         return None
     held = [index for index, axis in enumerate(axes) if any(isinstance(leaf, ChannelIndex) for leaf in axis)]
     if not held and pairs == 1:

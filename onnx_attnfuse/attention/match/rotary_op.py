@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.match.linear_forms import FLOATS
 from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import given
 
@@ -19,11 +19,11 @@ _Caches = tuple[Table, Table, IndexedValue]
 
 
 def read_rotary_node(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[IndexedValue, Rotary] | None:
-    """What the node rotates, laid out like its result, and the rotation; None if there is no such node, or it does more."""
+    """The input of a RotaryEmbedding node, laid out like its result, and the rotation; None for other nodes."""
     node, size = indexed.value.producer(), length(channels)
     if node is None or node.op_type != "RotaryEmbedding" or has_unknown_attribute(node):
         return None
-    if facts.dtype(indexed.value) not in FLOATS or not _has_heads(indexed, channels, node):
+    if facts.dtype(indexed.value) not in FLOATS_TO_32 or not _has_heads(indexed, channels, node):
         return None
     source = given(node, 0)
     caches = _caches(node, (indexed.axes[0], indexed.axes[-2]), facts)

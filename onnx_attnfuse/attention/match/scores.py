@@ -29,7 +29,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class ScorePath:
-    """What happens to the scores, first step first."""
+    """The steps between the product of queries and keys and the Softmax, first step first."""
 
     product: Product
     steps: tuple[Taken[ScoreStep], ...]

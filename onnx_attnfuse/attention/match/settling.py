@@ -60,7 +60,7 @@ def _rename(factor: Factor, size: Dim, lengths: Sequence[Dim], facts: Facts) -> 
 
 
 def _repeated(size: Dim, lengths: Sequence[Dim], facts: Facts) -> Dim:
-    """What the lengths of operands come to; `size` as it is where a view and not a product made it another."""
+    """The broadcast length of an axis that operands share; `size` itself where a view and not a product made it another."""
     if not any(facts.is_shorter(one, other) for one, other in itertools.permutations({size, *lengths}, 2)):
         return size
     different = [dim for place, dim in enumerate(lengths) if not any(facts.same(dim, other) for other in lengths[:place])]

@@ -115,7 +115,7 @@ def _settle(product: Product, weights: WeightPath, key_axis: Axis, axes: Axes, f
 
 
 def _beside(scales: tuple[ScaleValue, ...], rules: tuple[RowRule, ...]) -> list[IndexedValue]:
-    """What scores and weights are multiplied by or chosen by."""
+    """Values beside the operands: scales of the scores, and conditions of the rules on rows."""
     return [scale.indexed for scale in scales] + [rule.condition for rule in rules if rule.condition is not None]
 
 
@@ -145,7 +145,7 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Indexe
 
 
 def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, facts: Facts) -> Voided | None:
-    """What becomes of rows whose exponentials are all 0, where no maximum is subtracted first.
+    """The rule for rows whose exponentials are all 0, where no maximum is subtracted first.
 
     Such exponentials are NaN where they overflow, which a guard behind them sees too.
     """

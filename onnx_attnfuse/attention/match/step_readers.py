@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.match.steps import ScoreStep, WeightStep
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import plain_domain
 
 ScoreReader: TypeAlias = Callable[[ir.Node, Facts], Sequence[ScoreStep]]
 """Says how a node changes the scores; several answers if either input may carry them, none if it cannot be read."""
@@ -47,7 +48,7 @@ _Entry = TypeVar("_Entry", ScoreStepReader, WeightStepReader)
 
 @dataclasses.dataclass(frozen=True)
 class Readers:
-    """What walks through scores and weights go by."""
+    """Readers of score steps and weight steps, by domain and operator."""
 
     scores: Mapping[tuple[str, str], ScoreStepReader]
     weights: Mapping[tuple[str, str], WeightStepReader]
@@ -66,12 +67,12 @@ class Readers:
 
     def score(self, node: ir.Node) -> ScoreReader | None:
         """The reader of what this node does to scores, if there is one."""
-        found = self.scores.get((_domain(node), node.op_type))
+        found = self.scores.get((plain_domain(node.domain), node.op_type))
         return None if found is None else found.read
 
     def weight(self, node: ir.Node) -> WeightReader | None:
         """The reader of what this node does to weights, if there is one."""
-        found = self.weights.get((_domain(node), node.op_type))
+        found = self.weights.get((plain_domain(node.domain), node.op_type))
         return None if found is None else found.read
 
 
@@ -84,7 +85,3 @@ def _by_operator(entries: Iterable[_Entry]) -> dict[tuple[str, str], _Entry]:
                 where = f"{entry.domain or 'ai.onnx'}::{op}"
                 raise OptionError(f"two patterns read {where}: {other.home} and {entry.home}; skip one of them")
     return found
-
-
-def _domain(node: ir.Node) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain

@@ -18,7 +18,7 @@ from onnx_attnfuse.reasons import Refused
 
 @dataclasses.dataclass(frozen=True)
 class WeightPath:
-    """What happens to the attention weights, and the product they end in."""
+    """The steps between the Softmax and the product with the values, and that product."""
 
     contraction: Contraction
     value: IndexedValue

@@ -14,17 +14,18 @@ from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
 
-_HALVES = {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 _CONSTANT_TOLERANCE = 4e-3
 """What constants may be off by: bfloat16 has eight bits."""
 
 
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """What an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
+    """The Gelu that an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
     facts = builder.facts
-    if not is_standard(node, "Erf") or facts.dtype(node.outputs[0]) not in _HALVES:
+    if not is_standard(node, "Erf") or facts.dtype(node.outputs[0]) not in HALVES:
         return None
     scaled = _scaled(node.inputs[0], facts)
     if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:
@@ -41,7 +42,7 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     operand, bias = (x, None) if biased is None else biased
     op, inputs = ("Gelu", [operand]) if bias is None else ("BiasGelu", [operand, bias])
     builder.at(_producer(result))
-    new = builder.node(op, inputs, domain="com.microsoft", dims=dims, dtype=dtype, hint=f"{node.name}/{op}")
+    new = builder.node(op, inputs, domain=CONTRIB, dims=dims, dtype=dtype, hint=f"{node.name}/{op}")
     return EnablingChange(((result, new),), (operand,))
 
 
@@ -52,7 +53,7 @@ def _producer(value: ir.Value) -> ir.Node:
 
 
 def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:
-    """What a value is a multiple of, and how many times."""
+    """The value that a Mul or Div with a number scales, and the factor."""
     node = None if value is None else value.producer()
     if not is_standard(node, "Mul", "Div"):
         return None

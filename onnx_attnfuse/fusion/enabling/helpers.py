@@ -15,7 +15,7 @@ def only_use(value: ir.Value, op: str) -> ir.Node | None:
 
 
 def added_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """What a constant along the last axis is added to, and the constant."""
+    """The two operands of an Add whose second is a constant along the last axis."""
     node = value.producer()
     if not is_standard(node, "Add"):
         return None

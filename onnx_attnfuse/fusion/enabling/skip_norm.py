@@ -16,6 +16,7 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
 
 _PACKED, _RANKS = 2, {2, 3}
@@ -57,7 +58,7 @@ def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
         norm.op,
         inputs,
         {"epsilon": norm.epsilon},
-        domain="com.microsoft",
+        domain=CONTRIB,
         dims=dims,
         dtype=facts.dtype(total),
         hint=f"{node.name}/{norm.op}",

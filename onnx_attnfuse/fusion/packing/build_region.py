@@ -177,7 +177,7 @@ class _RegionBuilder:
 
 
 def _operands(item: Item) -> list[tuple[ir.Value, Marks]]:
-    """What consists of tokens."""
+    """The inputs of a step or an attention that consist of tokens, with their marks."""
     if isinstance(item, Step):
         return item.inputs()
     return [(source.indexed.value, marks) for source, marks in zip(item.chosen, item.operands, strict=True)]

@@ -178,7 +178,7 @@ class Packer:
 
 
 def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
-    """What paddings that are the same share: what they are computed from, or what they say where each mask is computed anew."""
+    """A key that equal paddings share: their values, or the mask's formula where each mask is computed anew."""
     if not padding.of_scores:
         return padding.keep, padding.clean
     return meaning.text, frozenset(item.value for item in elements_of(meaning.allowed))

@@ -64,7 +64,7 @@ def _path(spec: AttentionSpec) -> list[ir.Node]:
 def _results(
     node: ir.Node, value: ir.Value, marks: Marks, region: Region, other: _Other | None
 ) -> list[tuple[ir.Value, Marks]] | None:
-    """What of a node's results has rows of its own for padding; None if it mixes positions."""
+    """The results of a node that have rows of their own for padding; None if the node mixes positions."""
     if other is not None:
         spec, meaning = other
         indexed = spec.output[0]

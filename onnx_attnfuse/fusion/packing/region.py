@@ -21,12 +21,12 @@ from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
 from onnx_attnfuse.graph.constants import is_constant, subgraphs
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.packed import choose
 
 CARRIED = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL])
 """What padding can be removed from and restored in; truth values as numbers."""
-_SHAPES = frozenset(["Shape", "Size"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ class _Growing:
             pending += step.inputs()
 
     def _step_above(self, value: ir.Value, marks: Marks) -> Step | Reason:
-        """What computes a value token by token, or why it has to be given."""
+        """The step that computes a value token by token, or the reason why the value has to be given."""
         node = value.producer()
         if node is None or is_constant(value) or not self._tokens.is_full(value, marks):
             name = node.op_type if node is not None else "an input"
@@ -205,7 +205,7 @@ class _Growing:
         )
 
     def _origins(self, value: ir.Value, known: dict[ir.Value, frozenset[ir.Value]]) -> frozenset[ir.Value]:
-        """What a value is computed from that tells one sequence from another."""
+        """The values that tell one sequence from another and that a value is computed from."""
         if value in known:
             return known[value]
         return frozenset([value] if self._tokens.is_full(value, self._marks[value]) else [])
@@ -239,12 +239,12 @@ class _Growing:
         return found
 
     def _walk_down(self, packed: set[ir.Value]) -> list[Step]:
-        """What computes each token by itself after the last attention, from nothing but tokens that are packed anyway."""
+        """The steps after the last attention that compute each token by itself, from packed tokens only."""
         live = _live(self._graph, set(self._produced))
         known = {step.node for step in self._steps.values()}
         tail: list[Step] = []
         for node in self._graph:
-            if node not in live or node in known or node.op_type in _SHAPES:
+            if node not in live or node in known or node.op_type in ASKS_SHAPE:
                 continue
             first = next((item for item in node.inputs if item in self._marks and item in self._late), None)
             if first is None:
@@ -294,7 +294,7 @@ class _Growing:
         return list(found)
 
     def _needed(self, entries: set[ir.Value], exits: Iterable[ir.Value]) -> list[Item]:
-        """What computes the exits from the entries, in order."""
+        """The steps and attentions that compute the exits from the entries, in order."""
         found: dict[Item, None] = {}
         pending = list(exits)
         while pending:
@@ -328,7 +328,7 @@ def _results(item: Item) -> Sequence[ir.Value]:
 
 def users(value: ir.Value) -> list[ir.Node]:
     """The nodes that read the elements of a value."""
-    return [node for node, _ in value.uses() if node.op_type not in _SHAPES]
+    return [node for node, _ in value.uses() if node.op_type not in ASKS_SHAPE]
 
 
 def below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.Value]:
@@ -359,7 +359,7 @@ def _live(graph: ir.Graph | ir.Function, given: set[ir.Value]) -> set[ir.Node]:
         if node is None or node in found:
             continue
         found.add(node)
-        if node.op_type not in _SHAPES:
+        if node.op_type not in ASKS_SHAPE:
             pending += node.inputs
         for nested in subgraphs(node):
             pending += [item for inner in nested.all_nodes() for item in inner.inputs]

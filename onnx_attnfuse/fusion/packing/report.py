@@ -20,7 +20,7 @@ _MAX_LISTED_NAMES = 3
 
 
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
-    """What the kernel on packed tokens is asked to do."""
+    """Parameters of an attention on packed tokens, for the forecast of its kernel."""
     params = params_of(spec, MaskEncoding("bias" if meaning.biases else "none", when="right_padded"), multi_head_attention)
     return dataclasses.replace(params, op=packed.INFO.key).settled(plan_context.lengths)
 

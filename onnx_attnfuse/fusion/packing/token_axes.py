@@ -25,7 +25,7 @@ _Item = TypeVar("_Item")
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """What there is to know of the batch that is packed."""
+    """The sizes of the batch that is packed."""
 
     facts: Facts
     batch: Dim

@@ -11,6 +11,7 @@ from onnx_attnfuse.fusion.packing.tokenwise import Rule, Step, clone_on_packed, 
 from onnx_attnfuse.fusion.packing.tokenwise_views import CHANNELS, VIEWS
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.reasons import Reason
 
@@ -154,16 +155,15 @@ _ELEMENTWISE = """
     Sign Sin Softplus Softsign Sqrt Sub Sum Swish Tanh ThresholdedRelu Where Xor
 """
 _REDUCTIONS = "ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare"
-_CONTRIB = "com.microsoft"
 RULES: dict[tuple[str, str], Rule] = {
     **_rules("", _ELEMENTWISE, _elementwise),
-    **_rules(_CONTRIB, "BiasGelu FastGelu Gelu QuickGelu", _elementwise),
+    **_rules(CONTRIB, "BiasGelu FastGelu Gelu QuickGelu", _elementwise),
     **_rules("", "MatMul", _product),
-    **_rules(_CONTRIB, "FusedMatMul", _product),
-    **_rules(_CONTRIB, "MatMulNBits", _first_only),
+    **_rules(CONTRIB, "FusedMatMul", _product),
+    **_rules(CONTRIB, "MatMulNBits", _first_only),
     **_rules("", "Gemm", _gemm),
     **_rules("", "LayerNormalization RMSNormalization SimplifiedLayerNormalization", _normalised),
-    **_rules(_CONTRIB, "SkipLayerNormalization SkipSimplifiedLayerNormalization", _skip_normalised),
+    **_rules(CONTRIB, "SkipLayerNormalization SkipSimplifiedLayerNormalization", _skip_normalised),
     **_rules("", "LogSoftmax Softmax", _softmax),
     **_rules("", _REDUCTIONS, _reduced),
     **_rules("", "Flatten Identity Reshape Squeeze Transpose Unsqueeze", VIEWS),

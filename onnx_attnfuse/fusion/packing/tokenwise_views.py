@@ -15,7 +15,7 @@ from onnx_attnfuse.reasons import Reason
 
 
 def view(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
-    """What regroups or permutes axes, those of tokens staying together."""
+    """The step of an operator that regroups or permutes axes, those of tokens staying together."""
     first, output = node.inputs[0], node.outputs[0]
     other = through(node, value, marks, tokens)
     dims = tokens.facts.dims(output)

@@ -32,7 +32,7 @@ def write_operators(rewriter: PatternRewriter) -> None:
 
 
 def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> NewNodes:
-    """What an operator computes; it is believed where there is no reference.
+    """The definition of a custom operator as nodes; without a reference the definition is believed.
 
     Raises:
         Refused: The node is not as the definition has it.

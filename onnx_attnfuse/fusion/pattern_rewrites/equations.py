@@ -62,7 +62,7 @@ def write_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> Non
 
 
 def _meant(match: Match, rewriter: PatternRewriter) -> NewNodes:
-    """What a formula means.
+    """The meaning of a matched formula as nodes.
 
     Raises:
         Refused: An inner value is used elsewhere, or it cannot be written.

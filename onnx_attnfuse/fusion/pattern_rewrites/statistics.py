@@ -59,7 +59,7 @@ class PatternStatistics:
         count.seconds += time.perf_counter() - started
 
     def counting(self, readers: Readers, subject: Callable[[str], Subject], doubted: set[ir.Node]) -> Readers:
-        """The same readers, each call counted; one that fails has refused, and is told.
+        """Readers whose calls are counted; a failure counts as a refusal and is reported.
 
         Args:
             readers: The readers.

@@ -161,7 +161,7 @@ class PatternRewriter:
         ]
 
     def notes(self, sites: Iterable[SiteReport]) -> list[str]:
-        """What kept patterns from being applied at places that are no sites, and what was believed."""
+        """Notes on patterns that could not be applied at places that are no sites, and on definitions that were believed."""
         reported = {site.name: site for site in sites}
         names = reported.keys()
         needless = Counter(

@@ -12,13 +12,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.known import Content, Known, Scalar
 from onnx_attnfuse.graph.rules.reading import axes_of, input_content, input_dims, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 ContentRule: TypeAlias = Callable[[ir.Node, Known], Content]
 
-_FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16}
 _MAX_CONTENT_LENGTH = 64
 
 
@@ -76,7 +76,7 @@ def _remainder(left: Scalar, right: Scalar) -> Scalar:
 
 
 def _divide(node: ir.Node, facts: Known) -> Content:
-    is_float = facts.dtype(node.outputs[0]) in _FLOATS
+    is_float = facts.dtype(node.outputs[0]) in FLOATS
     operands = (input_content(node, index, facts) for index in (0, 1))
     return _map(_real_quotient if is_float else _whole_quotient, *operands)
 
@@ -155,7 +155,7 @@ def _cast(node: ir.Node, facts: Known) -> Content:
     target = attribute(node, "to") if like is None else facts.dtype(like)
     if target is None:
         return None
-    if target in _FLOATS:
+    if target in FLOATS:
         return _map(_as_float, content)
     return _map(_as_bool if target == ir.DataType.BOOL else _as_int, content)
 

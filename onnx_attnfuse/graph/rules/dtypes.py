@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.known import Known
+from onnx_attnfuse.graph.ops import plain_domain
 from onnx_attnfuse.graph.rules.reading import given
 
 _STATED = {
@@ -38,7 +39,7 @@ def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
     if op == "ConstantOfShape":
         fill = attribute(node, "value")
         return ir.DataType.FLOAT if fill is None else fill.dtype
-    fixed, inputs = _typing("" if node.domain == "ai.onnx" else node.domain, op, index)
+    fixed, inputs = _typing(plain_domain(node.domain), op, index)
     if fixed is not None:
         return fixed
     known = (facts.dtype(value) for value in (given(node, place) for place in inputs) if value is not None)

@@ -24,7 +24,7 @@ def _size(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _if(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """What both branches agree on; the branches are read before the node."""
+    """Shapes of an If: the lengths that both branches agree on. Branches are read before the node."""
     return [
         _agreed(output, [facts.dims(branch.outputs[index]) for branch in subgraphs(node)], facts)
         for index, output in enumerate(node.outputs)

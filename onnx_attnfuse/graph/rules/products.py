@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims, Known, broadcast
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import ShapeRule, einsum_terms, input_dims, rules
 from onnx_attnfuse.graph.sizes import Dim
 
@@ -104,7 +105,7 @@ def _between_channels_and_space(node: ir.Node, facts: Known) -> Sequence[Dims | 
 
 def _attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
-    if node.domain == "com.microsoft":
+    if node.domain == CONTRIB:
         return _projected_attention(node, facts)
     if query is None or value is None:
         return []

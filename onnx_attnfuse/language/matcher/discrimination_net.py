@@ -13,7 +13,7 @@ from typing import TypeAlias
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.decorators import Pattern
 from onnx_attnfuse.language.expression import Attribute
-from onnx_attnfuse.language.normal_form import Choices, Form, Literal, Op, Product, Var, kind_of, normal, variants
+from onnx_attnfuse.language.normal_form import Choices, Form, Literal, Op, Product, Slotted, Var, kind_of, normal, variants
 from onnx_attnfuse.language.spellings import spellings
 
 Slot: TypeAlias = tuple[str, int]
@@ -83,7 +83,7 @@ class Variant:
 
 @dataclasses.dataclass
 class Branch:
-    """What may come next, and what ends here."""
+    """A node of the discrimination net: the tokens that may come next, and the patterns that end here."""
 
     ops: dict[str, list[tuple[AnOp, Branch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, Branch]]"])
     others: dict[Token, Branch] = dataclasses.field(default_factory=dict["Token", "Branch"])
@@ -108,7 +108,7 @@ class Branch:
         return found[-1][1]
 
     def expected(self) -> Iterator[str]:
-        """What may come next, in words."""
+        """The tokens that may come next, in words."""
         yield from self.ops
         for token, branch in self.others.items():
             if isinstance(token, ANumber):
@@ -133,22 +133,22 @@ class _Row:
         self.slots: dict[str, Slot] = {}
 
     def add(self, form: Form) -> None:
-        if isinstance(form, Var):
-            self.tokens.append(AVar(self._operand(form.name)))
-        elif isinstance(form, Literal):
-            self.tokens.append(ANumber(form.value))
-        elif isinstance(form, Op):
-            self.tokens.append(AnOp(form.op, form.attributes, len(form.args)))
-            for arg in form.args:
-                self.add(arg)
-        elif isinstance(form, Product):
-            slot = None if form.slot is None else self._slot(form.slot)
-            factors = tuple((self._operand(name), sign) for name, sign in form.factors)
-            self.tokens.append(Factors(slot, factors, form.coefficient))
-            self.add(form.core)
-        else:
-            self.tokens.append(Steps(tuple(sorted(map(self._slot, form.slots)))))
-            self.add(form.core)
+        match form:
+            case Var(name):
+                self.tokens.append(AVar(self._operand(name)))
+            case Literal(value):
+                self.tokens.append(ANumber(value))
+            case Op(op, attributes, args):
+                self.tokens.append(AnOp(op, attributes, len(args)))
+                for arg in args:
+                    self.add(arg)
+            case Product(slot, factors, coefficient, core):
+                taken = None if slot is None else self._slot(slot)
+                self.tokens.append(Factors(taken, tuple((self._operand(name), sign) for name, sign in factors), coefficient))
+                self.add(core)
+            case Slotted(slots, core):
+                self.tokens.append(Steps(tuple(sorted(map(self._slot, slots)))))
+                self.add(core)
 
     def _operand(self, name: str) -> int:
         if name not in self.operands:

@@ -12,13 +12,14 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.ops import COMPARES, LOGICAL
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.language.matcher.einops import rearranged
-from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Var
+from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Slotted, Var
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
-_TRUTHS = frozenset("And Equal Greater GreaterOrEqual IsNaN Less LessOrEqual Not Or".split())
+_TRUTHS = COMPARES | LOGICAL | {"IsNaN"}
 _WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
 
 Step = Callable[["ExpressionEmitter", ir.Value], ir.Value]
@@ -27,7 +28,7 @@ Step = Callable[["ExpressionEmitter", ir.Value], ir.Value]
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What a formula's names stand for in the graph."""
+    """Values of the graph for the operands and slots of a formula."""
 
     operands: Mapping[str, ir.Value | float]
     slots: Mapping[tuple[str, ...], Step] = dataclasses.field(default_factory=dict[tuple[str, ...], Step])
@@ -100,15 +101,18 @@ class ExpressionEmitter:
         return operand if self.dtype(operand) == ir.DataType.BOOL else self.builder.cast(operand, dtype)
 
     def _spelled(self, form: Form) -> ir.Value:
-        if isinstance(form, (Var, Literal)):
-            found = self._operand(form)
-            return found if isinstance(found, ir.Value) else self.builder.scalar(found, ir.DataType.FLOAT)
-        if isinstance(form, Product):
-            return self._product(form)
-        if not isinstance(form, Op):
-            return self._given.slots[tuple(sorted(form.slots))](self, self.spell(form.core))
-        rule = _RULES.get(form.op)
-        return self.elementwise(form.op, [self._operand(arg) for arg in form.args]) if rule is None else rule(self, form)
+        match form:
+            case Var() | Literal():
+                found = self._operand(form)
+                return found if isinstance(found, ir.Value) else self.builder.scalar(found, ir.DataType.FLOAT)
+            case Product():
+                return self._product(form)
+            case Slotted(slots, core):
+                return self._given.slots[tuple(sorted(slots))](self, self.spell(core))
+            case Op(op, _, args) if op not in _RULES:
+                return self.elementwise(op, [self._operand(arg) for arg in args])
+            case Op(op):
+                return _RULES[op](self, form)
 
     def _operand(self, form: Form) -> ir.Value | float:
         """A number where the formula has one."""

@@ -15,7 +15,7 @@ from onnx_attnfuse.language.matcher.discrimination_net import Slot, Variant
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """What an operand stands for."""
+    """The value or number of the graph that an operand is bound to."""
 
     indexed: IndexedValue | None
     """None for a number that no value of the graph holds."""
@@ -27,7 +27,7 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-    """What a slot took: steps of the graph, or factors."""
+    """The content of a slot: steps of the graph, or factors."""
 
     steps: tuple[Taken[ScoreStep], ...] = ()
     number: float = 1.0

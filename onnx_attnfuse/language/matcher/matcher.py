@@ -77,7 +77,7 @@ class Matcher:
         return begins or (self._net.begins_with_steps and self._ascent.begins_steps(node))
 
     def _names(self, node: ir.Node) -> set[str]:
-        """What a node is to a formula."""
+        """The operators of the pattern language that a node may be."""
         found = {node.op_type} if is_standard(node) else set[str]()
         if self._is_square(node):
             found.add("Mul")
@@ -114,22 +114,25 @@ class Matcher:
             yield from self._operators(branch, goal, state)
 
     def _other(self, token: Token, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
-        if isinstance(token, AVar):
-            yield from (((), after) for after in self._bind(token.index, goal, state))
-        elif isinstance(token, ANumber):
-            number = self._facts.number(goal.indexed.value)
-            if number is not None and math.isclose(number, token.value, rel_tol=_CONSTANT_TOLERANCE, abs_tol=1e-12):
-                yield (), state
-        elif isinstance(token, Steps):
-            for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in token.slots}):
-                after = self._fill(token.slots, Filled(steps=steps, row=goal.row, column=goal.column), state)
-                if after is not None:
-                    yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
-        elif isinstance(token, Factors):
-            for indexed, filled, nodes in self._ascent.factors(goal.indexed):
-                after = self._solve(token, filled, goal, state)
-                if after is not None:
-                    yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
+        match token:
+            case AVar(index):
+                yield from (((), after) for after in self._bind(index, goal, state))
+            case ANumber(value):
+                number = self._facts.number(goal.indexed.value)
+                if number is not None and math.isclose(number, value, rel_tol=_CONSTANT_TOLERANCE, abs_tol=1e-12):
+                    yield (), state
+            case Steps(slots):
+                for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in slots}):
+                    after = self._fill(slots, Filled(steps=steps, row=goal.row, column=goal.column), state)
+                    if after is not None:
+                        yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
+            case Factors():
+                for indexed, filled, nodes in self._ascent.factors(goal.indexed):
+                    after = self._solve(token, filled, goal, state)
+                    if after is not None:
+                        yield (dataclasses.replace(goal, indexed=indexed, outer=indexed.axes),), after.through(*nodes)
+            case _:
+                pass
 
     def _bind(self, index: int, goal: Goal, state: State) -> Iterator[State]:
         indexed, known = goal.indexed, state.operands.get(index)
@@ -156,7 +159,7 @@ class Matcher:
         return dataclasses.replace(state, slots={**state.slots, slots: filled})
 
     def _key(self, filled: Filled) -> Hashable:
-        """What has to be equal where a slot stands twice: equal numbers may be written as factor or quotient."""
+        """A key that is equal for two occurrences of a slot with equal content, whether numbers are factors or quotients."""
         factor, keys = filled.number, list[Hashable]()
         for step in (taken.step for taken in filled.steps):
             number = self._facts.number(step.operand) if isinstance(step, Scaled) else None
@@ -178,7 +181,7 @@ class Matcher:
         return item if array is None else (str(array.dtype), array.shape, array.tobytes())
 
     def _solve(self, token: Factors, filled: Filled, goal: Goal, state: State) -> State | None:
-        """What operands a product of numbers and values stands for; the slot takes what is left."""
+        """Binds the operands of a product to numbers and values of the graph; the slot takes the rest. None if they differ."""
         number, values = filled.number / token.coefficient, list(filled.values)
         open_factors: list[tuple[int, int]] = []
         for index, sign in token.factors:

@@ -111,7 +111,7 @@ class _Writer:
         return arrange(self.builder, indexed, target)
 
     def _slot(self, filled: Filled) -> Step:
-        """What a slot took, to be done to other scores."""
+        """The content of a slot as a step to be applied to other scores."""
         if filled.steps:
             return _in_turn([self._step(taken, filled) for taken in filled.steps])
         values = [(self._brought(indexed, filled.row, filled.column), sign) for indexed, sign in filled.values]
@@ -134,24 +134,23 @@ class _Writer:
         return again
 
     def _done(self, step: ScoreStep, taken: Taken[ScoreStep], filled: Filled) -> Step:
-        if isinstance(step, Scaled):
-            operand = self._beside(step.operand, taken, filled)
-            op = "Div" if step.divide else "Mul"
-            return lambda emitter, value: emitter.elementwise(op, [value, operand])
-        if isinstance(step, Negated):
-            return lambda emitter, value: emitter.elementwise("Neg", [value])
-        if isinstance(step, Added):
-            return self._adding(step, self._beside(step.operand, taken, filled))
-        if isinstance(step, Replaced):
-            condition = self._beside(step.condition, taken, filled)
-            return _selecting(condition, step.keep_where, step.fill)
-        if isinstance(step, Floored):
-            low = step.low
-            return lambda emitter, value: emitter.elementwise("Max", [value, low])
-        if isinstance(step, Shifted):
-            return _shifted
-        assert isinstance(step, (Passed, Squashed))
-        raise Refused("unreadable-score-step", f"{taken.node.op_type} is nothing that a slot takes", taken.node.name)
+        match step:
+            case Scaled():
+                operand, op = self._beside(step.operand, taken, filled), "Div" if step.divide else "Mul"
+                return lambda emitter, value: emitter.elementwise(op, [value, operand])
+            case Negated():
+                return lambda emitter, value: emitter.elementwise("Neg", [value])
+            case Added():
+                return self._adding(step, self._beside(step.operand, taken, filled))
+            case Replaced():
+                return _selecting(self._beside(step.condition, taken, filled), step.keep_where, step.fill)
+            case Floored():
+                return lambda emitter, value: emitter.elementwise("Max", [value, step.low])
+            case Shifted():
+                return _shifted
+            case Passed() | Squashed():
+                message = f"{taken.node.op_type} is nothing that a slot takes"
+                raise Refused("unreadable-score-step", message, taken.node.name)
 
     @staticmethod
     def _adding(step: Added, operand: ir.Value | float) -> Step:

@@ -70,7 +70,7 @@ class Traversal:
                     pending.append((inner, (taken, *steps), (*nodes, node, *also)))
 
     def _read(self, node: ir.Node, indexed: IndexedValue) -> list[tuple[ScoreStep, IndexedValue]]:
-        """What a node does to scores, with the scores before it; those that lack no axis first."""
+        """The steps that a node may be on scores, each with the scores before it; those that lack no axis first."""
         reader = self._readers.score(node)
         found: list[tuple[int, ScoreStep, IndexedValue]] = []
         for step in reader(node, self._facts) if reader is not None else ():
@@ -97,7 +97,7 @@ class Traversal:
     def _before_factor(
         self, indexed: IndexedValue, filled: Filled, nodes: tuple[ir.Node, ...]
     ) -> list[tuple[IndexedValue, Filled, tuple[ir.Node, ...]]]:
-        """What one node multiplies or divides, or shows as it is; nothing if it does something else."""
+        """The values before one node that scales, negates or passes them on; none before any other node."""
         node = indexed.value.producer()
         if node is None:
             return []

@@ -117,7 +117,7 @@ def _pack(point: importlib.metadata.EntryPoint) -> tuple[Entry, ...] | Failure:
 
 
 def _called(point: importlib.metadata.EntryPoint) -> str:
-    """What an installed pack is called, with what brought it."""
+    """The name of an installed pack for people, with the distribution and version that brought it."""
     dist = point.dist
     return f"the installed pack '{point.name}'" + (f" of {dist.name} {dist.version}" if dist is not None else "")
 

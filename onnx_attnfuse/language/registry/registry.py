@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def subject(self) -> Subject:
-        """What is told where it fails."""
+        """The entry as the subject of a failure."""
         what = f"{self.kind} '{self.name}'"
         return Subject(what) if self.is_built_in else Subject(what, self.file, foreign=isinstance(self.grain, GraphRule))
 
@@ -84,7 +84,7 @@ class Catalogue:
         return any(entry.name == name and entry.is_built_in for entry in self.entries)
 
     def subject(self, name: str) -> Subject:
-        """What is told where the pattern of this name fails."""
+        """The entry of a name as the subject of a failure."""
         return next((entry.subject for entry in self.entries if entry.name == name), Subject(f"pattern '{name}'"))
 
     @staticmethod

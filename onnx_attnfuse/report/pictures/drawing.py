@@ -55,7 +55,7 @@ class Layout:
 
 
 class _View:
-    """What grandalf asks of a vertex: its size; it sets the centre."""
+    """The interface of a vertex to grandalf, which reads its size and sets its centre."""
 
     def __init__(self, width: int, height: int) -> None:
         self.w, self.h = width, height
@@ -63,7 +63,7 @@ class _View:
 
 
 class _Course:
-    """What grandalf asks of an edge; it sets the points."""
+    """The interface of an edge to grandalf, which sets its points."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []

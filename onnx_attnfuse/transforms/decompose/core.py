@@ -14,9 +14,8 @@ import math
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.transforms.decompose.pieces import TRUTH, chosen, joined, known, repeat_heads
-
-_HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class DecomposedAttention:
 
 def working_type(dtype: ir.DataType) -> ir.DataType:
     """The type that scores are computed in."""
-    return ir.DataType.FLOAT if dtype in _HALVES else dtype
+    return ir.DataType.FLOAT if dtype in HALVES else dtype
 
 
 def spell(build: Builder, problem: AttentionInputs) -> DecomposedAttention:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Scalar
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.transforms.decompose.pieces import (
     INTEGER,
@@ -24,7 +25,7 @@ from onnx_attnfuse.transforms.decompose.pieces import (
 )
 from onnx_attnfuse.transforms.decompose.site import Site
 
-_FILLING = frozenset("Cast Expand Identity Reshape Squeeze Tile Unsqueeze".split())
+_FILLING = REARRANGES | REPEATS | CASTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +137,7 @@ def cache_of(site: Site, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, 
 
 
 def _number(value: ir.Value | None, facts: Facts) -> Scalar:
-    """What every element of a value is, looked up through what only repeats it; None if that is unknown."""
+    """The one number that every element of a value is, read through views and repetitions; None if that is unknown."""
     while value is not None:
         content = facts.content(value)
         if isinstance(content, tuple):

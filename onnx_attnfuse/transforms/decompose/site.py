@@ -139,7 +139,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What takes the place of an operator."""
+    """The values that replace an operator's outputs."""
 
     values: tuple[ir.Value | None, ...]
     """A value for each of its outputs, None for one that is not spelled out."""

@@ -10,11 +10,11 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.constants import Array, attribute, constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.transforms.half_precision.keep_float32 import Islands, is_fixed, ordered
 from onnx_attnfuse.transforms.half_precision.rounding import rounded
 
 _FLOAT = ir.DataType.FLOAT
-_TYPELESS = frozenset(["Shape", "Size"])
 
 
 @dataclasses.dataclass
@@ -76,7 +76,7 @@ class Narrowing:
 
     def _settle(self, node: ir.Node) -> None:
         """Gives a node inputs of its type."""
-        if node.op_type in _TYPELESS:
+        if node.op_type in ASKS_SHAPE:
             return
         wide = node in self.islands.nodes
         if is_standard(node, "Cast"):

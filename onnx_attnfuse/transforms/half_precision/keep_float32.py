@@ -20,28 +20,35 @@ from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import (
+    ASKS_SHAPE,
+    CASTS,
+    COMPARES,
+    CONTRIB,
+    CONTROL_FLOW,
+    GATHERS,
+    REARRANGES,
+    REDUCTIONS,
+    REPEATS,
+    SLICES,
+    plain_domain,
+)
 from onnx_attnfuse.transforms.half_precision.rounding import is_beyond
 
 _FLOAT = ir.DataType.FLOAT
-_STATISTICS = frozenset("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSum ReduceSumSquare".split())
+_STATISTICS = REDUCTIONS - {"ReduceMax", "ReduceMin"}
 _SUMS = _STATISTICS | frozenset("CumSum Exp Log LogSoftmax LpNormalization Resize Softmax Upsample".split())
 _TABLES = frozenset("Bernoulli Cos DequantizeLinear EyeLike Multinomial QuantizeLinear Range Sin".split())
 _ALWAYS = _SUMS | _TABLES | frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
-_FOLLOWING = frozenset(
-    """
-    Abs Add And Cast Ceil Clip Concat ConstantOfShape Div Equal Expand Flatten Floor Greater GreaterOrEqual Identity IsInf IsNaN
-    Less LessOrEqual Max Mean Min Mod Mul Neg Pad Pow Reciprocal ReduceMax ReduceMin Reshape Round Sign Slice Split Sqrt Squeeze
-    Sub Sum Tanh Tile Transpose Trilu Unsqueeze Where
-    """.split()
-)
-"""What costs little: it is computed in the type of what it reads, or of what reads it."""
-_VIEWS = frozenset("Concat Expand Flatten Identity Pad Reshape Slice Split Squeeze Tile Transpose Unsqueeze".split())
+_VIEWS = REARRANGES | REPEATS | SLICES | {"Concat", "Pad"}
 """Cheap operators that compute nothing, and so are in the type of what they read."""
-_PICKING = frozenset(["Gather", "GatherElements", "GatherND"])
-_PRODUCTS = _PICKING | {"Einsum", "MatMul"}
+_FOLLOWING = (_VIEWS | CASTS | COMPARES).union(
+    "Abs Add And Ceil Clip ConstantOfShape Div Floor IsInf IsNaN Max Mean Min Mod Mul Neg Pow Reciprocal ReduceMax".split(),
+    "ReduceMin Round Sign Sqrt Sub Sum Tanh Trilu Where".split(),
+)
+"""Cheap operators: they are computed in the type of what they read, or of what reads them."""
+_PRODUCTS = GATHERS | {"Einsum", "MatMul"}
 """Operators that stay float32 only if they read neither activations nor weights."""
-_CONTROL = frozenset(["If", "Loop", "Scan"])
-_TYPELESS = frozenset(["Shape", "Size"])
 _MAX_SCALAR_LIKE_ELEMENTS = 16
 """Constants of more elements are learned."""
 _WEIGHTS = 1 << 12
@@ -52,7 +59,7 @@ _STAYS = {"GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}
 
 @dataclasses.dataclass(frozen=True)
 class Islands:
-    """What stays float32."""
+    """Operators and values that stay float32."""
 
     nodes: frozenset[ir.Node]
     values: frozenset[ir.Value]
@@ -86,7 +93,7 @@ def ordered(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def is_fixed(node: ir.Node, place: int, opset: int) -> bool:
     """Whether an input is float32 whatever the others are."""
-    if node.domain == "com.microsoft":
+    if node.domain == CONTRIB:
         return place in _STAYS.get(node.op_type, ())
     return place in _fixed(node.op_type, node.domain, opset)
 
@@ -152,7 +159,7 @@ class _Finder:
         return [value for value in inputs if self._facts.dtype(value) == _FLOAT and constant_tensor(value) is None]
 
     def _is_wide(self, node: ir.Node) -> bool:
-        if node.op_type in _TYPELESS or node.domain == "com.microsoft" or node.op_type in _CONTROL:
+        if node.op_type in ASKS_SHAPE or node.domain == CONTRIB or node.op_type in CONTROL_FLOW:
             return False
         if not is_standard(node) or not allows(node.op_type, self._opset, self._dtype):
             return True
@@ -171,7 +178,7 @@ class _Finder:
         values = [value for value in node.outputs if self._facts.dtype(value) == _FLOAT]
         if not values or any(value.is_graph_output() for value in values):
             return False
-        users = [user for value in values for user, _ in value.uses() if user.op_type not in _TYPELESS]
+        users = [user for value in values for user, _ in value.uses() if user.op_type not in ASKS_SHAPE]
         return bool(users) and self._nodes.issuperset(users)
 
     def _spread(self, node: ir.Node) -> None:
@@ -186,7 +193,7 @@ class _Finder:
 
 def _has_weights(node: ir.Node) -> bool:
     """Whether a constant of an operator is learned: a large one, or a table that rows are picked from."""
-    least = 0 if node.op_type in _PICKING else _WEIGHTS
+    least = 0 if node.op_type in GATHERS else _WEIGHTS
     tensors = (constant_tensor(value) for value in node.inputs)
     return any(tensor is not None and tensor.size > least and tensor.dtype == _FLOAT for tensor in tensors)
 
@@ -213,6 +220,6 @@ def _fixed(op: str, domain: str, opset: int) -> frozenset[int]:
 
 def _schema(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
-        return onnx.defs.get_schema(op, opset, "" if domain == "ai.onnx" else domain)
+        return onnx.defs.get_schema(op, opset, plain_domain(domain))
     except onnx.defs.SchemaError:
         return None

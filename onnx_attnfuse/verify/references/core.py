@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx.reference.op_run import OpRun
 
+from onnx_attnfuse.graph.ops import CONTRIB
+
 Array: TypeAlias = npt.NDArray[Any]
 Results: TypeAlias = tuple[Array, ...]
 _Compute = TypeVar("_Compute", bound=Callable[..., Results])
@@ -20,7 +22,7 @@ _HALVES = frozenset(["float16", "bfloat16"])
 class Operator(OpRun):
     """An operator as onnx's evaluator calls it, which wants the class to be called as the operator is."""
 
-    op_domain = "com.microsoft"
+    op_domain = CONTRIB
     op_schema: ClassVar[None] = None
     """Else the evaluator would take the defaults of the standard's operator of the same name."""
     compute: ClassVar[Callable[..., Results]]

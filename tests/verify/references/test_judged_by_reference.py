@@ -64,6 +64,7 @@ def test_packed_attention_is_padded_attention_where_padding_is_right(dtype: str,
     assert f"by NumPy references, as ONNX Runtime has no kernel on the CPU for {NAMES}" in verdict.detail
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("dtype", ["float", "float16", "bfloat16"])
 @pytest.mark.parametrize(("one", "other"), MISTAKES)
@@ -112,6 +113,7 @@ def test_what_has_no_name_is_not_taken_for_what_is_absent() -> None:
     np.testing.assert_allclose(Reference(model).run(None, feeds)[0], 1, atol=1e-6)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: f"{operator.op_domain}.{operator.__name__}")
 def test_every_operator_computes_half_precision_in_float32(operator: type) -> None:
     named = (operator.op_domain, operator.__name__)

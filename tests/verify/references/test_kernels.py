@@ -26,11 +26,13 @@ def _cases(every: int = 1) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", _cases())
 def test_is_what_the_kernel_computes(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", _cases(every=5))
 def test_half_precision_is_rounded_once(case: Case) -> None:
     check(case, "float16")

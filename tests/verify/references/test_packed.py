@@ -45,6 +45,7 @@ def _expected(case: Case) -> Any:
     return _entry_by_entry(operands, starts.long(), bias, None)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.name}")
 def test_is_attention_within_each_entry(case: Case) -> None:
     np.testing.assert_allclose(by_reference(case)[0], _expected(case).numpy(), atol=1e-5)

@@ -1,0 +1,22 @@
+"""Element types by what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
+"""Float types of 16 bits."""
+FLOATS_TO_32 = HALVES | {ir.DataType.FLOAT}
+"""Float types that attention is computed in: no fused operator of ONNX Runtime takes float64."""
+FLOATS = FLOATS_TO_32 | {ir.DataType.DOUBLE}
+"""Float types that graphs compute in. Those of 8 and fewer bits are left out: weights are stored in them."""
+
+WHOLE_TO: Mapping[ir.DataType, int] = {
+    ir.DataType.FLOAT16: 1 << 11,
+    ir.DataType.BFLOAT16: 1 << 8,
+    ir.DataType.FLOAT: 1 << 24,
+    ir.DataType.DOUBLE: 1 << 53,
+}
+"""Up to where a float type holds every integer."""
