@@ -20,7 +20,7 @@ from onnx_attnfuse.containment import Attempt, Failures, Subject, collecting, co
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE, apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
-from onnx_attnfuse.fusion.enabling.standalone_rotary import StandaloneRotary
+from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
 from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
@@ -50,6 +50,7 @@ from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import PatternReport, Report, SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
+from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.verify.verifier import Verifier
@@ -226,8 +227,8 @@ class Run:
         self.sites += found
         builder = sites.context.builder
         with self._whole("replacing rotary embeddings", scope):
-            standalone_rotary = StandaloneRotary(scope, self.model, builder, self.verifier)
-            turned = sum(standalone_rotary.turn(candidate.spec) for candidate in candidates if candidate.spec is not None)
+            graph = GraphContext(scope, self.model, builder, self.verifier)
+            turned = sum(fuse_rotary(candidate.spec, graph) for candidate in candidates if candidate.spec is not None)
             if turned:
                 scope.graph.sort()
             self.turned += turned
@@ -305,11 +306,14 @@ class Run:
     def _builder(self, scope: Scope) -> Builder:
         return Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
 
+    def _graph(self, scope: Scope) -> GraphContext:
+        return GraphContext(scope, self.model, self._builder(scope), self.verifier)
+
     def _enable(self, rules: Sequence[EnablingRule], scope: Scope) -> bool:
         """Applies rewrites around the attention; whether there was anything to do."""
         done: Counter[str] = Counter()
         with self._whole("preparing for fusions of ONNX Runtime", scope) as attempt:
-            done = apply_enabling(rules, scope, self.model, self._builder(scope), self.verifier, self.plan_context.device.ep)
+            done = apply_enabling(rules, self._graph(scope), self.plan_context.device.ep)
         self.unblocked += done if attempt.reason is None else Counter()
         return bool(done)
 

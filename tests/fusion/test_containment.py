@@ -93,7 +93,7 @@ STEPS = {
     "onnx_attnfuse.fusion.pipeline.widen_caches": LAYERS,
     "onnx_attnfuse.fusion.pipeline.apply_rules": LAYERS,
     "onnx_attnfuse.fusion.pipeline.log_site": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.StandaloneRotary.turn": LAYERS,
+    "onnx_attnfuse.fusion.pipeline.fuse_rotary": LAYERS,
     "onnx_attnfuse.fusion.pipeline.fold": LAYERS,
     "onnx_attnfuse.fusion.runtime_dispatch.Guards.sink_into_branches": LAYERS,
     "onnx_attnfuse.fusion.pipeline.apply_enabling": LAYERS,
