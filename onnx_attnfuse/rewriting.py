@@ -114,9 +114,19 @@ class Edit(Attempt):
         """A part of the rewrite that is refused or fails by itself; what it builds is the whole rewrite's otherwise."""
         return Edit(self._graph, None, subject, self._place if place is None else place, self._whole)
 
-    def adopt(self, nodes: Iterable[ir.Node]) -> None:
-        """Takes nodes in that were built elsewhere, in graph order; they go with the rewrite."""
+    def own(self, value: ir.Value) -> ir.Value:
+        """A value that was built in this rewrite, or else a copy: what takes another's place stands for nothing else."""
+        if value.producer() in self.added:
+            return value
+        facts = self._graph.scope.facts
+        return self._graph.builder.node(
+            "Identity", [value], dims=facts.dims(value), dtype=facts.dtype(value), hint="attnfuse/same"
+        )
+
+    def adopt(self, nodes: Iterable[ir.Node], constants: Iterable[ir.Value] = ()) -> None:
+        """Takes in nodes that were built elsewhere, in graph order, and initializers; they go with the rewrite."""
         self._graph.builder.added += nodes
+        self._graph.builder.constants += constants
 
     def keep(self) -> tuple[ir.Node, ...]:
         """Lets what was built stay beside the graph until another rewrite adopts it; returns the nodes."""

@@ -32,7 +32,6 @@ from onnx_attnfuse.fusion.report_site import as_asked
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import tidy
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import Order, is_sorted
@@ -165,11 +164,8 @@ class Run:
     def _pattern_rewrites(self, scope: Scope) -> PatternRewriter:
         """What patterns will change in a graph."""
         return PatternRewriter(
-            scope,
-            self.model,
-            self._builder(scope),
+            self._graph(scope),
             self.catalogue,
-            self.verifier,
             self.statistics,
             self.options.keep_outputs,
             kind_of=self._kind_of,
@@ -183,12 +179,11 @@ class Run:
         found = read_candidate(node, with_sink(softmax, scope.facts), scope, self.catalogue.readers, self.options.keep_outputs)
         if found.spec is None:
             return None
-        context = self._sites(scope).context
-        context.builder.at(node)
-        with contained(Subject("planning an attention"), label(node), lambda: tidy(context.builder)):
-            meaning = understand(found.spec, context.reader)
-            plans, _ = make_plans(found.spec, meaning, self.plan_context, context)
-            tidy(context.builder)
+        graph, spec = self._graph(scope), found.spec
+        context = self._context(graph)
+        with graph.rewrite(node, Subject("planning an attention")):
+            meaning = understand(spec, context.reader)
+            plans, _ = make_plans(spec, meaning, self.plan_context, context)
             return meaning.kind if plans else None
         return None
 
@@ -225,10 +220,9 @@ class Run:
                 log_site(site)
             self.notes += work.rewriter.notes(found)
         self.sites += found
-        builder = sites.context.builder
+        builder = sites.graph.builder
         with self._whole("replacing rotary embeddings", scope):
-            graph = GraphContext(scope, self.model, builder, self.verifier)
-            turned = sum(fuse_rotary(candidate.spec, graph) for candidate in candidates if candidate.spec is not None)
+            turned = sum(fuse_rotary(candidate.spec, sites.graph) for candidate in candidates if candidate.spec is not None)
             if turned:
                 scope.graph.sort()
             self.turned += turned
@@ -269,13 +263,13 @@ class Run:
         skipped = [SiteReport(label(item.node), scope.path, "skipped", reasons=(reason,)) for item in work.candidates]
         return self._sites(scope), skipped
 
+    def _context(self, graph: GraphContext) -> BuildContext:
+        facts = graph.scope.facts
+        return BuildContext(graph.builder, Bounds(facts), Reader(facts), self.plan_context.device, self.opset)
+
     def _sites(self, scope: Scope) -> SiteFuser:
-        builder = self._builder(scope)
-        context = BuildContext(builder, Bounds(scope.facts), Reader(scope.facts), self.plan_context.device, self.opset)
-        fixed = self.options, self.catalogue.readers, self.policy, self.album
-        return SiteFuser(
-            scope, self.model, context, self.verifier, Guards(builder), *fixed, Order(scope.graph), dict(self.replaced)
-        )
+        graph, fixed = self._graph(scope), (self.options, self.catalogue.readers, self.policy, self.album)
+        return SiteFuser(graph, self._context(graph), Guards(graph.builder), *fixed, Order(scope.graph), dict(self.replaced))
 
     def _fused(self, sites: SiteFuser, candidates: Sequence[Candidate], total: int, *, alone: bool) -> list[SiteReport]:
         """Fuses what can be; `alone`: each is undone by itself where the graph breaks by it."""
@@ -293,15 +287,15 @@ class Run:
         return found
 
     def _alone(self, sites: SiteFuser, candidate: Candidate) -> SiteReport:
-        before, replaced, unsorted = Snapshot(sites.scope.graph), dict(sites.replaced), sites.unsorted
+        before, replaced, unsorted = Snapshot(sites.graph.scope.graph), dict(sites.replaced), sites.unsorted
         name = label(candidate.node)
         with contained(Subject("fusing an attention"), name, before.restore) as attempt:
             found = sites.fuse(candidate, self.plan_context)
-            sites.scope.graph.sort()
+            sites.graph.scope.graph.sort()
             return found
         assert attempt.reason is not None
         sites.replaced, sites.unsorted = replaced, unsorted
-        return SiteReport(name, sites.scope.path, "skipped", reasons=(attempt.reason,))
+        return SiteReport(name, sites.graph.scope.path, "skipped", reasons=(attempt.reason,))
 
     def _builder(self, scope: Scope) -> Builder:
         return Builder(scope.graph, scope.facts, max(scope.opset, self.opset.version), self.names)
