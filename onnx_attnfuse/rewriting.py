@@ -18,6 +18,8 @@ from types import TracebackType
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Attempt, Subject
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import connect
@@ -64,6 +66,10 @@ class GraphContext:
             Refused: A value differs, or could not be shown equal.
         """
         return self.verifier.check(pairs, frontier, name, self.scope, self.model, given, empty, doubted=doubted)
+
+    def check_mask(self, spec: AttentionSpec, meaning: Meaning) -> Meaning:
+        """The meaning of a mask, verified; see `Verifier.check_mask`."""
+        return self.verifier.check_mask(spec, meaning, self.scope, self.model)
 
 
 class Edit(Attempt):

@@ -78,9 +78,10 @@ class SiteBuilder:
         for item in self.plan.faster:
             with self.edit.part(Subject(f"building a faster {item.target.OP}")) as part:
                 emitted, exact = self._emit(item), self._exact(item.encoding)
-                verdicts.append(_check_site(self.graph, self.spec, emitted, exact))
+                verdict = _check_site(self.graph, self.spec, emitted, exact)
                 choices.append(Choice(self.guards.test(exact, self._size_tests(item)), emitted))
                 faster.append(item)
+                verdicts.append(verdict)
             reasons += [] if part.reason is None else [part.reason]
         plan = dataclasses.replace(self.plan, faster=tuple(faster))
         if not choices:

@@ -195,7 +195,7 @@ class Run:
     def _candidates(self, scope: Scope) -> list[Candidate]:
         """The candidates of a graph, after what is to be done before they are read."""
         with self._whole("widening caches", scope):
-            self.widened += widen_caches(self._builder(scope))
+            self.widened += widen_caches(self._graph(scope))
         readers, keep_outputs = self.catalogue.readers, self.options.keep_outputs
         found = find_candidates(scope, readers, keep_outputs)
         return find_candidates(scope, readers, keep_outputs) if found and self._enable(BEFORE, scope) else found

@@ -86,7 +86,7 @@ class SiteFuser:
         graph, device = self.graph, plan_context.device
         check_lengths(spec)
         check_apart(spec, self.order)
-        meaning = graph.verifier.check_mask(spec, understand(spec, self.context.reader), graph.scope, graph.model)
+        meaning = graph.check_mask(spec, understand(spec, self.context.reader))
         assumptions = assumed_by(spec, meaning, graph.scope.facts)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None, assumptions=assumptions)
         self.album.mask(node, spec, meaning, graph.scope)

@@ -50,7 +50,7 @@ class Builder:
         """The node that new ones go right before."""
         self._known: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self.added: list[ir.Node] = []
-        """Nodes added since the last `at`."""
+        """Nodes added since a rewrite began."""
         self.constants: list[ir.Value] = []
         """Initializers added since a rewrite began."""
         self.rearranged: list[ir.Value] = []
@@ -59,7 +59,6 @@ class Builder:
     def at(self, anchor: ir.Node) -> None:
         """New nodes go right before `anchor`."""
         self.anchor = anchor
-        self.added = []
 
     def name(self, hint: str) -> str:
         """A name that nothing in the model has, `hint` if it is free."""

@@ -217,3 +217,14 @@ def test_what_is_adopted_goes_with_a_rewrite_that_is_refused(bench: Bench) -> No
         edit.adopt(nodes)
         raise Refused("no-reason", "on purpose")
     assert bench.bytes() == bench_of().bytes()
+
+
+def test_a_rewrite_that_moved_on_is_undone_everywhere(bench: Bench) -> None:
+    product = next(iter(bench.model.graph))
+    with bench.graph.rewrite(bench.sum, SUBJECT) as edit:
+        bench.add(*bench.sum.inputs)
+        bench.graph.builder.at(product)
+        bench.add(bench.sum.inputs[1], bench.sum.inputs[1])
+        assert [node.name for node in edit.added] == ["swapped", "swapped_1"]
+        raise Refused("no-reason", "on purpose")
+    assert bench.bytes() == bench_of().bytes()

@@ -20,15 +20,13 @@ from onnx_attnfuse.targets import packed
 
 def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext) -> tuple[list[SiteReport], list[str]]:
     """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group."""
-    packer = Packer(fuser.graph.scope, fuser.graph.model, fuser.context, fuser.graph.verifier, plan_context)
+    packer = Packer(fuser.graph, fuser.context, plan_context)
     found = [unfused(candidate, fuser.graph.scope) for candidate in candidates]
     wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
     for place, candidate in enumerate(candidates):
         if candidate.spec is not None:
             fuser.context.builder.at(anchor_of(candidate.spec))
-            meaning = fuser.graph.verifier.check_mask(
-                candidate.spec, understand(candidate.spec, fuser.context.reader), fuser.graph.scope, fuser.graph.model
-            )
+            meaning = fuser.graph.check_mask(candidate.spec, understand(candidate.spec, fuser.context.reader))
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
             fuser.album.mask(candidate.node, candidate.spec, meaning, fuser.graph.scope)
             wanted[place] = candidate.spec, meaning
