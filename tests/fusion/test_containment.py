@@ -90,14 +90,14 @@ STEPS = {
     "onnx_attnfuse.fusion.site.unfused": 0,
     "onnx_attnfuse.targets.multi_head_attention.emit": 0,
     "onnx_attnfuse.targets.multi_head_attention.refuse": 0,
-    "onnx_attnfuse.fusion.pipeline.widen_caches": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.apply_rules": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.log_site": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.fuse_rotary": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.fold": LAYERS,
+    "onnx_attnfuse.fusion.passes.widen_caches": LAYERS,
+    "onnx_attnfuse.fusion.passes.apply_rules": LAYERS,
+    "onnx_attnfuse.fusion.passes.log_site": LAYERS,
+    "onnx_attnfuse.fusion.passes.fuse_rotary": LAYERS,
+    "onnx_attnfuse.fusion.passes.fold": LAYERS,
     "onnx_attnfuse.fusion.runtime_dispatch.Guards.sink_into_branches": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.apply_enabling": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.Run._switch": LAYERS,
+    "onnx_attnfuse.fusion.passes.apply_enabling": LAYERS,
+    "onnx_attnfuse.fusion.passes.switches_for": LAYERS,
     "onnx_attnfuse.report.pictures.album.surroundings": LAYERS,
     "onnx_attnfuse.report.pictures.album.trace": LAYERS,
 }
@@ -193,7 +193,7 @@ def test_a_defect_at_a_site_ends_in_four_with_everything_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onnx_attnfuse.fusion.pipeline.fold", raising)
+    monkeypatch.setattr("onnx_attnfuse.fusion.passes.fold", raising)
     written(MODEL, pathlib.Path("model.onnx"))
     assert main(["optimize", "model.onnx", "--report", "report.json"]) == 4
     out, err = capsys.readouterr()

@@ -16,10 +16,11 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import Edit, GraphContext
 
 
-def apply_rules(rewriter: PatternRewriter) -> None:
-    """Applies every rule at every node, each match by itself."""
+def apply_rules(rewriter: PatternRewriter) -> int:
+    """Applies every rule at every node, each match by itself; returns how often one was applied."""
     if not rewriter.catalogue.rules:
-        return
+        return 0
+    applied = 0
     _visit("graph_pre_visitor", rewriter)
     graph = rewriter.graph.scope.graph
     for node in list(graph):
@@ -28,7 +29,9 @@ def apply_rules(rewriter: PatternRewriter) -> None:
                 break
             with rewriter.statistics.trying(made.name) as tried:
                 tried.hit = any(_applied(rule, made, node, rewriter) for rule in made.rules)
+            applied += tried.hit
     _visit("graph_post_visitor", rewriter)
+    return applied
 
 
 def _visit(which: str, rewriter: PatternRewriter) -> None:

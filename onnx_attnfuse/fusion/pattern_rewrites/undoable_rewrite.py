@@ -12,7 +12,6 @@ from onnx_attnfuse.containment import FAILED
 from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
-from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.registry.registry import Catalogue
@@ -74,7 +73,7 @@ class PatternRewriter:
     spoken: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
     """Why places without a Softmax are no fused attention, by the name of the node: formulas that are refused, and operators of
     other domains whose definition cannot be used."""
-    kind_of: Callable[[Scope, ir.Node], str | None] = lambda scope, node: None
+    kind_of: Callable[[ir.Node], str | None] = lambda node: None
     """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
     needless: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Patterns that were put back where plain attention does without, by the name of the Softmax."""
@@ -95,7 +94,7 @@ class PatternRewriter:
         """
         pattern = taken or name
         old, places = node.outputs[0], [label(item) for item in softmaxes or (node,)]
-        kinds = [self.kind_of(self.graph.scope, item) for item in softmaxes]
+        kinds = [self.kind_of(item) for item in softmaxes]
         with self.graph.rewrite(node, self.catalogue.subject(name)) as edit:
             made = make()
             new = edit.own(made.new)
@@ -122,7 +121,7 @@ class PatternRewriter:
         """Whether what stood there can be fused as it was, and masks are no simpler now."""
         if None in before:
             return False
-        after = [self.kind_of(self.graph.scope, node) for node in softmaxes]
+        after = [self.kind_of(node) for node in softmaxes]
         return len(after) > len(before) or None in after or Counter(before) == Counter(after)
 
     def settle(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
