@@ -1,10 +1,12 @@
-"""The context of a pass: one graph with what earlier passes found in it, and the run over the model that it belongs to."""
+"""A pass of the pipeline and its context: one graph with what earlier passes found in it, in a run over one model."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections import Counter
+from collections.abc import Callable
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -37,6 +39,8 @@ from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.verify.verifier import Verifier
+
+Undo: TypeAlias = Callable[[], object]
 
 
 @dataclasses.dataclass
@@ -114,6 +118,29 @@ class PassContext:
             self._snapshot, self._version = Snapshot(self.scope.graph), self.run.version
         return self._snapshot
 
+    def to_last(self) -> Undo:
+        """What puts the graph back to what it was before the pass that comes now."""
+        snapshot, fused, replaced = self.snapshot(), self.fused, self.run.replaced
+
+        def undo() -> None:
+            snapshot.restore()
+            self.fused, self.run.replaced = fused, replaced
+
+        return undo
+
+    def to_origin(self) -> Undo:
+        """What puts the graph back to what it was before the first pass."""
+
+        def undo() -> None:
+            self.origin.restore()
+            self.fused = None
+
+        return undo
+
+    def to_nothing(self) -> None:
+        """Nothing is put back, for passes that change no node."""
+        return
+
     def graph_context(self) -> GraphContext:
         """What a pass rewrites the graph with; each takes its own, as new nodes are shared in graph order."""
         run, scope = self.run, self.scope
@@ -158,3 +185,19 @@ class PassContext:
             plans, _ = make_plans(found.spec, meaning, run.plan_context, context)
             return meaning.kind if plans else None
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One pass over a graph."""
+
+    name: str
+    """What is done, as a failure is told."""
+    apply: Callable[[PassContext], int]
+    """Does it, and counts what was changed; 0: the graph is what it was."""
+    step: str | None = None
+    """The step whose time it counts for."""
+    undo: Callable[[PassContext], Undo | None] = PassContext.to_last
+    """What puts the graph back where the pass fails."""
+    once: bool = False
+    """Once for the model, with its main graph, when all graphs have come so far; else graph by graph."""

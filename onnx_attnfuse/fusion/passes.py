@@ -126,7 +126,7 @@ def fuse_attention(graph: PassContext) -> int:
     if run.plan_context.target == packed.NAME:
         return 0
     count = 0
-    with collecting() as met, contained(Subject(FUSING), graph.scope.path, graph.snapshot().restore) as attempt:
+    with collecting() as met, contained(Subject(FUSING), graph.scope.path, graph.to_last()) as attempt:
         count = _fused(graph, alone=False)
     if attempt.reason is not None and len(graph.candidates) * len(graph.scope.graph) <= _MOST_STEPS:
         run.verifier.differing = counted
@@ -167,10 +167,10 @@ def _finished(graph: PassContext, fuser: SiteFuser, found: list[SiteReport]) -> 
 
 
 def put_patterns_back(graph: PassContext) -> int:
-    """Puts back what patterns rewrote and no fused operator needed; until that is done nothing counts as fused."""
+    """Puts back what patterns rewrote and no fused operator needed."""
     if graph.fused is None:
         return 0
-    (fuser, found), graph.fused = graph.fused, None
+    fuser, found = graph.fused
     found = [as_asked(site, graph.run.plan_context.target) for site in found]
     graph.fused = fuser, graph.patterns.settle(found, fuser.replaced)
     return len(graph.patterns.done)

@@ -11,14 +11,14 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.fusion import passes
-from onnx_attnfuse.fusion.pass_context import PassContext, Run
+from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import count_ops, scopes
 from onnx_attnfuse.kernels.device import Device
@@ -29,60 +29,26 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.verify.verifier import Verifier
 
-_Undo = Callable[[], object]
-
-
-def _to_last(graph: PassContext) -> _Undo:
-    """The graph as it was before the pass."""
-    return graph.snapshot().restore
-
-
-def _to_origin(graph: PassContext) -> _Undo:
-    """The graph as it was before the first pass."""
-    return graph.origin.restore
-
-
-def _to_nothing(graph: PassContext) -> None:
-    """Of a pass that changes no node."""
-    return
-
-
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """One pass over a graph."""
-
-    name: str
-    """What is done, as a failure is told."""
-    apply: Callable[[PassContext], int]
-    """Does it, and counts what was changed; 0: the graph is what it was."""
-    step: str | None = None
-    """The step whose time it counts for."""
-    undo: Callable[[PassContext], _Undo | None] = _to_last
-    """What puts the graph back where the pass fails."""
-    once: bool = False
-    """Once for the model, with its main graph, when all graphs have come so far; else graph by graph."""
-
-
-_FIND, _REWRITE = "find", "plan and rewrite"
+_FIND, _REWRITE, _NOTHING = "find", "plan and rewrite", PassContext.to_nothing
 _ROTARY = "replacing rotary embeddings"
 PASSES: tuple[Pass, ...] = (
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
-    Pass("looking for attention", passes.find_attention, _FIND, _to_nothing),
+    Pass("looking for attention", passes.find_attention, _FIND, _NOTHING),
     Pass("preparing for fusions of ONNX Runtime", passes.enable_before, _FIND),
-    Pass("looking for attention", passes.find_attention, _FIND, _to_nothing),
-    Pass("switching kernels off", passes.switch_kernels, undo=_to_nothing, once=True),
-    Pass("drawing what is there", passes.draw, undo=_to_nothing),
+    Pass("looking for attention", passes.find_attention, _FIND, _NOTHING),
+    Pass("switching kernels off", passes.switch_kernels, undo=_NOTHING, once=True),
+    Pass("drawing what is there", passes.draw, undo=_NOTHING),
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
-    Pass("putting patterns back", passes.put_patterns_back, _REWRITE, _to_origin),
-    Pass("telling of sites", passes.tell_sites, _REWRITE, _to_nothing),
+    Pass("putting patterns back", passes.put_patterns_back, _REWRITE, PassContext.to_origin),
+    Pass("telling of sites", passes.tell_sites, _REWRITE, _NOTHING),
     Pass(_ROTARY, passes.fuse_standalone_rotary, _REWRITE),
     Pass("folding constants", passes.fold_weights, _REWRITE),
     Pass("moving what only some batches need", passes.sink_into_branches, _REWRITE),
     Pass("preparing for fusions of ONNX Runtime", passes.enable_after, _REWRITE),
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
-    Pass("settling opset imports", passes.settle_imports, undo=_to_nothing, once=True),
+    Pass("settling opset imports", passes.settle_imports, undo=_NOTHING, once=True),
 )
 """All that is done to a model, in order."""
 
