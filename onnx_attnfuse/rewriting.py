@@ -134,10 +134,10 @@ class Edit(Attempt):
         self._graph.builder.added += nodes
         self._graph.builder.constants += constants
 
-    def keep(self) -> tuple[ir.Node, ...]:
-        """Lets what was built stay beside the graph until another rewrite adopts it; returns the nodes."""
+    def keep(self) -> tuple[tuple[ir.Node, ...], tuple[ir.Value, ...]]:
+        """Lets what was built stay beside the graph until another rewrite adopts it; returns the nodes and initializers."""
         self._keeps = True
-        return tuple(self.added)
+        return tuple(self.added), tuple(self._graph.builder.constants)
 
     def replace(self, pairs: Sequence[tuple[ir.Value, ir.Value]], frontier: Sequence[ir.Value], name: str | None = None) -> None:
         """Verifies new values, puts them in the place of old ones, and removes what became needless.

@@ -43,21 +43,6 @@ from onnx_attnfuse.verify.verifier import Verifier
 Undo: TypeAlias = Callable[[], object]
 
 
-@dataclasses.dataclass
-class Told:
-    """What passes tell for the report."""
-
-    sites: list[SiteReport] = dataclasses.field(default_factory=list[SiteReport])
-    notes: list[str] = dataclasses.field(default_factory=list[str])
-    pictures: list[SitePicture | None] = dataclasses.field(default_factory=list["SitePicture | None"])
-    widened: list[ir.Node] = dataclasses.field(default_factory=list[ir.Node])
-    """The RotaryEmbedding nodes whose caches were widened."""
-    enabled: Counter[str] = dataclasses.field(default_factory=Counter[str])
-    """How often each enabling rule was applied."""
-    changes: Counter[str] = dataclasses.field(default_factory=Counter[str])
-    """What each pass counts, by its name."""
-
-
 class Run:
     """One run over one model: what was chosen, what its graphs share, and what is told of them."""
 
@@ -86,7 +71,15 @@ class Run:
         """How many passes have changed something."""
         self.replaced: dict[ir.Value, ir.Value] = {}
         """Results that fused operators replaced, in all graphs."""
-        self.told = Told()
+        self.sites: list[SiteReport] = []
+        self.notes: list[str] = []
+        self.pictures: list[SitePicture | None] = []
+        self.widened: list[ir.Node] = []
+        """The RotaryEmbedding nodes whose caches were widened."""
+        self.enabled: Counter[str] = Counter()
+        """How often each enabling rule was applied."""
+        self.changes: Counter[str] = Counter()
+        """What each pass counted, by its name."""
 
     @functools.cached_property
     def total(self) -> int:
@@ -136,10 +129,6 @@ class PassContext:
             self.fused = None
 
         return undo
-
-    def to_nothing(self) -> None:
-        """Nothing is put back, for passes that change no node."""
-        return
 
     def graph_context(self) -> GraphContext:
         """What a pass rewrites the graph with; each takes its own, as new nodes are shared in graph order."""
@@ -197,7 +186,7 @@ class Pass:
     """Does it, and counts what was changed; 0: the graph is what it was."""
     step: str | None = None
     """The step whose time it counts for."""
-    undo: Callable[[PassContext], Undo | None] = PassContext.to_last
-    """What puts the graph back where the pass fails."""
+    undo: Callable[[PassContext], Undo] | None = PassContext.to_last
+    """What puts the graph back where the pass fails; None: it changes no node."""
     once: bool = False
     """Once for the model, with its main graph, when all graphs have come so far; else graph by graph."""

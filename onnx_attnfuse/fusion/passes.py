@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion.enabling import AFTER, BEFORE, apply_enabling
+from onnx_attnfuse.fusion.enabling import apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
@@ -48,7 +48,7 @@ def apply_patterns(graph: PassContext) -> int:
 def widen_rotary_caches(graph: PassContext) -> int:
     """Gives every RotaryEmbedding caches for the whole batch."""
     widened = widen_caches(graph.graph_context())
-    graph.run.told.widened += widened
+    graph.run.widened += widened
     return len(widened)
 
 
@@ -62,21 +62,12 @@ def find_attention(graph: PassContext) -> int:
     return 0
 
 
-def enable_before(graph: PassContext) -> int:
-    """Rewrites what stands around attentions before they are fused."""
-    return _enabled(graph, BEFORE)
-
-
-def enable_after(graph: PassContext) -> int:
-    """Rewrites what stands around attentions once they are fused."""
-    return _enabled(graph, AFTER)
-
-
-def _enabled(graph: PassContext, rules: Sequence[EnablingRule]) -> int:
+def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
+    """Rewrites what stands around attentions, where there are some."""
     if not graph.candidates:
         return 0
     done = apply_enabling(rules, graph.graph_context(), graph.run.plan_context.device.ep)
-    graph.run.told.enabled += done
+    graph.run.enabled += done
     return sum(done.values())
 
 
@@ -90,7 +81,7 @@ def switch_kernels(graph: PassContext) -> int:
     ]
     needy = [node for node, scope in existing if needs_all_kernels(params_of_node(node, scope.facts), switched)]
     if needy:
-        run.told.notes.append(f"no kernel is switched off: operators that are there may need it, the first is '{needy[0].name}'")
+        run.notes.append(f"no kernel is switched off: operators that are there may need it, the first is '{needy[0].name}'")
         switched = dataclasses.replace(device, switches=switches_for(run.policy, device, may_switch_off=False))
     run.plan_context = dataclasses.replace(run.plan_context, device=switched)
     return 0
@@ -109,10 +100,10 @@ def pack_attention(graph: PassContext) -> int:
         return 0
     from onnx_attnfuse.fusion.packing.pack import pack
 
-    run.options.progress("packing", len(run.told.sites), run.total)
+    run.options.progress("packing", len(run.sites), run.total)
     fuser = graph.new_site_fuser()
     found, notes = pack(fuser, graph.candidates, run.plan_context)
-    run.told.notes += notes
+    run.notes += notes
     return _finished(graph, fuser, found)
 
 
@@ -141,7 +132,7 @@ def _fused(graph: PassContext, *, alone: bool) -> int:
     """Fuses what can be; `alone`: each is undone by itself where the graph breaks by it."""
     run, fuser, found = graph.run, graph.new_site_fuser(), list[SiteReport]()
     for candidate in graph.candidates:
-        run.options.progress("fusing", len(run.told.sites) + len(found), run.total)
+        run.options.progress("fusing", len(run.sites) + len(found), run.total)
         found.append(_fused_alone(graph, fuser, candidate) if alone else fuser.fuse(candidate, run.plan_context))
     return _finished(graph, fuser, found)
 
@@ -178,14 +169,14 @@ def put_patterns_back(graph: PassContext) -> int:
 
 def tell_sites(graph: PassContext) -> int:
     """Tells what became of the attentions; changes nothing."""
-    told, found, reason = graph.run.told, [] if graph.fused is None else graph.fused[1], graph.failure
+    run, found, reason = graph.run, [] if graph.fused is None else graph.fused[1], graph.failure
     if graph.fused is None and reason is not None:
         found = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
-    told.sites += found
-    told.pictures += graph.run.album.pictures(graph.candidates, len(found))
+    run.sites += found
+    run.pictures += run.album.pictures(graph.candidates, len(found))
     for site in found:
         log_site(site)
-    told.notes += graph.patterns.notes(found)
+    run.notes += graph.patterns.notes(found)
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.fusion import passes
+from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.scopes import count_ops, scopes
@@ -29,26 +31,26 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.verify.verifier import Verifier
 
-_FIND, _REWRITE, _NOTHING = "find", "plan and rewrite", PassContext.to_nothing
+_FIND, _REWRITE = "find", "plan and rewrite"
 _ROTARY = "replacing rotary embeddings"
 PASSES: tuple[Pass, ...] = (
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
-    Pass("looking for attention", passes.find_attention, _FIND, _NOTHING),
-    Pass("preparing for fusions of ONNX Runtime", passes.enable_before, _FIND),
-    Pass("looking for attention", passes.find_attention, _FIND, _NOTHING),
-    Pass("switching kernels off", passes.switch_kernels, undo=_NOTHING, once=True),
-    Pass("drawing what is there", passes.draw, undo=_NOTHING),
+    Pass("looking for attention", passes.find_attention, _FIND, None),
+    Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, BEFORE), _FIND),
+    Pass("looking for attention", passes.find_attention, _FIND, None),
+    Pass("switching kernels off", passes.switch_kernels, undo=None, once=True),
+    Pass("drawing what is there", passes.draw, undo=None),
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
     Pass("putting patterns back", passes.put_patterns_back, _REWRITE, PassContext.to_origin),
-    Pass("telling of sites", passes.tell_sites, _REWRITE, _NOTHING),
+    Pass("telling of sites", passes.tell_sites, _REWRITE, None),
     Pass(_ROTARY, passes.fuse_standalone_rotary, _REWRITE),
     Pass("folding constants", passes.fold_weights, _REWRITE),
     Pass("moving what only some batches need", passes.sink_into_branches, _REWRITE),
-    Pass("preparing for fusions of ONNX Runtime", passes.enable_after, _REWRITE),
+    Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, AFTER), _REWRITE),
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
-    Pass("settling opset imports", passes.settle_imports, undo=_NOTHING, once=True),
+    Pass("settling opset imports", passes.settle_imports, undo=None, once=True),
 )
 """All that is done to a model, in order."""
 
@@ -97,24 +99,24 @@ def _report(run: Run) -> Report:
     """Applies all passes, and tells."""
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
-    seconds, told = time.perf_counter() - start, run.told
-    fused = any(site.status in {"fused", "already-fused"} for site in told.sites)
+    seconds = time.perf_counter() - start
+    fused = any(site.status in {"fused", "already-fused"} for site in run.sites)
     device, session = run.plan_context.device, None
     with contained(Subject("telling what was done")):
-        told.notes += _around(run)
+        run.notes += _around(run)
         session = session_for(device if fused else Device(device.ep, device.arch))
     return Report(
-        sites=tuple(told.sites),
+        sites=tuple(run.sites),
         seconds=seconds,
         ops_before=before,
         ops_after=count_ops(run.model),
-        notes=tuple(told.notes),
+        notes=tuple(run.notes),
         differing=run.verifier.differing,
         patterns=_patterns(run),
         policy=run.policy,
         session=session,
         steps=dict(run.verifier.timer.seconds),
-        pictures=tuple(told.pictures),
+        pictures=tuple(run.pictures),
     )
 
 
@@ -143,9 +145,10 @@ def _apply(item: Pass, graph: PassContext) -> None:
     """Applies one pass; what fails is undone and told."""
     run = graph.run
     timed = contextlib.nullcontext() if item.step is None else run.verifier.timer.step(item.step)
-    with timed, contained(Subject(item.name), None if item.once else graph.scope.path, item.undo(graph)) as attempt:
+    place = None if item.once else graph.scope.path
+    with timed, contained(Subject(item.name), place, None if item.undo is None else item.undo(graph)) as attempt:
         changes = item.apply(graph)
-        run.told.changes[item.name] += changes
+        run.changes[item.name] += changes
         run.version += bool(changes)
     graph.failure = attempt.reason or graph.failure
 
@@ -167,10 +170,10 @@ def _around(run: Run) -> Iterator[str]:
     if believed := run.verifier.believed:
         count = f"{len(believed)} place{'s' * (len(believed) > 1)}"
         yield f"{count} of patterns that are not built in could not be verified, the first is {believed[0]}"
-    if left := sum(node.graph is not None for node in run.told.widened):
+    if left := sum(node.graph is not None for node in run.widened):
         yield f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"
-    if turned := run.told.changes[_ROTARY]:
+    if turned := run.changes[_ROTARY]:
         yield f"{turned} rotary embeddings became RotaryEmbedding where they stand, outside of the attentions"
     if run.opset.raised_from is not None:
         yield f"opset raised from {run.opset.raised_from} to {run.opset.version}, which ai.onnx Attention needs"
-    yield from (f"{count} {what}" for what, count in run.told.enabled.items())
+    yield from (f"{count} {what}" for what, count in run.enabled.items())

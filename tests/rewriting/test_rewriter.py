@@ -201,20 +201,21 @@ def test_what_is_kept_waits_for_the_rewrite_that_adopts_it(bench: Bench) -> None
     left, right = bench.sum.inputs
     with bench.graph.rewrite(bench.sum, SUBJECT) as first:
         new = bench.add(right, left)
-        nodes = first.keep()
+        kept = first.keep()
     assert [node.name for node in bench.model.graph] == ["product", "swapped", "sum"]
     with bench.graph.rewrite(bench.sum, SUBJECT) as edit:
-        edit.adopt(nodes)
+        edit.adopt(*kept)
         bench.replace(edit, new)
     assert bench.bytes() == bench_of(SWAPPED).bytes()
 
 
 def test_what_is_adopted_goes_with_a_rewrite_that_is_refused(bench: Bench) -> None:
     with bench.graph.rewrite(bench.sum, SUBJECT) as first:
-        bench.add(*bench.sum.inputs)
-        nodes = first.keep()
+        bench.add(bench.sum.inputs[0], bench.graph.builder.scalar(3.0, ir.DataType.FLOAT))
+        kept = first.keep()
+    assert len(bench.model.graph.initializers) == 3
     with bench.graph.rewrite(bench.sum, SUBJECT) as edit:
-        edit.adopt(nodes)
+        edit.adopt(*kept)
         raise Refused("no-reason", "on purpose")
     assert bench.bytes() == bench_of().bytes()
 

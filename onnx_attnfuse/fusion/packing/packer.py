@@ -43,7 +43,8 @@ class _Group:
 
     padding: KeyPadding
     sites: list[Site]
-    added: tuple[ir.Node, ...]
+    added: tuple[tuple[ir.Node, ...], tuple[ir.Value, ...]]
+    """The nodes and initializers that were built for it."""
 
 
 class Packer:
@@ -102,7 +103,7 @@ class Packer:
         """Builds a group, or notes why not."""
         first = group.sites[0].spec
         with self._graph.rewrite(anchor_of(first), _PACKING, first.name) as edit:
-            edit.adopt(group.added)
+            edit.adopt(*group.added)
             region = self._grown(group.sites, Tokens(self._graph.scope.facts, length(first.axes.b), length(first.axes.i)))
             check_padding_rows(region, others, attentions, self._graph.scope.graph)
             built = self._built(group, region)
