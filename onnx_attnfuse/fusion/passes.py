@@ -18,6 +18,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked
 from onnx_attnfuse.fusion.site import SiteFuser
+from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.snapshot import Snapshot
@@ -213,8 +214,9 @@ def settle_imports(graph: PassContext) -> int:
     model = graph.run.model
     for part in (model.graph, *model.functions.values()):
         imports = model.opset_imports if part is model.graph else part.opset_imports
-        if any(node.domain == _CONTRIB for node in part.all_nodes()):
+        if any(node.domain == _CONTRIB for node in all_nodes(part)):
             imports.setdefault(_CONTRIB, 1)
-    if not any(node.op_type == "Attention" and node.domain == "" for node in model.graph.all_nodes()):
-        graph.run.opset.restore()
+    opset = graph.run.opset
+    if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in all_nodes(model.graph)):
+        opset.restore()
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
@@ -107,3 +107,11 @@ def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
         elif found.type is ir.AttributeType.GRAPHS and not found.is_ref():
             graphs += found.as_graphs()
     return graphs
+
+
+def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a graph, each followed by those of the graphs nested in it."""
+    for node in graph:
+        yield node
+        for nested in subgraphs(node):
+            yield from all_nodes(nested)

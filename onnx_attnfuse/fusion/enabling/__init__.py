@@ -14,15 +14,26 @@ from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
 from onnx_attnfuse.rewriting import GraphContext
 
 BEFORE: tuple[EnablingRule, ...] = (
-    EnablingRule("Gemm split into product and bias, which then goes into what follows", as_product, frozenset(["cuda"])),
+    EnablingRule(
+        "Gemm split into product and bias, which then goes into what follows",
+        frozenset(["Gemm"]),
+        as_product,
+        frozenset(["cuda"]),
+    ),
 )
 """Rules that are applied before attention is matched."""
 AFTER: tuple[EnablingRule, ...] = (
     EnablingRule(
-        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from", as_quotient
+        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
+        frozenset(["Mul"]),
+        as_quotient,
     ),
-    EnablingRule("sums and normalizations as one operator, where the sum goes on as the next residual", as_skip_norm),
-    EnablingRule("Gelu of half precision as one operator", as_gelu, frozenset(["cuda"])),
+    EnablingRule(
+        "sums and normalizations as one operator, where the sum goes on as the next residual",
+        frozenset(["LayerNormalization", "Mul"]),
+        as_skip_norm,
+    ),
+    EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, frozenset(["cuda"])),
 )
 
 
@@ -33,7 +44,7 @@ def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, ep: str) 
         if ep not in rule.providers:
             continue
         subject = Subject(f"rewriting {rule.does}")
-        for node in list(graph.scope.graph):
+        for node in [node for node in graph.scope.graph if node.op_type in rule.ops]:
             if node.graph is not graph.scope.graph:
                 continue
             with graph.rewrite(node, subject) as edit:
