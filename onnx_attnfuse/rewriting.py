@@ -105,7 +105,7 @@ class Edit(Attempt):
             del builder.added[self._start :], builder.constants[self._constants :]
         elif error is None and self._whole is self and not self._keeps:
             sweep_unused(self.added)
-            take_back([], builder.constants)
+            take_back((), builder.constants)
         builder.anchor, added, constants = self._before
         if self._whole is self:
             builder.added, builder.constants = added, constants

@@ -127,6 +127,7 @@ class PassContext:
         def undo() -> None:
             self.origin.restore()
             self.fused = None
+            self.run.version += 1
 
         return undo
 

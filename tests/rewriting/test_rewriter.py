@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -98,6 +99,20 @@ def test_a_rewrite_that_is_refused_halfway_leaves_the_graph_as_it_was(bench: Ben
     assert edit.reason is not None
     assert (edit.reason.code, failures.all()) == ("no-reason", ())
     assert bench.bytes() == bench_of().bytes()
+
+
+def test_branches_of_a_refused_rewrite_hold_nothing_any_more(bench: Bench) -> None:
+    with bench.graph.rewrite(bench.sum, SUBJECT) as edit:
+        new = bench.add(*bench.sum.inputs)
+        branches: dict[str, ir.Graph] = {}
+        for name in ("then_branch", "else_branch"):
+            node = ir.node("Identity", [new], name=name)
+            branches[name] = ir.Graph([], node.outputs, nodes=[node], name=name)
+        bench.graph.builder.node("If", [bench.graph.builder.constant(np.asarray(True))], branches)
+        raise Refused("no-reason", "on purpose")
+    assert edit.reason is not None
+    assert bench.bytes() == bench_of().bytes()
+    assert len(bench.sum.inputs[0].uses() if bench.sum.inputs[0] is not None else ()) == 1
 
 
 def test_what_nothing_used_before_a_refused_rewrite_is_still_there() -> None:
