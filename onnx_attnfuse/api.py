@@ -12,10 +12,9 @@ from typing import Any, Generic, TypeVar
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError
-from onnx_attnfuse.fusion.pipeline import Run
+from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.ort_settings import Session
-from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.transforms.decompose.report import UnfuseReport
@@ -76,13 +75,11 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
         OptionError: An option has no such value.
         VerificationError: `verify="model"`, and the whole models differ.
     """
-    options = dataclasses.replace(options or Options(), **choices)
-    catalogue = load(options)
-    verifier = Verifier(options, catalogue.operators.values())
-    with verifier.timer.step("read"):
-        loaded, kind = io.from_any(model)
+    fusion = Fusion(dataclasses.replace(options or Options(), **choices))
+    loaded, kind = fusion.read(model)
+    verifier = fusion.verifier
     before = _original(model, loaded) if verifier.level == "model" else None
-    report = Run(loaded, options, verifier, catalogue).go()
+    report = fusion.fuse(loaded)
     if before is not None:
         note = verifier.check_model(before, loaded)
         notes = (*report.notes, note) if note else report.notes
@@ -97,12 +94,8 @@ def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
     """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
-    options = dataclasses.replace(options or Options(), **choices)
-    catalogue = load(options)
-    verifier = Verifier(options, catalogue.operators.values(), keep_evidence=False)
-    with verifier.timer.step("read"):
-        loaded, _ = io.from_any(model)
-    return Run(loaded, options, verifier, catalogue).go()
+    fusion = Fusion(dataclasses.replace(options or Options(), **choices), keep_evidence=False)
+    return fusion.fuse(fusion.read(model)[0])
 
 
 class Unfused(_Changed[UnfuseReport]):
@@ -204,9 +197,7 @@ class AttentionFusionPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuses in place; `modified` tells whether anything was fused."""
-        catalogue = load(self.options)
-        verifier = Verifier(self.options, catalogue.operators.values())
-        self.report = Run(model, self.options, verifier, catalogue).go()
+        self.report = Fusion(self.options).fuse(model)
         return ir.passes.PassResult(model, modified=self.report.fused > 0)
 
 

@@ -9,18 +9,18 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, params_of
 from onnx_attnfuse.fusion.runtime_dispatch import Choice, Guards
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.kernels.conditions import LONG
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.cache import is_single
 from onnx_attnfuse.targets.padding import at_least, read_padding
 from onnx_attnfuse.verify.verdict import Verified
-from onnx_attnfuse.verify.verifier import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,7 @@ class Built:
     """Why it is not faster."""
 
 
-def check_site(
-    verifier: Verifier, spec: AttentionSpec, emitted: Emitted, scope: Scope, model: ir.Model, given: ir.Value | None = None
-) -> Verified | None:
+def _check_site(graph: GraphContext, spec: AttentionSpec, emitted: Emitted, given: ir.Value | None) -> Verified | None:
     """Verifies one form of a site for the batches where `given` holds; None if verification is off.
 
     Raises:
@@ -49,8 +47,8 @@ def check_site(
         frontier = [spec.query[-1].indexed.value, *spec.cache.frontier()]
         others = (length(axis) for axis in (spec.axes.b, spec.axes.i, spec.cache.new_axis))
         empty = frozenset(sizes.symbols(length(spec.cache.past_axis))).difference(*map(sizes.symbols, others))
-    doubted = not verifier.doubted.isdisjoint(spec.nodes)
-    return verifier.check(emitted.results, frontier, spec.name, scope, model, given, empty, doubted=doubted)
+    doubted = not graph.verifier.doubted.isdisjoint(spec.nodes)
+    return graph.verify(emitted.results, frontier, spec.name, given, empty, doubted=doubted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +58,11 @@ class SiteBuilder:
     spec: AttentionSpec
     meaning: Meaning
     plan: Plan
-    scope: Scope
-    model: ir.Model
+    graph: GraphContext
     context: BuildContext
-    verifier: Verifier
     guards: Guards
+    edit: Edit
+    """The rewrite of the site, which faster forms are parts of."""
 
     def build(self) -> Built:
         """Builds all forms and has them judged.
@@ -78,14 +76,13 @@ class SiteBuilder:
         choices: list[Choice] = []
         faster: list[Lowering] = []
         for item in self.plan.faster:
-            try:
-                choice, verdict = self._choice(item)
-            except Refused as refused:
-                reasons.append(refused.reason)
-                continue
-            choices.append(choice)
-            faster.append(item)
-            verdicts.append(verdict)
+            with self.edit.part(Subject(f"building a faster {item.target.INFO.name}")) as part:
+                emitted, exact = self._emit(item), self._exact(item.encoding)
+                verdict = _check_site(self.graph, self.spec, emitted, exact)
+                choices.append(Choice(self.guards.test(exact, self._size_tests(item)), emitted))
+                faster.append(item)
+                verdicts.append(verdict)
+            reasons += [] if part.reason is None else [part.reason]
         plan = dataclasses.replace(self.plan, faster=tuple(faster))
         if not choices:
             return Built(otherwise, plan, verdicts[0], tuple(reasons))
@@ -100,7 +97,7 @@ class SiteBuilder:
 
     def _judged(self, emitted: Emitted, encoding: MaskEncoding) -> Verified | None:
         given = None if encoding.is_exact else self._exact(encoding)
-        verdict = check_site(self.verifier, self.spec, emitted, self.scope, self.model, given)
+        verdict = _check_site(self.graph, self.spec, emitted, given)
         sweep([given])
         return verdict
 
@@ -112,23 +109,6 @@ class SiteBuilder:
         if encoding.single:
             tests.append(is_single(self.context.builder, self.spec))
         return self.context.builder.logical("And", tests)
-
-    def _choice(self, item: Lowering) -> tuple[Choice, Verified | None]:
-        """A faster form and its test.
-
-        Raises:
-            Refused: It cannot be built, or is not equal where its test holds.
-        """
-        builder, encoding = self.context.builder, item.encoding
-        before = len(builder.added)
-        try:
-            emitted = self._emit(item)
-            exact = self._exact(encoding)
-            verdict = check_site(self.verifier, self.spec, emitted, self.scope, self.model, exact)
-        except Refused:
-            sweep_unused(builder.added[before:])
-            raise
-        return Choice(self.guards.test(exact, self._size_tests(item)), emitted), verdict
 
     def _size_tests(self, item: Lowering) -> list[ir.Value]:
         """Whether the sizes are such that this way is faster, and that its kernel takes it."""

@@ -12,11 +12,12 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, connect, known_elsewhere
+from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, known_elsewhere
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.base import Emitted
 
 
@@ -84,7 +85,7 @@ def check_apart(spec: AttentionSpec, order: Order) -> None:
         raise Refused("inner-value-used", message, spec.name)
 
 
-def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order) -> None:
+def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order, edit: Edit) -> None:
     """Puts the new values in the place of the old ones and removes what became needless.
 
     What the operator itself is computed from goes on reading the keys and values that the source appended to earlier ones; other
@@ -95,7 +96,7 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order
         emitted.node.metadata_props.update(producer.metadata_props)
         emitted.node.doc_string = producer.doc_string
     presents = [old for old, _ in emitted.presents]
-    connect(emitted.replaced, emitted.value, builder, [node for node, _ in emitted.replaced.uses()])
+    edit.connect([(emitted.replaced, emitted.value)])
     inner = [*inner_values(spec), *presents]
     sweep([emitted.replaced, *inner])
     needless = [value for value in emitted.needless if known_elsewhere(value, {*inner, *emitted.needless}, builder)]
@@ -104,10 +105,10 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order
     sweep((*inner, *needless))
     for views in (_rotated_values(spec), _views(spec)):
         _drop_views(views, builder)
-    own = set(builder.added)
+    own = set(edit.added)
     for old, new in emitted.presents:
         if old.graph is not None:
-            connect(old, new, builder, order.free([node for node in viewers(old) if node not in own], new))
+            edit.connect([(old, new)], order.free([node for node in viewers(old) if node not in own], new))
             _answer_shapes(old, builder)
     sweep([value for pair in emitted.presents for value in pair])
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length as length_of
 from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.fusion.pipeline import Run
+from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph import io, sizes
 from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.graph.sizes import Dim
@@ -22,7 +22,6 @@ from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report
-from onnx_attnfuse.verify.verifier import Verifier
 
 DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 
@@ -52,13 +51,9 @@ def forecast(
     if length is not None and length < 1:
         raise OptionError(f"the length is {length}; choose one of 1 or more")
     loaded, _ = io.from_any(model)
-    catalogue = load(options)
     if length is not None:
         options = dataclasses.replace(options, dim={**dict.fromkeys(sequence_symbols(loaded), length), **options.dim})
-    run = Run(loaded, options, Verifier(options, catalogue.operators.values(), doubts=False), catalogue)
-    if dtype is not None:
-        run.plan_context = dataclasses.replace(run.plan_context, dtype=DTYPES[dtype])
-    return run.go()
+    return Fusion(options, doubts=False).fuse(loaded, dtype=None if dtype is None else DTYPES[dtype])
 
 
 def sequence_symbols(model: ir.Model) -> set[str]:

@@ -100,13 +100,13 @@ class Guards:
         self._homes += [_Home(node, (test, test), then), _Home(node, (test,), other)]
         return list(node.outputs)
 
-    def sink_into_branches(self) -> None:
-        """Sinks nodes into the `If` branches that use them (code sinking).
+    def sink_into_branches(self) -> int:
+        """Sinks nodes into the `If` branches that use them (code sinking); returns how many branches there are.
 
         What one branch needs goes into it; what several with the same tests need is computed once, under those tests.
         """
         if not self._homes:
-            return
+            return 0
         groups: dict[tuple[ir.Value, ...], list[_Home]] = {}
         for item in self._homes:
             groups.setdefault(item.tests, []).append(item)
@@ -122,6 +122,7 @@ class Guards:
                 branch.insert_before(branch[0], nodes)
             _compute_if_needed(self._builder, tests, items, shared)
         self._builder.graph.sort()  # what is computed if needed may stand before the test that says so
+        return len(self._homes)
 
 
 def _producer(value: ir.Value) -> ir.Node:

@@ -11,7 +11,7 @@ from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder
 from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
 from onnx_attnfuse.fusion.plan import Plan, PlanContext
@@ -19,9 +19,7 @@ from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.fusion.report_site import kept, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
-from onnx_attnfuse.graph.edit import tidy
 from onnx_attnfuse.graph.order import Order
-from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.describe_op import params_of_node
@@ -31,31 +29,19 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
+from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.layout import replaces_rotation
-from onnx_attnfuse.verify.verifier import Verifier
 
 _FUSING = Subject("fusing an attention")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Answer:
-    """What a site is to become."""
-
-    found: SiteReport
-    reasons: tuple[Reason, ...]
-    built: Built | None = None
-    """New nodes beside the old ones; None: it stays as it is."""
 
 
 @dataclasses.dataclass
 class SiteFuser:
     """Fuses the attentions of one graph, one site at a time."""
 
-    scope: Scope
-    model: ir.Model
+    graph: GraphContext
     context: BuildContext
-    verifier: Verifier
     guards: Guards
     options: Options
     readers: Readers
@@ -70,80 +56,81 @@ class SiteFuser:
 
     def fuse(self, candidate: Candidate, plan_context: PlanContext) -> SiteReport:
         """Fuses one, or says why not; a defect of ours costs this site only, unless it is met while the graph changes."""
+        scope = self.graph.scope
         if candidate.spec is not None and not self.replaced.keys().isdisjoint(candidate.spec.values()):
-            candidate = read_candidate(candidate.node, candidate.softmax, self.scope, self.readers, self.options.keep_outputs)
-        found, spec = SiteReport(label(candidate.node), self.scope.path, "skipped"), candidate.spec
-        answer: _Answer | None = None
-        with contained(_FUSING, found.name, lambda: tidy(self.context.builder)) as attempt:
-            found = unfused(candidate, self.scope)
+            candidate = read_candidate(candidate.node, candidate.softmax, scope, self.readers, self.options.keep_outputs)
+        found, spec = SiteReport(label(candidate.node), scope.path, "skipped"), candidate.spec
+        with self.graph.rewrite(None if spec is None else anchor_of(spec), _FUSING, found.name) as edit:
+            found = unfused(candidate, scope)
             if spec is None:
                 return self._existing(found, candidate.node, plan_context)
-            self.context.builder.at(anchor_of(spec))
-            answer = self._planned(candidate.node, spec, found, plan_context)
-        if answer is None or spec is None:
-            assert attempt.reason is not None
-            return dataclasses.replace(found, reasons=(attempt.reason,))
-        found = dataclasses.replace(answer.found, reasons=answer.reasons)
-        if answer.built is not None:
-            found = self._fused(found, spec, answer.built, plan_context)
-            self.album.after(candidate.node, spec, answer.built.emitted, self.scope)
-        tidy(self.context.builder)
-        return found
+            return self._fused(candidate.node, spec, found, plan_context, edit)
+        assert edit.reason is not None
+        return dataclasses.replace(found, reasons=(edit.reason,))
 
     def _existing(self, found: SiteReport, node: ir.Node, plan_context: PlanContext) -> SiteReport:
         """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
-        params = params_of_node(node, self.scope.facts) if found.status == "already-fused" else None
+        params = params_of_node(node, self.graph.scope.facts) if found.status == "already-fused" else None
         if not isinstance(params, AttentionParams):
             return found
         params = dataclasses.replace(params, dtype=plan_context.dtype or params.dtype).settled(plan_context.lengths)
         foreseen = forecast_existing(params, plan_context.device)
         return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, plan_context.device))
 
-    def _planned(self, node: ir.Node, spec: AttentionSpec, found: SiteReport, plan_context: PlanContext) -> _Answer:
-        """Builds what the first plan asks for that can be carried out, and says what kept it from being another one.
+    def _fused(self, node: ir.Node, spec: AttentionSpec, found: SiteReport, plan_context: PlanContext, edit: Edit) -> SiteReport:
+        """Carries the first plan out that can be, and says what kept it from being another one.
 
         Raises:
             Refused: The mask cannot be looked at, or nothing is computed.
         """
+        graph, device = self.graph, plan_context.device
         check_lengths(spec)
         check_apart(spec, self.order)
-        meaning = self.verifier.check_mask(spec, understand(spec, self.context.reader), self.scope, self.model)
-        assumptions = assumed_by(spec, meaning, self.scope.facts)
+        meaning = graph.check_mask(spec, understand(spec, self.context.reader))
+        assumptions = assumed_by(spec, meaning, graph.scope.facts)
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None, assumptions=assumptions)
-        self.album.mask(node, spec, meaning, self.scope)
+        self.album.mask(node, spec, meaning, graph.scope)
         foreseen = spec if plan_context.dtype is None else dataclasses.replace(spec, dtype=plan_context.dtype)
         plans, refusals = preferred_plans(foreseen, meaning, plan_context, self.policy, self.context)
         reasons: list[Reason] = []
         for plan in plans:
             if _is_in_place(found, plan, spec):
                 why = refusals if len(plans) == 1 and refusals else [kept(found, plan_context.target)]
-                return _Answer(dataclasses.replace(found, kernel=kernel_of(plan, plan_context.device)), tuple(reasons or why))
-            target = Subject(f"fusing into {plan.main.target.INFO.name}")
-            with contained(target, found.name, lambda: tidy(self.context.builder)) as attempt:
+                return dataclasses.replace(found, kernel=kernel_of(plan, device), reasons=tuple(reasons or why))
+            built: Built | None = None
+            with edit.part(Subject(f"fusing into {plan.main.target.INFO.name}")) as part:
                 cached = any(item.encoding.cached for item in (plan.main, *plan.faster))
-                check_shape_users(spec, self.context.builder, cached=cached)
-                built = SiteBuilder(spec, meaning, plan, self.scope, self.model, self.context, self.verifier, self.guards).build()
-                self.order.add(self.context.builder.added, anchor_of(spec))
-                return _Answer(found, built.reasons, built)
-            reasons += [] if attempt.reason is None else [attempt.reason]
-        return _Answer(found, tuple(reasons or refusals))
+                check_shape_users(spec, graph.builder, cached=cached)
+                site = SiteBuilder(spec, meaning, plan, graph, self.context, self.guards, part).build()
+                self.order.add(edit.added, anchor_of(spec))
+                built = site
+            if built is not None:
+                return self._connected(node, spec, built, found, plan_context, edit)
+            reasons += [] if part.reason is None else [part.reason]
+        return dataclasses.replace(found, reasons=tuple(reasons or refusals))
 
-    def _fused(self, found: SiteReport, spec: AttentionSpec, built: Built, plan_context: PlanContext) -> SiteReport:
+    def _connected(
+        self, node: ir.Node, spec: AttentionSpec, built: Built, found: SiteReport, plan_context: PlanContext, edit: Edit
+    ) -> SiteReport:
         """Connects what was built, and tells."""
-        commit(spec, built.emitted, self.context.builder, self.order)
+        commit(spec, built.emitted, self.graph.builder, self.order, edit)
         self.replaced.update(built.emitted.results)
         self.unsorted |= bool(built.emitted.presents)
-        return dataclasses.replace(
+        target = built.plan.main.target
+        found = dataclasses.replace(
             found,
             status="fused",
-            op=built.plan.main.target.INFO.name,
-            domain=built.plan.main.target.INFO.domain,
+            op=target.INFO.name,
+            domain=target.INFO.domain,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, plan_context.device),
             layout=built.emitted.layouts,
             verified=built.verified,
+            reasons=built.reasons,
         )
+        self.album.after(node, spec, built.emitted, self.graph.scope)
+        return found
 
 
 def _is_in_place(found: SiteReport, plan: Plan, spec: AttentionSpec) -> bool:

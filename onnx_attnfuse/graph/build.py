@@ -47,17 +47,19 @@ class Builder:
         self.names = names
         """Every name in the model; new ones are added."""
         self._counts: Counter[str] = Counter()
-        self._anchor: ir.Node | None = None
+        self.anchor: ir.Node | None = None
+        """The node that new ones go right before."""
         self._known: dict[tuple[Any, ...], tuple[ir.Value, ...]] = {}
         self.added: list[ir.Node] = []
-        """Nodes added since the last `at`."""
+        """Nodes added since a rewrite began."""
+        self.constants: list[ir.Value] = []
+        """Initializers added since a rewrite began."""
         self.rearranged: list[ir.Value] = []
         """Values made of constants alone, to be constants themselves once all is judged (`graph.folding`)."""
 
     def at(self, anchor: ir.Node) -> None:
         """New nodes go right before `anchor`."""
-        self._anchor = anchor
-        self.added = []
+        self.anchor = anchor
 
     def name(self, hint: str) -> str:
         """A name that nothing in the model has, `hint` if it is free."""
@@ -98,7 +100,7 @@ class Builder:
         known = self._known.get(key)
         if hint is None and known is not None and known[0].graph is self.graph:
             return known[0]
-        assert self._anchor is not None
+        assert self.anchor is not None
         name = self.name(hint or f"attnfuse/{op}")
         node = ir.node(op, inputs, attributes, domain=domain, name=name, num_outputs=outputs)
         for item in node.outputs:
@@ -106,7 +108,7 @@ class Builder:
             if dtype is not None:
                 item.dtype = dtype
         output = node.outputs[0]
-        self.graph.insert_before(self._anchor, node)
+        self.graph.insert_before(self.anchor, node)
         self.facts.record(output, dims, dtype)
         if dims is not None:
             output.shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
@@ -125,13 +127,13 @@ class Builder:
         tensor = ir.tensor(content, name=name)
         if isinstance(self.graph, ir.Graph):
             value = ir.Value(name=name, shape=ir.Shape(content.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-            self.graph.register_initializer(value)
+            self._register(value)
         else:
-            assert self._anchor is not None
+            assert self.anchor is not None
             node = ir.node("Constant", [], {"value": tensor}, name=name)
             value = node.outputs[0]
             value.name = self.name(f"{name}_output")
-            self.graph.insert_before(self._anchor, node)
+            self.graph.insert_before(self.anchor, node)
             self.added.append(node)
         self.facts.record(value, content.shape, tensor.dtype)
         self._known[key] = (value,)
@@ -140,8 +142,13 @@ class Builder:
     def _keep(self, value: ir.Value) -> ir.Value:
         """A constant that was swept away with an undone site comes back."""
         if isinstance(self.graph, ir.Graph) and value.producer() is None and value.name not in self.graph.initializers:
-            self.graph.register_initializer(value)
+            self._register(value)
         return value
+
+    def _register(self, value: ir.Value) -> None:
+        assert isinstance(self.graph, ir.Graph)
+        self.graph.register_initializer(value)
+        self.constants.append(value)
 
     def scalar(self, number: float, dtype: ir.DataType | None) -> ir.Value:
         """A rank-0 constant of element type `dtype` (float32 if unknown); what overflows it becomes its largest number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -93,10 +93,22 @@ def has_unknown_attribute(node: ir.Node) -> bool:
     return any(found.is_ref() for found in node.attributes.values())
 
 
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The graphs nested in a node: branches and bodies."""
+    if not node.attributes:
+        return ()
+    graphs: list[ir.Graph] = []
     for found in node.attributes.values():
         if found.type is ir.AttributeType.GRAPH and not found.is_ref():
-            yield found.as_graph()
+            graphs.append(found.as_graph())
         elif found.type is ir.AttributeType.GRAPHS and not found.is_ref():
-            yield from found.as_graphs()
+            graphs += found.as_graphs()
+    return graphs
+
+
+def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a graph, each followed by those of the graphs nested in it."""
+    for node in graph:
+        yield node
+        for nested in subgraphs(node):
+            yield from all_nodes(nested)

@@ -1,4 +1,4 @@
-"""Edits of a graph in which new values were built beside old ones: connecting them, answering for shapes, tidying up.
+"""Edits of a graph in which new values were built beside old ones: connecting them, answering for shapes.
 
 `connect` gives the users of a value another one. Values that become needless may still be asked for their shapes: `check_shapes`
 refuses where the answer is known nowhere else, `answer_shapes` gives it.
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.sizes import Dim, Size
-from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import shape_nodes
 from onnx_attnfuse.reasons import Refused
 
@@ -93,8 +93,3 @@ def answer_shapes(value: ir.Value, builder: Builder) -> None:
             answer.name, asked.name = asked.name, builder.name(f"{asked.name}_unfused")
         asked.replace_all_uses_with(answer, replace_graph_outputs=True)
         sweep([asked])
-
-
-def tidy(builder: Builder) -> None:
-    """Removes what was built since the builder was last placed and nothing uses: all of it before `commit`."""
-    sweep_unused(builder.added)

@@ -24,15 +24,18 @@ _Read = Callable[[dict[ir.Value, Array]], Array]
 """The content of a value; what it reads on the way is kept in the dictionary, for constants that are read more than once."""
 
 
-def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> None:
+def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
     """Puts an initializer in the place of each value that is still there; in functions, which have none, they stay as they are.
 
     Args:
         values: Outputs of nodes on constants alone.
         builder: The builder of their graph.
         hint: Name of the initializers, made unique.
+
+    Returns:
+        How many there are.
     """
-    graph = builder.graph
+    graph, count = builder.graph, 0
     for value in dict.fromkeys(values):
         node = value.producer()
         if node is None or node.graph is not graph or not isinstance(graph, ir.Graph):
@@ -50,6 +53,8 @@ def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> None:
         builder.facts.copy(value, folded)
         value.replace_all_uses_with(folded)
         sweep([value])
+        count += 1
+    return count
 
 
 def _reading(value: ir.Value, sources: dict[int, ir.TensorProtocol]) -> _Read:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.constants import all_nodes, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import STANDARD
@@ -34,7 +34,7 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
     calls: dict[ir.OperatorIdentifier, list[tuple[ir.Node, Facts]]] = {name: [] for name in model.functions}
 
     def note(graph: ir.Graph | ir.Function, facts: Facts) -> None:
-        for node in graph.all_nodes():
+        for node in all_nodes(graph) if calls else ():
             if node.op_identifier() in calls:
                 calls[node.op_identifier()].append((node, facts))
 
@@ -100,7 +100,7 @@ def _nested(graph: ir.Graph | ir.Function, path: str, facts: Facts, opset: int) 
 
 def count_ops(model: ir.Model) -> Counter[str]:
     """Nodes by `domain::op_type` (`op_type` alone in the standard domain), everywhere in the model."""
-    nodes = (node for graph in (model.graph, *model.functions.values()) for node in graph.all_nodes())
+    nodes = (node for graph in (model.graph, *model.functions.values()) for node in all_nodes(graph))
     counted = Counter((node.domain, node.op_type) for node in nodes)
     return Counter({f"{domain}::{op}" if domain not in STANDARD else op: count for (domain, op), count in counted.items()})
 
@@ -112,7 +112,7 @@ def all_names(model: ir.Model) -> set[str]:
         names.update(value.name for value in graph.inputs if value.name)
         if isinstance(graph, ir.Graph):
             names.update(graph.initializers)
-        for node in graph.all_nodes():
+        for node in all_nodes(graph):
             if node.name:
                 names.add(node.name)
             names.update(value.name for value in node.outputs if value.name)

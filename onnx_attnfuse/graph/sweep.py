@@ -38,6 +38,19 @@ def sweep_unused(nodes: Sequence[ir.Node]) -> int:
     return sweep(output for node in reversed(nodes) for output in node.outputs)
 
 
+def take_back(nodes: Sequence[ir.Node], constants: Iterable[ir.Value] = ()) -> None:
+    """Removes those of new `nodes`, given in graph order, and of new `constants` that nothing uses, and nothing else."""
+    for node in reversed(nodes):
+        if node.graph is None or any(output.is_graph_output() or output.uses() for output in node.outputs):
+            continue
+        for nested in subgraphs(node):
+            nested.outputs.clear()
+            take_back(tuple(nested))
+        node.graph.remove(node, safe=True)
+    for value in constants:
+        _drop_initializer(value)
+
+
 def _drop_initializer(value: ir.Value) -> None:
     graph = value.graph
     if not isinstance(graph, ir.Graph) or value.uses() or value.is_graph_input() or value.is_graph_output():

@@ -113,6 +113,8 @@ def _with_dead_rows(
         return _refill_dead_rows(rows, compact, "Greater", context.bounds.masked_from, math.nan, context.builder)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
+    if spec.dtype is not None and _is_floored_below(-largest(spec.dtype), spec):
+        rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context.builder)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
     lowest = context.bounds.lowest(spec.mask)
@@ -149,6 +151,11 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
 
 def _is_wide(step: Added, context: BuildContext) -> bool:
     return context.builder.facts.dtype(step.indexed.value) == ir.DataType.FLOAT
+
+
+def _is_floored_below(lowest: float, spec: AttentionSpec) -> bool:
+    """Whether masked scores are held at a number below the lowest of the operator's type, which leaves nothing of them."""
+    return any(isinstance(step, Floored) and -math.inf < step.low < lowest for step in spec.mask)
 
 
 def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:

@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx_attnfuse.fusion.pipeline import Run
+from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.matcher.near_miss import Miss, Trace
-from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.testing.models import Model, as_model
-from onnx_attnfuse.verify.verifier import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +38,8 @@ def check(model: Model, *patterns: object, inputs: Sequence[Any] | None = None, 
         ModelError: The model cannot be read.
         OptionError: A pattern cannot be used.
     """
-    chosen = dataclasses.replace(Options(patterns=patterns), **options)
-    catalogue = load(chosen)
-    trace = Trace({entry.name for entry in catalogue.entries if not entry.owner.startswith("pack ")})
-    verifier = Verifier(chosen, catalogue.operators.values(), keep_evidence=False)
-    report = Run(as_model(model, inputs).clone(), chosen, verifier, catalogue, trace).go()
+    fusion = Fusion(dataclasses.replace(Options(patterns=patterns), **options), keep_evidence=False)
+    trace = Trace({entry.name for entry in fusion.catalogue.entries if not entry.owner.startswith("pack ")})
+    report = fusion.fuse(as_model(model, inputs).clone(), trace=trace)
     misses = {label(node): miss for node, miss in trace.nearest.items() if node is not None}
     return Checked(report, misses, trace.nearest.get(None))

@@ -11,6 +11,7 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
@@ -24,6 +25,7 @@ from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.fully_masked_rows import treatment
@@ -67,11 +69,12 @@ class _Run:
         graph.sort()
         self.annotations = Annotations(graph)
         self.facts = Facts(graph)
-        self.scope = Scope(graph.name or "training", graph, self.facts, self.opset)
         self.bounds, self.reader = Bounds(self.facts), Reader(self.facts)
-        self.verifier = Verifier(Options(ep="cpu", verify=None if check_masks else "none"), keep_evidence=False)
         self.readers = load(Options()).readers
-        self.builder = Builder(graph, self.facts, self.opset, all_names(self.model))
+        scope = Scope(graph.name or "training", graph, self.facts, self.opset)
+        builder = Builder(graph, self.facts, self.opset, all_names(self.model))
+        verifier = Verifier(Options(ep="cpu", verify=None if check_masks else "none"), keep_evidence=False)
+        self.rewriter = GraphContext(scope, self.model, builder, verifier)
 
     def go(self) -> TrainingReport:
         """Every softmax of the graph in its order."""
@@ -96,7 +99,7 @@ class _Run:
 
     def _fused(self, spec: AttentionSpec, softmax: Softmax, reported: TrainingSiteReport) -> TrainingSiteReport:
         """One attention: replaced, or left with the reasons."""
-        meaning = self.verifier.check_mask(spec, understand(spec, self.reader), self.scope, self.model)
+        meaning = self.rewriter.check_mask(spec, understand(spec, self.reader))
         reported = dataclasses.replace(reported, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
         try:
             _check(spec)
@@ -110,16 +113,16 @@ class _Run:
         others: list[tuple[str, Reason]] = []
         for kernel in self._order():
             reason = self._refusal(kernel, demand)
-            if reason is None:
-                try:
-                    handed = self._handed(site, demand)
-                    fuse(site, kernel, handed, self.builder)
-                except Refused as refused:
-                    reason = refused.reason
-                else:
-                    self.standins.forget()
-                    return dataclasses.replace(reported, kernel=kernel.name, handed=_words(handed), others=tuple(others))
-            others.append((kernel.name, reason))
+            if reason is not None:
+                others.append((kernel.name, reason))
+                continue
+            with self.rewriter.rewrite(anchor_of(spec), _FUSING, spec.name) as edit:
+                handed = self._handed(site, demand)
+                fuse(site, kernel, handed, self.rewriter.builder, edit)
+                self.standins.forget()
+                return dataclasses.replace(reported, kernel=kernel.name, handed=_words(handed), others=tuple(others))
+            assert edit.reason is not None
+            others.append((kernel.name, edit.reason))
         return dataclasses.replace(reported, others=tuple(others))
 
     def _order(self) -> list[Kernel]:

@@ -16,10 +16,10 @@ from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.spec import Axes4, Source
 from onnx_attnfuse.fusion.commit import inner_values
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, connect
+from onnx_attnfuse.graph.edit import answer_shapes, check_shapes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
 from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
@@ -63,25 +63,18 @@ class Handed:
     """What rows without a key need."""
 
 
-def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder) -> None:
-    """Replaces the forward and the backward part of a site by a kernel's, or neither.
+def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder, edit: Edit) -> None:
+    """Replaces the forward and the backward part of a site by a kernel's.
 
     Raises:
         Refused: Something cannot be expressed; nothing has changed then.
     """
-    added: list[ir.Node] = []
     inner = [*inner_values(site.spec), *site.backward.inner]
     check_shapes(inner, builder)
-    try:
-        pairs = _Building(site, kernel, handed, builder, added).build()
-        finals = [(end, _brought(builder, new, end)) for end, new in pairs]
-    except Refused:
-        added += builder.added
-        sweep(output for node in reversed(added) for output in node.outputs)
-        raise
-    for end, value in finals:
-        old = end.value
-        connect(old, value, builder, [node for node, _ in old.uses()])
+    pairs = _Building(site, kernel, handed, builder).build()
+    finals = [(end.value, _brought(builder, new, end)) for end, new in pairs]
+    for old, new in finals:
+        edit.connect([(old, new)])
         sweep([old])
     for value in inner:
         if value.graph is not None and not value.is_graph_output() and not viewers(value):
@@ -99,8 +92,8 @@ def _brought(builder: Builder, new: IndexedValue, end: IndexedValue) -> ir.Value
 class _Building:
     """Builds the kernel calls of one site, forward and backward."""
 
-    def __init__(self, site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder, added: list[ir.Node]) -> None:
-        self.site, self.kernel, self.handed, self.builder, self.added = site, kernel, handed, builder, added
+    def __init__(self, site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder) -> None:
+        self.site, self.kernel, self.handed, self.builder = site, kernel, handed, builder
         self.spec = site.spec
         assert site.spec.dtype is not None
         self.dtype = site.spec.dtype
@@ -110,13 +103,11 @@ class _Building:
         """The values to replace, as far down as only views follow, and the new ones."""
         spec, backward, builder = self.spec, self.site.backward, self.builder
         name = f"{spec.name}/attention"
-        builder.at(anchor_of(spec))
         rows = self._rows()
         given = self._operands(rows)
         saved = self.kernel.forward(builder, given.operands, name)
         output = IndexedValue(given.correction.result(saved["output"]), self.layouts.output)
         pairs = [(_end(spec.output, output), output)]
-        self.added += builder.added
         builder.at(_first_reader(backward.output, backward.results, anchor_of(spec)))
         taken = self._taken(sources.sources(backward.output, builder.facts, plain=True), self.layouts.output)
         gradient = given.correction.gradient(taken)

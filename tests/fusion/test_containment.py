@@ -72,7 +72,7 @@ def test_a_failure_while_the_graph_changes_costs_that_site(broken: int, monkeypa
             raise KeyError("on purpose")
         connect(old, new, builder, users)
 
-    monkeypatch.setattr("onnx_attnfuse.fusion.commit.connect", fail)
+    monkeypatch.setattr("onnx_attnfuse.rewriting.connect", fail)
     before = parsed(MODEL)
     result = onnx_attnfuse.optimize(before)
     told = {site.name: (site.status, [reason.code for reason in site.reasons]) for site in result.report.sites}
@@ -90,14 +90,14 @@ STEPS = {
     "onnx_attnfuse.fusion.site.unfused": 0,
     "onnx_attnfuse.targets.multi_head_attention.emit": 0,
     "onnx_attnfuse.targets.multi_head_attention.refuse": 0,
-    "onnx_attnfuse.fusion.pipeline.widen_caches": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.apply_rules": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.log_site": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.StandaloneRotary.turn": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.fold": LAYERS,
+    "onnx_attnfuse.fusion.passes.widen_caches": LAYERS,
+    "onnx_attnfuse.fusion.passes.apply_rules": LAYERS,
+    "onnx_attnfuse.fusion.passes.log_site": LAYERS,
+    "onnx_attnfuse.fusion.passes.fuse_rotary": LAYERS,
+    "onnx_attnfuse.fusion.passes.fold": LAYERS,
     "onnx_attnfuse.fusion.runtime_dispatch.Guards.sink_into_branches": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.apply_enabling": LAYERS,
-    "onnx_attnfuse.fusion.pipeline.Run._switch": LAYERS,
+    "onnx_attnfuse.fusion.passes.apply_enabling": LAYERS,
+    "onnx_attnfuse.fusion.passes.switches_for": LAYERS,
     "onnx_attnfuse.report.pictures.album.surroundings": LAYERS,
     "onnx_attnfuse.report.pictures.album.trace": LAYERS,
 }
@@ -117,16 +117,16 @@ def test_a_step_that_fails_costs_itself(step: str, monkeypatch: pytest.MonkeyPat
 
 def test_a_cycle_costs_the_site_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `sort` finds at the end is looked for site by site."""
-    fused = SiteFuser._fused
+    connected = SiteFuser._connected
 
-    def looped(sites: SiteFuser, found: Any, spec: Any, built: Any, planning: Any) -> Any:
-        done = fused(sites, found, spec, built, planning)
+    def looped(sites: SiteFuser, node: Any, spec: Any, built: Any, *others: Any) -> Any:
+        done = connected(sites, node, spec, built, *others)
         sites.unsorted = True
         if spec.name == "softmax1":
             built.emitted.node.replace_input_with(1, built.emitted.value)
         return done
 
-    monkeypatch.setattr(SiteFuser, "_fused", looped)
+    monkeypatch.setattr(SiteFuser, "_connected", looped)
     before = parsed(MODEL)
     result = onnx_attnfuse.optimize(before)
     assert {site.name: site.status for site in result.report.sites} == {
@@ -193,7 +193,7 @@ def test_a_defect_at_a_site_ends_in_four_with_everything_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onnx_attnfuse.fusion.pipeline.fold", raising)
+    monkeypatch.setattr("onnx_attnfuse.fusion.passes.fold", raising)
     written(MODEL, pathlib.Path("model.onnx"))
     assert main(["optimize", "model.onnx", "--report", "report.json"]) == 4
     out, err = capsys.readouterr()

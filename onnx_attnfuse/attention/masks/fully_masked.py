@@ -118,9 +118,9 @@ def _rescaled(mask: Mask, reader: Reader, bounds: Bounds) -> float | None:
     """A number whose sum with a score is rounded visibly before it is multiplied."""
     last = max((place for place, step in enumerate(mask) if _is_scaling(step)), default=0)
     sums = [split_added(step, Gain(), reader) for step in mask[:last] if isinstance(step, Added)]
-    numbers = [fill for parts in sums for fill in parts.fills]
+    numbers = [fill for parts in sums for fill in parts.fills if fill > ROUNDS_ALL]
     numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
-    return next((number for number in numbers if ROUNDS_ALL < number < ROUNDS_SCALED), None)
+    return next((number for number in numbers if number < ROUNDS_SCALED), None)
 
 
 def _is_scaling(step: MaskStep) -> bool:

@@ -5,55 +5,51 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import onnx_ir as ir
-
-from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import connect, tidy
-from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import label
-from onnx_attnfuse.verify.verifier import Verifier
+from onnx_attnfuse.rewriting import GraphContext
 
 BEFORE: tuple[EnablingRule, ...] = (
-    EnablingRule("Gemm split into product and bias, which then goes into what follows", as_product, frozenset(["cuda"])),
+    EnablingRule(
+        "Gemm split into product and bias, which then goes into what follows",
+        frozenset(["Gemm"]),
+        as_product,
+        frozenset(["cuda"]),
+    ),
 )
 """Rules that are applied before attention is matched."""
 AFTER: tuple[EnablingRule, ...] = (
     EnablingRule(
-        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from", as_quotient
+        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
+        frozenset(["Mul"]),
+        as_quotient,
     ),
-    EnablingRule("sums and normalizations as one operator, where the sum goes on as the next residual", as_skip_norm),
-    EnablingRule("Gelu of half precision as one operator", as_gelu, frozenset(["cuda"])),
+    EnablingRule(
+        "sums and normalizations as one operator, where the sum goes on as the next residual",
+        frozenset(["LayerNormalization", "Mul"]),
+        as_skip_norm,
+    ),
+    EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, frozenset(["cuda"])),
 )
 
 
-def apply_enabling(
-    rules: Iterable[EnablingRule], scope: Scope, model: ir.Model, builder: Builder, verifier: Verifier, ep: str
-) -> Counter[str]:
-    """Applies rules in one graph, judging each change; returns how often each was applied."""
+def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, ep: str) -> Counter[str]:
+    """Applies rules in one graph, each change verified; returns how often each was applied."""
     done: Counter[str] = Counter()
     for rule in rules:
         if ep not in rule.providers:
             continue
-        for node in list(scope.graph):
-            if node.graph is not scope.graph:
+        subject = Subject(f"rewriting {rule.does}")
+        for node in [node for node in graph.scope.graph if node.op_type in rule.ops]:
+            if node.graph is not graph.scope.graph:
                 continue
-            builder.at(node)
-            change = None
-            with contained(Subject(f"rewriting {rule.does}"), label(node), lambda: tidy(builder)) as attempt:
-                change = rule.change(node, builder)
+            with graph.rewrite(node, subject) as edit:
+                change = rule.change(node, graph.builder)
                 if change is not None:
-                    verifier.check(change.results, change.frontier, node.name or node.op_type, scope, model)
-            if change is None or attempt.reason is not None:
-                continue
-            for old, new in change.results:
-                connect(old, new, builder, [user for user, _ in old.uses()])
-            sweep([old for old, _ in change.results])
-            done[rule.does] += 1
+                    edit.replace(change.results, change.frontier, node.name or node.op_type)
+                    done[rule.does] += 1
     return done

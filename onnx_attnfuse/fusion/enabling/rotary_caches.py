@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.rewriting import GraphContext
 
 _CACHES = (1, 2)
 
 
-def widen_caches(builder: Builder) -> list[ir.Node]:
+def widen_caches(graph: GraphContext) -> list[ir.Node]:
     """Repeats the caches of RotaryEmbedding for every entry of the batch; returns the nodes."""
-    found = [node for node in builder.graph if _has_narrow_caches(node, builder.facts)]
+    facts = graph.scope.facts
+    found = [node for node in graph.scope.graph if _has_narrow_caches(node, facts)]
     for node in found:
-        builder.at(node)
-        operand = builder.facts.dims(_input(node, 0))
+        operand = facts.dims(_input(node, 0))
         assert operand is not None
+        graph.builder.at(node)
         for place in _CACHES:
             cache = _input(node, place)
-            dims = builder.facts.dims(cache)
+            dims = facts.dims(cache)
             assert dims is not None
-            wide = builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
+            wide = graph.builder.expand(cache, [operand[0], *dims[1:]], [index == 0 for index in range(len(dims))])
             node.replace_input_with(place, wide)
     return found
 

@@ -25,6 +25,8 @@ class EnablingRule:
 
     does: str
     """The effect of the rule, for the report, after a number."""
+    ops: frozenset[str]
+    """The types of the nodes that it starts from."""
     change: Callable[[ir.Node, Builder], EnablingChange | None]
     """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
     providers: frozenset[str] = frozenset(["cpu", "cuda"])

@@ -19,16 +19,13 @@ from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_constant
-from onnx_attnfuse.graph.edit import connect, tidy
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sizes import least
-from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.layout import arranged, cheapest, price, typed
 from onnx_attnfuse.targets.rotary import takes
-from onnx_attnfuse.verify.verifier import Verifier
 
 _THROUGH = frozenset(
     """
@@ -50,60 +47,48 @@ class _Rotation:
     """The values that `old` is a rotation of, nearest first."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StandaloneRotary:
-    """Fuses the standalone rotary embeddings of one graph."""
+def fuse_rotary(spec: AttentionSpec, graph: GraphContext) -> int:
+    """Fuses what is left of the rotations of an attention's queries and keys where they stand; returns how many there were."""
+    operands = (spec.query, spec.key) if spec.cache is None else (spec.query, spec.key, spec.cache.new[0])
+    found: list[_Rotation | None] = []
+    with contained(_TURNING, spec.name):
+        found = [_rotation(operand) or _rotation_above(operand[-1].indexed.value, graph.scope.facts) for operand in operands]
+    return sum(_is_replaced(rotation, spec.name, graph) for rotation in found if rotation is not None)
 
-    scope: Scope
-    model: ir.Model
-    builder: Builder
-    verifier: Verifier
 
-    def turn(self, spec: AttentionSpec) -> int:
-        """Replaces what is left of the rotations of queries and keys; returns how many there were."""
-        operands = (spec.query, spec.key) if spec.cache is None else (spec.query, spec.key, spec.cache.new[0])
-        found: list[_Rotation | None] = []
-        with contained(_TURNING, spec.name):
-            found = [_rotation(operand) or _rotation_above(operand[-1].indexed.value, self.scope.facts) for operand in operands]
-        return sum(self._replaced(rotation, spec.name) for rotation in found if rotation is not None)
+def _is_replaced(rotation: _Rotation, name: str, graph: GraphContext) -> bool:
+    """Whether a rotation was replaced by RotaryEmbedding."""
+    old = rotation.old.value
+    node = old.producer()
+    if node is None or node.graph is not graph.scope.graph or not (viewers(old) or old.is_graph_output()):
+        return False
+    with graph.rewrite(node, _TURNING, name) as edit:
+        new, stop = _emit(rotation, graph.builder)
+        edit.replace([(old, new)], [stop])
+    return edit.reason is None
 
-    def _replaced(self, rotation: _Rotation, name: str) -> bool:
-        old = rotation.old.value
-        node = old.producer()
-        if node is None or node.graph is not self.scope.graph or not (viewers(old) or old.is_graph_output()):
-            return False
-        self.builder.at(node)
-        new: ir.Value | None = None
-        with contained(_TURNING, name, lambda: tidy(self.builder)) as attempt:
-            new, stop = self._emit(rotation)
-            self.verifier.check([(old, new)], [stop], name, self.scope, self.model)
-        if new is None or attempt.reason is not None:
-            return False
-        connect(old, new, self.builder, [user for user, _ in old.uses()])
-        sweep([old])
-        return True
 
-    def _emit(self, rotation: _Rotation) -> tuple[ir.Value, ir.Value]:
-        """Builds it beside its nodes; returns it and what it is computed from.
+def _emit(rotation: _Rotation, builder: Builder) -> tuple[ir.Value, ir.Value]:
+    """Builds RotaryEmbedding beside the nodes of a rotation; returns its result and what that is computed from.
 
-        Raises:
-            Refused: The operator cannot rotate it.
-        """
-        builder, indexed, rotary = self.builder, rotation.old, rotation.sources[0].rotary
-        assert rotary is not None
-        targets = [target for target in _targets(indexed) if takes(rotary, target)]
-        dims, dtype = builder.facts.dims(indexed.value), builder.facts.dtype(indexed.value)
-        if not targets or dims is None or dtype is None:
-            raise Refused("rotated-otherwise", "the rotation differs by head, or the layout is none of the operator's")
-        if any(least(dim) < 1 for dim in dims):
-            raise Refused("maybe-empty", "what is rotated may be nothing, which Reshape cannot be asked for")
-        chosen = [(target, cheapest(rotation.sources, target)) for target in targets]
-        target, source = min(
-            chosen,
-            key=lambda pair: price(rotation.sources, pair[1], pair[0]) + cost(IndexedValue(indexed.value, pair[0]), indexed.axes),
-        )
-        value = arrange(builder, IndexedValue(arranged(builder, source, target, dtype), target), indexed.axes)
-        return typed(builder, value, dtype), source.indexed.value
+    Raises:
+        Refused: The operator cannot rotate it.
+    """
+    indexed, rotary = rotation.old, rotation.sources[0].rotary
+    assert rotary is not None
+    targets = [target for target in _targets(indexed) if takes(rotary, target)]
+    dims, dtype = builder.facts.dims(indexed.value), builder.facts.dtype(indexed.value)
+    if not targets or dims is None or dtype is None:
+        raise Refused("rotated-otherwise", "the rotation differs by head, or the layout is none of the operator's")
+    if any(least(dim) < 1 for dim in dims):
+        raise Refused("maybe-empty", "what is rotated may be nothing, which Reshape cannot be asked for")
+    chosen = [(target, cheapest(rotation.sources, target)) for target in targets]
+    target, source = min(
+        chosen,
+        key=lambda pair: price(rotation.sources, pair[1], pair[0]) + cost(IndexedValue(indexed.value, pair[0]), indexed.axes),
+    )
+    value = arrange(builder, IndexedValue(arranged(builder, source, target, dtype), target), indexed.axes)
+    return typed(builder, value, dtype), source.indexed.value
 
 
 def _rotation(chain: tuple[Source, ...]) -> _Rotation | None:

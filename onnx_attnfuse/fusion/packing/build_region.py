@@ -19,14 +19,13 @@ from onnx_attnfuse.fusion.packing.token_axes import Marks, count_of, others
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor
-from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.packed import Attended, attend
 from onnx_attnfuse.targets.padding import KeyPadding
 from onnx_attnfuse.verify.verdict import Verified
-from onnx_attnfuse.verify.verifier import Verifier
 
 _MAX_SCALAR_LIKE_ELEMENTS = 16
 """Constants of at most so many elements are numbers that matter; larger ones are weights."""
@@ -43,26 +42,26 @@ class PackedRegion:
     verified: dict[Site, Verified | None]
     exact: ir.Value
     """One truth value: the batch is padded on the right, with a key in every entry."""
+    added: frozenset[ir.Node]
+    """The nodes that were built."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RegionContext:
     """Everything a region is built with: the graph, the verifier, and the padding of its batch."""
 
+    graph: GraphContext
     context: BuildContext
-    scope: Scope
-    model: ir.Model
-    verifier: Verifier
     padding: KeyPadding
     exact: ir.Value
     """One truth value, see `PackedRegion`."""
 
 
 def build_region(region: Region, region_context: RegionContext) -> PackedRegion:
-    """Builds a region.
+    """Builds a region, inside a rewrite.
 
     Raises:
-        Refused: An item is not equal on packed tokens; nothing of it is left then.
+        Refused: An item is not equal on packed tokens.
     """
     return _RegionBuilder(region, region_context).go()
 
@@ -71,61 +70,46 @@ class _RegionBuilder:
     def __init__(self, region: Region, region_context: RegionContext) -> None:
         self._region = region
         self._region_context = region_context
-        self._builder = region_context.context.builder
+        self._builder = region_context.graph.builder
         self._pad_unpad = UnpadTokens(self._builder, region.tokens, region_context.padding.lengths())
         self._packed: dict[ir.Value, ir.Value] = {}
         self._attended: dict[Site, Attended] = {}
         self._verified: dict[Site, Verified | None] = {}
-        self._added: list[ir.Node] = []
         self._trials: list[ir.Value] = []
         """What was built for the judge only."""
 
     def go(self) -> PackedRegion:
-        try:
-            verdicts = [self._judged(item) for item in self._region.items]
-            self._forget_trials()
-            for item, verdict in zip(self._region.items, verdicts, strict=True):
-                self._at(anchor(item))
-                for value, marks in _operands(item):
-                    if value not in self._packed:
-                        self._packed[value] = self._pad_unpad.unpad(value, marks)
-                operands = [self._packed[value] for value, _ in _operands(item)]
-                if isinstance(item, Site):
-                    self._verified[item] = verdict
-                    self._attended[item] = self._attend(item, operands, self._pad_unpad)
-                    self._packed[item.result.value] = self._attended[item].value
-                else:
-                    self._packed.update(zip(item.node.outputs, _built(item, operands, self._builder), strict=False))
-            restored = {value: self._restored(value, marks) for value, marks in self._region.exits.items()}
-        except Exception:
-            self._undo()
-            raise
-        return PackedRegion(self._region, restored, self._attended, self._verified, self._region_context.exact)
+        verdicts = [self._judged(item) for item in self._region.items]
+        self._forget_trials()
+        for item, verdict in zip(self._region.items, verdicts, strict=True):
+            self._builder.at(anchor(item))
+            for value, marks in _operands(item):
+                if value not in self._packed:
+                    self._packed[value] = self._pad_unpad.unpad(value, marks)
+            operands = [self._packed[value] for value, _ in _operands(item)]
+            if isinstance(item, Site):
+                self._verified[item] = verdict
+                self._attended[item] = self._attend(item, operands, self._pad_unpad)
+                self._packed[item.result.value] = self._attended[item].value
+            else:
+                self._packed.update(zip(item.node.outputs, _built(item, operands, self._builder), strict=False))
+        restored = {value: self._restored(value, marks) for value, marks in self._region.exits.items()}
+        added = frozenset(self._builder.added)
+        return PackedRegion(self._region, restored, self._attended, self._verified, self._region_context.exact, added)
 
     def _restored(self, value: ir.Value, marks: Marks) -> ir.Value:
         node = value.producer()
         assert node is not None
-        self._at(node)
-        return self._pad_unpad.pad(self._packed[value], value, marks)
-
-    def _at(self, node: ir.Node) -> None:
-        self._added += self._builder.added
         self._builder.at(node)
+        return self._pad_unpad.pad(self._packed[value], value, marks)
 
     def _forget_trials(self) -> None:
         """Removes what was built for the judge, so that its names are free again."""
-        self._added += self._builder.added
         sweep(self._trials)
-        self._trials = []
-        removed = [node for node in self._added if node.graph is None]
-        self._builder.names.difference_update(name for node in removed for name in (node.name, *_names(node)) if name is not None)
-        self._added = [node for node in self._added if node.graph is not None]
-        self._builder.added = []
-
-    def _undo(self) -> None:
-        self._added += self._builder.added
-        sweep(self._trials)
-        sweep_unused(self._added)
+        builder = self._builder
+        removed = [node for node in builder.added if node.graph is None]
+        builder.names.difference_update(name for node in removed for name in (node.name, *_names(node)) if name is not None)
+        builder.added = [node for node in builder.added if node.graph is not None]
 
     def _attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: UnpadTokens) -> Attended:
         packed_tokens = Factor(count_of(operands[0], self._builder.facts))
@@ -143,9 +127,9 @@ class _RegionBuilder:
         Raises:
             Refused: It differs, or could not be shown equal.
         """
-        if self._region_context.verifier.level == "none":
+        if self._region_context.graph.verifier.level == "none":
             return None
-        self._at(anchor(item))
+        self._builder.at(anchor(item))
         keep = self._region_context.padding.keep
         pad_unpad: PadUnpad = UnpadRows(self._builder, self._region.tokens, keep)
         given = None
@@ -168,9 +152,7 @@ class _RegionBuilder:
         self._trials += [value for pair in pairs for value in pair]
         try:
             name = anchor(item).name or ""
-            return self._region_context.verifier.check(
-                pairs, frontier, name, self._region_context.scope, self._region_context.model, given
-            )
+            return self._region_context.graph.verify(pairs, frontier, name, given)
         except Refused as refused:
             reason = refused.reason
             raise Refused(reason.code, f"on packed tokens: {reason.message}", anchor(item).name) from refused

@@ -26,19 +26,18 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
     Attentions in a branch are not packed: they may be those that stand beside packed ones.
     """
     usual = dataclasses.replace(plan_context, target="auto", padding="exact")
-    if fuser.scope.graph is not fuser.model.graph and isinstance(fuser.scope.graph, ir.Graph):
+    scope = fuser.graph.scope
+    if scope.graph is not fuser.graph.model.graph and isinstance(scope.graph, ir.Graph):
         return [fuser.fuse(candidate, usual) for candidate in candidates], []
-    packer = Packer(fuser.scope, fuser.model, fuser.context, fuser.verifier, plan_context)
-    found = [unfused(candidate, fuser.scope) for candidate in candidates]
+    packer = Packer(fuser.graph, fuser.context, plan_context)
+    found = [unfused(candidate, scope) for candidate in candidates]
     wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
     for place, candidate in enumerate(candidates):
         if candidate.spec is not None:
             fuser.context.builder.at(anchor_of(candidate.spec))
-            meaning = fuser.verifier.check_mask(
-                candidate.spec, understand(candidate.spec, fuser.context.reader), fuser.scope, fuser.model
-            )
+            meaning = fuser.graph.check_mask(candidate.spec, understand(candidate.spec, fuser.context.reader))
             found[place] = dataclasses.replace(found[place], mask=meaning.kind, mask_text=meaning.text or None)
-            fuser.album.mask(candidate.node, candidate.spec, meaning, fuser.scope)
+            fuser.album.mask(candidate.node, candidate.spec, meaning, fuser.graph.scope)
             wanted[place] = candidate.spec, meaning
             if packed.refuse(candidate.spec, meaning, fuser.context) is None:
                 unwanted = refuse_packed(packed_params(candidate.spec, meaning, plan_context), fuser.policy, plan_context.device)
@@ -60,7 +59,7 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
             place = places[id(site.spec)]
             found[place] = packed_report(found[place], packed_region, site, plan_context, others.get(place))
             attended = packed_region.attended[site]
-            fuser.album.packed(candidates[place].node, attended.node, attended.value, fuser.scope)
+            fuser.album.packed(candidates[place].node, attended.node, attended.value, fuser.graph.scope)
         fuser.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packer.reasons.get(id(spec))

@@ -1,6 +1,6 @@
 """All attentions of one graph on packed tokens, those with the same padding together.
 
-packer = Packer(scope, model, context, verifier, plan_context)
+packer = Packer(graph, context, plan_context)
 regions = packer.build_region(wanted)   # beside the graph; what is refused is in packer.reasons
 packer.connect(region)                  # in place of the graph, or packer.fork(region, ...) behind a test
 """
@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.traverse import elements_of
 from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.commit import inner_values
 from onnx_attnfuse.fusion.packing.build_region import PackedRegion, RegionContext, build_region
 from onnx_attnfuse.fusion.packing.padding_rows import check_padding_rows
@@ -26,13 +26,12 @@ from onnx_attnfuse.fusion.packing.token_axes import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, connect
-from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.padding import KeyPadding, read_padding
-from onnx_attnfuse.verify.verifier import Verifier
 
 _SHAPES = frozenset(["Shape", "Size"])
 _PACKING = Subject("packing")
@@ -44,19 +43,16 @@ class _Group:
 
     padding: KeyPadding
     sites: list[Site]
-    added: tuple[ir.Node, ...]
+    added: tuple[tuple[ir.Node, ...], tuple[ir.Value, ...]]
+    """The nodes and initializers that were built for it."""
 
 
 class Packer:
     """Packs one graph."""
 
-    def __init__(
-        self, scope: Scope, model: ir.Model, context: BuildContext, verifier: Verifier, plan_context: PlanContext
-    ) -> None:
-        self._scope = scope
-        self._model = model
+    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext) -> None:
+        self._graph = graph
         self._context = context
-        self._verifier = verifier
         self._plan_context = plan_context
         self.reasons: dict[int, Reason] = {}
         """Why attentions are not packed, by identity of what they mean."""
@@ -82,7 +78,6 @@ class Packer:
 
     def _groups(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[_Group]:
         groups: dict[object, _Group] = {}
-        builder = self._context.builder
         for spec, meaning in wanted:
             reason = packed.refuse(spec, meaning, self._context)
             if reason is None and self._plan_context.padding == "exact":
@@ -90,30 +85,32 @@ class Packer:
             if reason is not None:
                 self.reasons[id(spec)] = reason
                 continue
-            builder.at(anchor_of(spec))
-            with contained(_PACKING, spec.name, lambda: sweep_unused(builder.added)) as attempt:
+            with self._graph.rewrite(anchor_of(spec), _PACKING, spec.name) as edit:
                 site = read_site(spec, meaning)
                 padding = read_padding(spec, meaning, self._context)
                 _check_padding(padding, meaning)
                 key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
-                if key in groups:
-                    sweep_unused(builder.added)
-                groups.setdefault(key, _Group(padding, [], tuple(builder.added))).sites.append(site)
-            if attempt.reason is not None:
-                self.reasons[id(spec)] = attempt.reason
+                if key not in groups:
+                    groups[key] = _Group(padding, [], edit.keep())
+                groups[key].sites.append(site)
+            if edit.reason is not None:
+                self.reasons[id(spec)] = edit.reason
         return list(groups.values())
 
     def _packed_region(
         self, group: _Group, others: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
     ) -> PackedRegion | None:
         """Builds a group, or notes why not."""
-        with contained(_PACKING, group.sites[0].spec.name, lambda: sweep_unused(group.added)) as attempt:
-            axes = group.sites[0].spec.axes
-            region = self._grown(group.sites, Tokens(self._scope.facts, length(axes.b), length(axes.i)))
-            check_padding_rows(region, others, attentions, self._scope.graph)
-            return self._built(group, region)
-        assert attempt.reason is not None
-        self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), attempt.reason))
+        first = group.sites[0].spec
+        with self._graph.rewrite(anchor_of(first), _PACKING, first.name) as edit:
+            edit.adopt(*group.added)
+            region = self._grown(group.sites, Tokens(self._graph.scope.facts, length(first.axes.b), length(first.axes.i)))
+            check_padding_rows(region, others, attentions, self._graph.scope.graph)
+            built = self._built(group, region)
+            edit.keep()
+            return built
+        assert edit.reason is not None
+        self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), edit.reason))
         return None
 
     def _built(self, group: _Group, region: Region) -> PackedRegion:
@@ -126,7 +123,7 @@ class Packer:
         check_shapes(list(inner), self._context.builder)
         self._context.builder.at(anchor_of(region.sites[0].spec))
         exact = group.padding.exact("right_padded")
-        return build_region(region, RegionContext(self._context, self._scope, self._model, self._verifier, group.padding, exact))
+        return build_region(region, RegionContext(self._graph, self._context, group.padding, exact))
 
     def _grown(self, sites: list[Site], tokens: Tokens) -> Region:
         """The region around as many of `sites` as are of a sequence with itself.
@@ -135,7 +132,7 @@ class Packer:
             Refused: None is, or they cannot be packed.
         """
         try:
-            return grow(sites, self._scope.graph, tokens)
+            return grow(sites, self._graph.scope.graph, tokens)
         except SiteRefused as refused:
             reason, site = refused.reason, refused.site
         if len(sites) == 1:
@@ -149,7 +146,7 @@ class Packer:
         builder = self._context.builder
         self._answer(packed_region.region)
         for old, new in packed_region.restored.items():
-            asking = [node for node, _ in old.uses() if node.op_type in _SHAPES]
+            asking = [node for node, _ in old.uses() if node.op_type in _SHAPES and node not in packed_region.added]
             connect(old, new, builder, [*packed_region.region.readers[old], *asking])
         sweep([packed_region.exact, *reversed(packed_region.region.inner), *packed_region.restored])
 

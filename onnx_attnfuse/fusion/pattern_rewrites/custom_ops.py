@@ -18,9 +18,9 @@ from onnx_attnfuse.reasons import Refused
 
 def write_operators(rewriter: PatternRewriter) -> None:
     """Writes every operator that has a definition; what follows is read again, as it may only now be known what it gives."""
-    definitions, facts = rewriter.catalogue.operators, rewriter.scope.facts
+    definitions, facts = rewriter.catalogue.operators, rewriter.graph.scope.facts
     learning = False
-    for node in list(rewriter.scope.graph) if definitions else ():
+    for node in list(rewriter.graph.scope.graph) if definitions else ():
         definition = definitions.get((node.domain, node.op_type))
         if definition is None:
             if learning:
@@ -40,16 +40,16 @@ def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> 
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         raise Refused("other-outputs", f"{node.op_type} has other outputs in use than the one that is defined", node.name)
     operands = {name: value for name, value in zip(definition.inputs, node.inputs, strict=False) if value is not None}
-    emitter = ExpressionEmitter(rewriter.builder, Given(operands), node.name or definition.op)
+    emitter = ExpressionEmitter(rewriter.graph.builder, Given(operands), node.name or definition.op)
     try:
         new = emitter.spell(plain(_formula_of(node, definition)))
     except OptionError as error:
         raise Refused("bad-definition", str(error), node.name) from error
     given = [value for value in node.inputs if value is not None]
-    dtype = node.outputs[0].dtype or (rewriter.scope.facts.dtype(given[0]) if given else None)
+    dtype = node.outputs[0].dtype or (rewriter.graph.scope.facts.dtype(given[0]) if given else None)
     if dtype is not None and dtype.is_floating_point() and emitter.dtype(new) != ir.DataType.BOOL:
-        new = rewriter.builder.cast(new, dtype)
-    rewriter.scope.facts.copy(new, node.outputs[0])
+        new = rewriter.graph.builder.cast(new, dtype)
+    rewriter.graph.scope.facts.copy(new, node.outputs[0])
     return NewNodes(new, tuple(emitter.softmaxes), given, judged=definition.reference is not None)
 
 

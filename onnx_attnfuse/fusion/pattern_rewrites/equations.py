@@ -23,7 +23,7 @@ _LOOKING = Subject("looking for patterns")
 
 def find_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> list[Match]:
     """Every formula that stands in a graph, in graph order; of those that overlap the outermost."""
-    catalogue, scope = rewriter.catalogue, rewriter.scope
+    catalogue, scope = rewriter.catalogue, rewriter.graph.scope
     if not catalogue.net.patterns:
         return []
     started = time.perf_counter()
@@ -70,7 +70,7 @@ def _meant(match: Match, rewriter: PatternRewriter) -> NewNodes:
     if not rewriter.keep_outputs:
         for reason in _outside(match):
             raise reason
-    written = write(match, rewriter.builder)
+    written = write(match, rewriter.graph.builder)
     return NewNodes(written.new, written.softmaxes, written.frontier, replaced=len(set(match.state.nodes)))
 
 

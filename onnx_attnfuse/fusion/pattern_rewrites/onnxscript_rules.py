@@ -9,26 +9,29 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import FAILED, contained
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
 from onnx_attnfuse.graph.constants import is_constant
-from onnx_attnfuse.graph.edit import connect
-from onnx_attnfuse.graph.sweep import sweep, sweep_unused
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.registry.onnxscript_rules import GraphRule
 from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewriting import Edit, GraphContext
 
 
-def apply_rules(rewriter: PatternRewriter) -> None:
-    """Applies every rule at every node, each match by itself."""
+def apply_rules(rewriter: PatternRewriter) -> int:
+    """Applies every rule at every node, each match by itself; returns how often one was applied."""
     if not rewriter.catalogue.rules:
-        return
+        return 0
+    applied = 0
     _visit("graph_pre_visitor", rewriter)
-    graph = rewriter.scope.graph
+    graph = rewriter.graph.scope.graph
     for node in list(graph):
         for made in rewriter.catalogue.rules:
             if node.graph is not graph:
                 break
             with rewriter.statistics.trying(made.name) as tried:
                 tried.hit = any(_applied(rule, made, node, rewriter) for rule in made.rules)
+            applied += tried.hit
     _visit("graph_post_visitor", rewriter)
+    return applied
 
 
 def _visit(which: str, rewriter: PatternRewriter) -> None:
@@ -42,73 +45,51 @@ def _visit(which: str, rewriter: PatternRewriter) -> None:
 
 def _applied(rule: Any, made: GraphRule, node: ir.Node, rewriter: PatternRewriter) -> bool:
     """Applies a rule at a node, if it matches there and what it gives is equal."""
-    graph, model = rewriter.scope.graph, rewriter.model
+    graph, model = rewriter.graph.scope.graph, rewriter.graph.model
     imports = [(owner, dict(owner.opset_imports)) for owner in (graph, model.graph)]
-    pairs: list[tuple[ir.Value, ir.Value]] | None = None
-    with contained(rewriter.catalogue.subject(made.name), label(node)) as attempt:
+    with rewriter.graph.rewrite(node, rewriter.catalogue.subject(made.name)) as edit:
         delta: Any = rule.try_rewrite(model, graph, node)
         if delta is None:
             return False
-        pairs = _built(delta, made, node, rewriter)
-    if pairs is None:
-        for owner, before in imports:
-            for domain in set(owner.opset_imports) - set(before):
-                del owner.opset_imports[domain]
-        reason = attempt.reason
-        assert reason is not None
-        message = reason.message if reason.code in FAILED else f"rule '{made.name}': {reason.message}"
-        rewriter.refused[label(node)] = Reason(reason.code, message, node.name)
-        return False
-    for old, new in pairs:
-        connect(old, new, rewriter.builder, [user for user, _ in old.uses() if user not in rewriter.builder.added])
-    if len(pairs) > 1:
-        graph.sort()
-    sweep(old for old, _ in pairs)
-    return True
+        pairs = _built(delta, made, node, rewriter.graph, edit)
+        edit.connect(pairs)
+        if len(pairs) > 1:
+            graph.sort()
+        sweep(old for old, _ in pairs)
+        return True
+    for owner, before in imports:
+        for domain in set(owner.opset_imports) - set(before):
+            del owner.opset_imports[domain]
+    reason = edit.reason
+    assert reason is not None
+    message = reason.message if reason.code in FAILED else f"rule '{made.name}': {reason.message}"
+    rewriter.refused[label(node)] = Reason(reason.code, message, node.name)
+    return False
 
 
-def _built(delta: Any, made: GraphRule, node: ir.Node, rewriter: PatternRewriter) -> list[tuple[ir.Value, ir.Value]]:
-    """Builds what a rule gives beside the old nodes and has it judged; returns old values and new ones.
+def _built(delta: Any, made: GraphRule, node: ir.Node, context: GraphContext, edit: Edit) -> list[tuple[ir.Value, ir.Value]]:
+    """Builds what a rule gives beside the old nodes and has it verified; returns old values and new ones.
 
     Raises:
         Refused: It differs, could not be shown equal, or is nothing that can stand here.
     """
-    builder, graph = rewriter.builder, rewriter.scope.graph
+    builder, graph = context.builder, context.scope.graph
     if delta.new_initializers and not isinstance(graph, ir.Graph):
         raise Refused("initializers", "it makes initializers, which a function cannot have")
-    builder.at(node)
-    new_nodes = builder.added = list(delta.new_nodes)
-    old_values: list[ir.Value] = list(delta.match.outputs)
+    edit.adopt(delta.new_nodes, delta.new_initializers)
     matched = set(delta.match.nodes)
     read = [value for item in matched for value in item.inputs if value is not None and value.producer() not in matched]
     frontier = [value for value in read if not is_constant(value)]
-    pairs: list[tuple[ir.Value, ir.Value]] = []
-    try:
-        for value in delta.new_initializers:
-            value.name = builder.name(value.name or f"attnfuse/{made.name}")
-            assert isinstance(graph, ir.Graph)
-            graph.register_initializer(value)
-        for new in new_nodes:
-            new.name = builder.name(new.name or f"{node.name}/{new.op_type}")
-            for value in new.outputs:
-                value.name = builder.name(value.name or f"{new.name}_output")
-            graph.insert_before(node, new)
-            rewriter.scope.facts.learn(new)
-        for old, new in zip(old_values, delta.new_outputs, strict=True):
-            pairs.append((old, new if new.producer() in new_nodes else _same(new, node, new_nodes, rewriter)))
-        rewriter.verifier.check(pairs, frontier, node.name or made.name, rewriter.scope, rewriter.model, doubted=True)
-    except Exception:
-        sweep_unused(new_nodes)
-        sweep(delta.new_initializers)
-        raise
+    for value in delta.new_initializers:
+        value.name = builder.name(value.name or f"attnfuse/{made.name}")
+        assert isinstance(graph, ir.Graph)
+        graph.register_initializer(value)
+    for new in delta.new_nodes:
+        new.name = builder.name(new.name or f"{node.name}/{new.op_type}")
+        for value in new.outputs:
+            value.name = builder.name(value.name or f"{new.name}_output")
+        graph.insert_before(node, new)
+        context.scope.facts.learn(new)
+    pairs = [(old, edit.own(new)) for old, new in zip(delta.match.outputs, delta.new_outputs, strict=True)]
+    context.verify(pairs, frontier, node.name or made.name, doubted=True)
     return pairs
-
-
-def _same(value: ir.Value, node: ir.Node, new_nodes: list[ir.Node], rewriter: PatternRewriter) -> ir.Value:
-    """A value of its own for one that is there already."""
-    same = ir.node("Identity", [value], name=rewriter.builder.name("attnfuse/same"))
-    same.outputs[0].name = rewriter.builder.name(f"{same.name}_output")
-    rewriter.scope.graph.insert_before(node, same)
-    rewriter.scope.facts.learn(same)
-    new_nodes.append(same)
-    return same.outputs[0]

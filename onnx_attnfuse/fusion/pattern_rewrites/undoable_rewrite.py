@@ -8,18 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.containment import FAILED, contained
+from onnx_attnfuse.containment import FAILED
 from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
-from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.detach import Detached, detach
-from onnx_attnfuse.graph.edit import connect, tidy
-from onnx_attnfuse.graph.scopes import Scope
+from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
-from onnx_attnfuse.verify.verifier import Verifier
+from onnx_attnfuse.rewriting import GraphContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +61,8 @@ class UndoableRewrite:
 class PatternRewriter:
     """Applies the rewrites of all patterns to one graph, and undoes those that were of no use."""
 
-    scope: Scope
-    model: ir.Model
-    builder: Builder
+    graph: GraphContext
     catalogue: Catalogue
-    verifier: Verifier
     statistics: PatternStatistics
     keep_outputs: bool
     done: list[UndoableRewrite] = dataclasses.field(default_factory=list[UndoableRewrite])
@@ -78,7 +73,7 @@ class PatternRewriter:
     spoken: dict[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
     """Why places without a Softmax are no fused attention, by the name of the node: formulas that are refused, and operators of
     other domains whose definition cannot be used."""
-    kind_of: Callable[[Scope, ir.Node], str | None] = lambda scope, node: None
+    kind_of: Callable[[ir.Node], str | None] = lambda node: None
     """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
     needless: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Patterns that were put back where plain attention does without, by the name of the Softmax."""
@@ -99,48 +94,35 @@ class PatternRewriter:
         """
         pattern = taken or name
         old, places = node.outputs[0], [label(item) for item in softmaxes or (node,)]
-        found: tuple[NewNodes, ir.Value] | None = None
-        kinds = [self.kind_of(self.scope, item) for item in softmaxes]
-        self.builder.at(node)
-        with contained(self.catalogue.subject(name), label(node), lambda: tidy(self.builder)) as attempt:
+        kinds = [self.kind_of(item) for item in softmaxes]
+        with self.graph.rewrite(node, self.catalogue.subject(name)) as edit:
             made = make()
-            new = self._own(made.new)
+            new = edit.own(made.new)
             if made.judged:
                 doubted = not self.catalogue.is_built_in(name)
-                self.verifier.check([(old, new)], made.frontier, node.name or pattern, self.scope, self.model, doubted=doubted)
-            found = made, new
-        if found is None:
-            reason = attempt.reason
-            assert reason is not None
-            if reason.code not in FAILED:
-                reason = dataclasses.replace(reason, message=f"pattern '{pattern}': {reason.message}")
-            (self.refused if softmaxes else self.spoken).update(dict.fromkeys(places, reason))
-            return False
-        made, new = found
-        larger = len(self.builder.added) >= made.replaced
-        connect(old, new, self.builder, [user for user, _ in old.uses()])
-        change = UndoableRewrite(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged)
-        if softmaxes and larger and self._is_needless(kinds, made.softmaxes) and self._put_back(change, {}):
-            self.undone.remove(change)
-            self.needless[places[0]] = name
-            return False
-        self.done.append(change)
-        return True
+                self.graph.verify([(old, new)], made.frontier, node.name or pattern, doubted=doubted)
+            larger = len(edit.added) >= made.replaced
+            edit.connect([(old, new)])
+            change = UndoableRewrite(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged)
+            if softmaxes and larger and self._is_needless(kinds, made.softmaxes) and self._put_back(change, {}):
+                self.undone.remove(change)
+                self.needless[places[0]] = name
+                return False
+            self.done.append(change)
+            return True
+        reason = edit.reason
+        assert reason is not None
+        if reason.code not in FAILED:
+            reason = dataclasses.replace(reason, message=f"pattern '{pattern}': {reason.message}")
+        (self.refused if softmaxes else self.spoken).update(dict.fromkeys(places, reason))
+        return False
 
     def _is_needless(self, before: Sequence[str | None], softmaxes: Sequence[ir.Node]) -> bool:
         """Whether what stood there can be fused as it was, and masks are no simpler now."""
         if None in before:
             return False
-        after = [self.kind_of(self.scope, node) for node in softmaxes]
+        after = [self.kind_of(node) for node in softmaxes]
         return len(after) > len(before) or None in after or Counter(before) == Counter(after)
-
-    def _own(self, new: ir.Value) -> ir.Value:
-        """A value that was just made and stands for nothing else."""
-        node = new.producer()
-        if node is not None and node in self.builder.added and not any(change.new is new for change in self.done):
-            return new
-        facts = self.scope.facts
-        return self.builder.node("Identity", [new], dims=facts.dims(new), dtype=facts.dtype(new), hint="attnfuse/same")
 
     def settle(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
         """Puts back what led nowhere, and tells the sites by the names that they had.
@@ -157,7 +139,7 @@ class PatternRewriter:
             sweep(value for _, inputs in change.removed.nodes for value in inputs)
         reported = [self._reported(site, undone) for site in sites]
         return reported + [
-            SiteReport(name, self.scope.path, "skipped", reasons=(reason,)) for name, reason in self.spoken.items()
+            SiteReport(name, self.graph.scope.path, "skipped", reasons=(reason,)) for name, reason in self.spoken.items()
         ]
 
     def notes(self, sites: Iterable[SiteReport]) -> list[str]:
@@ -191,7 +173,7 @@ class PatternRewriter:
         if before is None or before.graph is None or any(_is_gone(value) for value in read):
             return False
         Detached(tuple((node, values) for (node, _), values in zip(change.removed.nodes, inputs, strict=True))).restore(before)
-        connect(change.new, change.old, self.builder, [user for user, _ in change.new.uses() if user not in nodes])
+        connect(change.new, change.old, self.graph.builder, [user for user, _ in change.new.uses() if user not in nodes])
         replaced[change.new] = change.old
         sweep([change.new])
         self.undone.append(change)

@@ -7,15 +7,15 @@ import time
 
 import onnx_ir as ir
 
-from onnx_attnfuse.containment import Subject, collecting, contained
+from onnx_attnfuse.containment import Subject, collecting
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
-from onnx_attnfuse.graph.edit import connect, tidy
-from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops, scopes
+from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.transforms.decompose.operators import Speller, is_fused, rehearsals, speller
 from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
@@ -48,76 +48,15 @@ class Decomposer:
         start, before = time.perf_counter(), count_ops(self.model)
         work = [(scope, node) for scope in scopes(self.model) for node in scope.graph if is_fused(node)]
         sites: list[UnfusedSite] = []
-        builders: dict[ir.Graph | ir.Function, Builder] = {}
+        graphs: dict[ir.Graph | ir.Function, GraphContext] = {}
         for scope, node in work:
             self.options.progress("unfusing", len(sites), len(work))
-            build = builders.setdefault(scope.graph, Builder(scope.graph, scope.facts, scope.opset, self.names))
-            sites.append(self._site(scope, node, build))
+            build = Builder(scope.graph, scope.facts, scope.opset, self.names)
+            graph = graphs.setdefault(scope.graph, GraphContext(scope, self.model, build, self.verifier))
+            sites.append(_site(graph, node))
         self._settle_imports()
         seconds = time.perf_counter() - start
         return UnfuseReport(tuple(sites), seconds, before, count_ops(self.model), self.verifier.differing)
-
-    def _site(self, scope: Scope, node: ir.Node, build: Builder) -> UnfusedSite:
-        """Spells one operator out, or says why not; a defect of ours costs this one only."""
-        found = UnfusedSite(label(node) or node.op_type, scope.path, node.op_type, node.domain, "kept")
-        build.at(node)
-        spelled: tuple[list[tuple[int, ir.Value]], Verified | None] | None = None
-        with contained(_SPELLING, found.name, lambda: tidy(build)) as attempt:
-            spelled = self._spelled(scope, node, build)
-        if spelled is None:
-            return dataclasses.replace(found, reason=attempt.reason)
-        pairs, verified = spelled
-        for place, new in pairs:
-            old = node.outputs[place]
-            connect(old, new, build, [user for user, _ in old.uses()])
-        sweep(node.outputs)
-        tidy(build)
-        return dataclasses.replace(found, status="unfused", verified=verified)
-
-    def _spelled(self, scope: Scope, node: ir.Node, build: Builder) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
-        """What takes the place of the operator's outputs, judged and not connected yet.
-
-        Raises:
-            Refused: It cannot be spelled out, or is not equal.
-        """
-        spell = speller(node)
-        if isinstance(spell, Reason):
-            raise Refused(spell.code, spell.message, spell.node)
-        if has_unknown_attribute(node):
-            raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
-        if build.opset < _SINCE:
-            raise Refused("old-opset", f"opset {build.opset} lacks operators that are needed; raise it to {_SINCE}", node.name)
-        if isinstance(scope.graph, ir.Function):
-            scope.graph.opset_imports.setdefault("", scope.opset)
-        site = Site(node, build, tuple(node.inputs))
-        answer = spell(site)
-        pairs = _pairs(node, answer)
-        return pairs, self._judged(scope, site, spell, answer)
-
-    def _judged(self, scope: Scope, site: Site, spell: Speller, answer: Answer) -> Verified | None:
-        """The verdict on what takes the operator's place, or on its rehearsals.
-
-        Raises:
-            Refused: It differs, or could not be shown equal.
-        """
-        if self.verifier.level == "none":
-            return None
-        sides = [(_rehearsed(twin), spell(twin)) for twin in rehearsals(site)] or [(site.node, answer)]
-        name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified](), list[Refused]()
-        tells = not is_old(installed())  # an old runtime may have been run, and have differed
-        for node, found in sides:
-            pairs = _as_defined(site.build, _pairs(site.node, found), node, found)
-            try:
-                verdict = self.verifier.check(pairs, found.frontier, name, scope, self.model)
-            except Refused as refused:
-                if refused.reason.code != "unverified" or not tells:
-                    raise
-                unverified.append(refused)
-            else:
-                verdicts += [] if verdict is None else [verdict]
-        if not verdicts:
-            raise unverified[0]
-        return Verified(max(item.max_abs_error for item in verdicts), sum(item.cases for item in verdicts))
 
     def _settle_imports(self) -> None:
         """Takes out the import of com.microsoft where nothing of it is left."""
@@ -125,6 +64,63 @@ class Decomposer:
             imports = self.model.opset_imports if part is self.model.graph else part.opset_imports
             if not any(node.domain == _CONTRIB for node in part.all_nodes()):
                 imports.pop(_CONTRIB, None)
+
+
+def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
+    """Decomposes one operator, or says why not; a defect of ours costs this one only."""
+    found = UnfusedSite(label(node) or node.op_type, graph.scope.path, node.op_type, node.domain, "kept")
+    with graph.rewrite(node, _SPELLING, found.name) as edit:
+        pairs, verified = _spelled(graph, node)
+        edit.connect([(node.outputs[place], new) for place, new in pairs])
+        sweep(node.outputs)
+        return dataclasses.replace(found, status="unfused", verified=verified)
+    return dataclasses.replace(found, reason=edit.reason)
+
+
+def _spelled(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
+    """What takes the place of the operator's outputs, verified and not connected yet.
+
+    Raises:
+        Refused: It cannot be spelled out, or is not equal.
+    """
+    spell, build, scope = speller(node), graph.builder, graph.scope
+    if isinstance(spell, Reason):
+        raise Refused(spell.code, spell.message, spell.node)
+    if has_unknown_attribute(node):
+        raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
+    if build.opset < _SINCE:
+        raise Refused("old-opset", f"opset {build.opset} lacks operators that are needed; raise it to {_SINCE}", node.name)
+    if isinstance(scope.graph, ir.Function):
+        scope.graph.opset_imports.setdefault("", scope.opset)
+    site = Site(node, build, tuple(node.inputs))
+    answer = spell(site)
+    return _pairs(node, answer), _judged(graph, site, spell, answer)
+
+
+def _judged(graph: GraphContext, site: Site, spell: Speller, answer: Answer) -> Verified | None:
+    """The verdict on what takes the operator's place, or on its rehearsals.
+
+    Raises:
+        Refused: It differs, or could not be shown equal.
+    """
+    if graph.verifier.level == "none":
+        return None
+    sides = [(_rehearsed(twin), spell(twin)) for twin in rehearsals(site)] or [(site.node, answer)]
+    name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified](), list[Refused]()
+    tells = not is_old(installed())  # an old runtime may have been run, and have differed
+    for node, found in sides:
+        pairs = _as_defined(site.build, _pairs(site.node, found), node, found)
+        try:
+            verdict = graph.verify(pairs, found.frontier, name)
+        except Refused as refused:
+            if refused.reason.code != "unverified" or not tells:
+                raise
+            unverified.append(refused)
+        else:
+            verdicts += [] if verdict is None else [verdict]
+    if not verdicts:
+        raise unverified[0]
+    return Verified(max(item.max_abs_error for item in verdicts), sum(item.cases for item in verdicts))
 
 
 def _rehearsed(site: Site) -> ir.Node:

@@ -1,0 +1,193 @@
+"""A pass of the pipeline and its context: one graph with what earlier passes found in it, in a run over one model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.masks.classify import understand
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match.candidates import Candidate, read_candidate
+from onnx_attnfuse.attention.match.sinks import with_sink
+from onnx_attnfuse.attention.match.softmax import find_softmax
+from onnx_attnfuse.containment import Subject
+from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
+from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
+from onnx_attnfuse.fusion.plan import PlanContext, make_plans
+from onnx_attnfuse.fusion.runtime_dispatch import Guards
+from onnx_attnfuse.fusion.site import SiteFuser
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.opset import Opset
+from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.kernels.device import resolve
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.language.matcher.near_miss import Trace
+from onnx_attnfuse.language.registry.registry import Catalogue
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.report.pictures.album import Album
+from onnx_attnfuse.report.pictures.model import SitePicture
+from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.verify.verifier import Verifier
+
+Undo: TypeAlias = Callable[[], object]
+
+
+class Run:
+    """One run over one model: what was chosen, what its graphs share, and what is told of them."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        options: Options,
+        catalogue: Catalogue,
+        verifier: Verifier,
+        trace: Trace | None = None,
+        dtype: ir.DataType | None = None,
+    ) -> None:
+        self.model, self.options, self.verifier, self.trace = model, options, verifier, trace
+        self.album = Album(model, options.pictures, verifier.timer)
+        self.statistics = PatternStatistics()
+        readers = self.statistics.counting(catalogue.readers, catalogue.subject, verifier.doubted)
+        self.catalogue = dataclasses.replace(catalogue, readers=readers)
+        device = resolve(options.ep, options.arch)
+        self.plan_context = PlanContext(device, options.padding, options.dim, options.always, options.target, dtype=dtype)
+        self.policy = Policy.from_environment() if options.policy is None else options.policy
+        self.names = all_names(model)
+        self.opset = Opset(model, asked=options.target == "onnx.Attention")
+        self.graphs: list[PassContext] = []
+        """The graphs of the model that were read, outer before inner."""
+        self.version = 0
+        """How many passes have changed something."""
+        self.replaced: dict[ir.Value, ir.Value] = {}
+        """Results that fused operators replaced, in all graphs."""
+        self.sites: list[SiteReport] = []
+        self.notes: list[str] = []
+        self.pictures: list[SitePicture | None] = []
+        self.widened: list[ir.Node] = []
+        """The RotaryEmbedding nodes whose caches were widened."""
+        self.enabled: Counter[str] = Counter()
+        """How often each enabling rule was applied."""
+        self.changes: Counter[str] = Counter()
+        """What each pass counted, by its name."""
+
+    @functools.cached_property
+    def total(self) -> int:
+        """The number of candidates in all graphs, once they are found."""
+        return sum(len(graph.candidates) for graph in self.graphs)
+
+
+class PassContext:
+    """One graph in a run, with what passes have made of it so far."""
+
+    def __init__(self, run: Run, scope: Scope) -> None:
+        self.run, self.scope = run, scope
+        self.origin = Snapshot(scope.graph)
+        """The graph before the first pass."""
+        self._snapshot, self._version = self.origin, run.version
+        self.patterns = self.pattern_rewriter()
+        """The pattern rewrites that were applied."""
+        self.candidates: list[Candidate] = []
+        self.searched: int | None = None
+        """The version of the run in which candidates were looked for."""
+        self.fused: tuple[SiteFuser, list[SiteReport]] | None = None
+        """What fused the candidates, and a report on each; None: fusing has failed, or was not begun."""
+        self.failure: Reason | None = None
+        """Why the last pass that failed did."""
+
+    def snapshot(self) -> Snapshot:
+        """The graph as it is, written down anew only where a pass has changed something since."""
+        if self._version != self.run.version:
+            self._snapshot, self._version = Snapshot(self.scope.graph), self.run.version
+        return self._snapshot
+
+    def to_last(self) -> Undo:
+        """What puts the graph back to what it was before the pass that comes now."""
+        snapshot, fused, replaced = self.snapshot(), self.fused, self.run.replaced
+
+        def undo() -> None:
+            snapshot.restore()
+            self.fused, self.run.replaced = fused, replaced
+
+        return undo
+
+    def to_origin(self) -> Undo:
+        """What puts the graph back to what it was before the first pass."""
+
+        def undo() -> None:
+            self.origin.restore()
+            self.fused = None
+            self.run.version += 1
+
+        return undo
+
+    def graph_context(self) -> GraphContext:
+        """What a pass rewrites the graph with; each takes its own, as new nodes are shared in graph order."""
+        run, scope = self.run, self.scope
+        builder = Builder(scope.graph, scope.facts, max(scope.opset, run.opset.version), run.names)
+        return GraphContext(scope, run.model, builder, run.verifier)
+
+    def pattern_rewriter(self) -> PatternRewriter:
+        """A rewriter that no pattern has gone through yet."""
+        run = self.run
+        return PatternRewriter(
+            self.graph_context(), run.catalogue, run.statistics, run.options.keep_outputs, kind_of=self._kind_of
+        )
+
+    def site_fuser(self) -> SiteFuser:
+        """What fused the attentions of the graph, or a new one."""
+        return self.new_site_fuser() if self.fused is None else self.fused[0]
+
+    def new_site_fuser(self) -> SiteFuser:
+        """A fuser that has fused nothing yet."""
+        run, graph = self.run, self.graph_context()
+        guards, order, replaced = Guards(graph.builder), Order(self.scope.graph), dict(run.replaced)
+        fixed = run.options, run.catalogue.readers, run.policy, run.album
+        return SiteFuser(graph, self._build_context(graph), guards, *fixed, order, replaced)
+
+    def _build_context(self, graph: GraphContext) -> BuildContext:
+        facts = self.scope.facts
+        return BuildContext(graph.builder, Bounds(facts), Reader(facts), self.run.plan_context.device, self.run.opset)
+
+    def _kind_of(self, node: ir.Node) -> str | None:
+        """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+        run, scope = self.run, self.scope
+        softmax = find_softmax(node, scope.facts, scope.opset)
+        if softmax is None:
+            return None
+        found = read_candidate(node, with_sink(softmax, scope.facts), scope, run.catalogue.readers, run.options.keep_outputs)
+        if found.spec is None:
+            return None
+        graph = self.graph_context()
+        context = self._build_context(graph)
+        with graph.rewrite(node, Subject("planning an attention")):
+            meaning = understand(found.spec, context.reader)
+            plans, _ = make_plans(found.spec, meaning, run.plan_context, context)
+            return meaning.kind if plans else None
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One pass over a graph."""
+
+    name: str
+    """What is done, as a failure is told."""
+    apply: Callable[[PassContext], int]
+    """Does it, and counts what was changed; 0: the graph is what it was."""
+    step: str | None = None
+    """The step whose time it counts for."""
+    undo: Callable[[PassContext], Undo] | None = PassContext.to_last
+    """What puts the graph back where the pass fails; None: it changes no node."""
+    once: bool = False
+    """Once for the model, with its main graph, when all graphs have come so far; else graph by graph."""

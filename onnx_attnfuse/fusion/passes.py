@@ -1,0 +1,222 @@
+"""The passes of the pipeline, each a function of one graph that counts what it changed; `pipeline.PASSES` has their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
+from onnx_attnfuse.containment import Subject, collecting, contained
+from onnx_attnfuse.fusion.enabling import apply_enabling
+from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
+from onnx_attnfuse.fusion.enabling.rule import EnablingRule
+from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
+from onnx_attnfuse.fusion.pass_context import PassContext
+from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
+from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
+from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
+from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
+from onnx_attnfuse.fusion.report_site import as_asked
+from onnx_attnfuse.fusion.site import SiteFuser
+from onnx_attnfuse.graph.constants import all_nodes
+from onnx_attnfuse.graph.folding import fold
+from onnx_attnfuse.graph.order import is_sorted
+from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.ort_settings import switches_for
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.report.log import log_site
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.targets import packed
+
+FUSING = "fusing the attentions of a graph"
+_CONTRIB = "com.microsoft"
+_MOST_STEPS = 20_000_000
+"""Nodes times attentions up to which a graph that broke is gone through again, attention by attention."""
+
+
+def apply_patterns(graph: PassContext) -> int:
+    """Rewrites what patterns find, into plain attention."""
+    rewriter = graph.pattern_rewriter()
+    applied = apply_rules(rewriter)
+    write_operators(rewriter)
+    write_formulas(rewriter, graph.run.trace)
+    graph.patterns = rewriter
+    return applied + len(rewriter.done) + len(rewriter.needless)
+
+
+def widen_rotary_caches(graph: PassContext) -> int:
+    """Gives every RotaryEmbedding caches for the whole batch."""
+    widened = widen_caches(graph.graph_context())
+    graph.run.widened += widened
+    return len(widened)
+
+
+def find_attention(graph: PassContext) -> int:
+    """Finds and reads the attentions, unless nothing has changed since that was done; changes nothing."""
+    run = graph.run
+    if graph.searched != run.version:
+        graph.candidates = []
+        graph.candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
+        graph.searched = run.version
+    return 0
+
+
+def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
+    """Rewrites what stands around attentions, where there are some."""
+    if not graph.candidates:
+        return 0
+    done = apply_enabling(rules, graph.graph_context(), graph.run.plan_context.device.ep)
+    graph.run.enabled += done
+    return sum(done.values())
+
+
+def switch_kernels(graph: PassContext) -> int:
+    """Plans with the kernels that the policy leaves; where operators are there that may need the others, all are left."""
+    run = graph.run
+    device = run.plan_context.device
+    switched = dataclasses.replace(device, switches=switches_for(run.policy, device))
+    existing = [
+        (item.node, part.scope) for part in run.graphs for item in part.candidates if item.softmax is None and item.spec is None
+    ]
+    needy = [node for node, scope in existing if needs_all_kernels(params_of_node(node, scope.facts), switched)]
+    if needy:
+        run.notes.append(f"no kernel is switched off: operators that are there may need it, the first is '{needy[0].name}'")
+        switched = dataclasses.replace(device, switches=switches_for(run.policy, device, may_switch_off=False))
+    run.plan_context = dataclasses.replace(run.plan_context, device=switched)
+    return 0
+
+
+def draw(graph: PassContext) -> int:
+    """Draws the attentions as they stand, where pictures are wanted; changes nothing."""
+    graph.run.album.before(graph.candidates, graph.scope)
+    return 0
+
+
+def pack_attention(graph: PassContext) -> int:
+    """Packs what can be packed, where that is asked for."""
+    run = graph.run
+    if run.plan_context.target != packed.NAME:
+        return 0
+    from onnx_attnfuse.fusion.packing.pack import pack
+
+    run.options.progress("packing", len(run.sites), run.total)
+    fuser = graph.new_site_fuser()
+    found, notes = pack(fuser, graph.candidates, run.plan_context)
+    run.notes += notes
+    return _finished(graph, fuser, found)
+
+
+def fuse_attention(graph: PassContext) -> int:
+    """Fuses the attentions, all at once; where the graph breaks, again with each by itself.
+
+    Raises:
+        Refused: The graph broke, and is too large for another attempt.
+    """
+    run, counted = graph.run, graph.run.verifier.differing
+    if run.plan_context.target == packed.NAME:
+        return 0
+    count = 0
+    with collecting() as met, contained(Subject(FUSING), graph.scope.path, graph.to_last()) as attempt:
+        count = _fused(graph, alone=False)
+    if attempt.reason is not None and len(graph.candidates) * len(graph.scope.graph) <= _MOST_STEPS:
+        run.verifier.differing = counted
+        return _fused(graph, alone=True)
+    met.tell()
+    if attempt.reason is not None:
+        raise Refused(attempt.reason.code, attempt.reason.message, attempt.reason.node)
+    return count
+
+
+def _fused(graph: PassContext, *, alone: bool) -> int:
+    """Fuses what can be; `alone`: each is undone by itself where the graph breaks by it."""
+    run, fuser, found = graph.run, graph.new_site_fuser(), list[SiteReport]()
+    for candidate in graph.candidates:
+        run.options.progress("fusing", len(run.sites) + len(found), run.total)
+        found.append(_fused_alone(graph, fuser, candidate) if alone else fuser.fuse(candidate, run.plan_context))
+    return _finished(graph, fuser, found)
+
+
+def _fused_alone(graph: PassContext, fuser: SiteFuser, candidate: Candidate) -> SiteReport:
+    before, replaced, unsorted = Snapshot(graph.scope.graph), dict(fuser.replaced), fuser.unsorted
+    name = label(candidate.node)
+    with contained(Subject("fusing an attention"), name, before.restore) as attempt:
+        found = fuser.fuse(candidate, graph.run.plan_context)
+        graph.scope.graph.sort()
+        return found
+    assert attempt.reason is not None
+    fuser.replaced, fuser.unsorted = replaced, unsorted
+    return SiteReport(name, graph.scope.path, "skipped", reasons=(attempt.reason,))
+
+
+def _finished(graph: PassContext, fuser: SiteFuser, found: list[SiteReport]) -> int:
+    """Takes down what was fused; returns the number of attentions that were tried, each of which may have changed something."""
+    if fuser.unsorted:
+        graph.scope.graph.sort()
+    graph.fused, graph.run.replaced = (fuser, found), fuser.replaced
+    return len(found)
+
+
+def put_patterns_back(graph: PassContext) -> int:
+    """Puts back what patterns rewrote and no fused operator needed."""
+    if graph.fused is None:
+        return 0
+    fuser, found = graph.fused
+    found = [as_asked(site, graph.run.plan_context.target) for site in found]
+    graph.fused = fuser, graph.patterns.settle(found, fuser.replaced)
+    return len(graph.patterns.done)
+
+
+def tell_sites(graph: PassContext) -> int:
+    """Tells what became of the attentions; changes nothing."""
+    run, found, reason = graph.run, [] if graph.fused is None else graph.fused[1], graph.failure
+    if graph.fused is None and reason is not None:
+        found = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
+    run.sites += found
+    run.pictures += run.album.pictures(graph.candidates, len(found))
+    for site in found:
+        log_site(site)
+    run.notes += graph.patterns.notes(found)
+    return 0
+
+
+def fuse_standalone_rotary(graph: PassContext) -> int:
+    """Fuses what is left of rotary embeddings."""
+    context = graph.site_fuser().graph
+    fused = sum(fuse_rotary(candidate.spec, context) for candidate in graph.candidates if candidate.spec is not None)
+    if fused:
+        graph.scope.graph.sort()
+    return fused
+
+
+def fold_weights(graph: PassContext) -> int:
+    """Makes constants of weights that fusing has rearranged."""
+    builder = graph.site_fuser().graph.builder
+    return fold(builder.rearranged, builder, "attnfuse/weight")
+
+
+def sink_into_branches(graph: PassContext) -> int:
+    """Moves what only some batches need to where these are computed."""
+    return graph.site_fuser().guards.sink_into_branches()
+
+
+def sort_nodes(graph: PassContext) -> int:
+    """Sorts the nodes, where one stands before what it reads."""
+    if is_sorted(graph.scope.graph):
+        return 0
+    graph.scope.graph.sort()
+    return 1
+
+
+def settle_imports(graph: PassContext) -> int:
+    """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
+    model = graph.run.model
+    for part in (model.graph, *model.functions.values()):
+        imports = model.opset_imports if part is model.graph else part.opset_imports
+        if any(node.domain == _CONTRIB for node in all_nodes(part)):
+            imports.setdefault(_CONTRIB, 1)
+    opset = graph.run.opset
+    if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in all_nodes(model.graph)):
+        opset.restore()
+    return 0
