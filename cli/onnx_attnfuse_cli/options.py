@@ -1,8 +1,8 @@
 """The fields of a dataclass as options of a command, so that the two cannot drift apart.
 
 A field's type says what the option takes, its docstring is the option's help. Its metadata may say more: `command`, False for
-what is no option; `short`, a letter; `metavar`, what a value is called; `least`, the smallest number; `count`, True where it says
-how often the option is given.
+what is no option; `choices`, the words to choose from; `short`, a letter; `metavar`, what a value is called; `least`, the
+smallest number; `count`, True where it says how often the option is given.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
         common["metavar"] = field.metadata["metavar"]
     if kind is bool:
         return {**common, "is_flag": True, "show_default": False}
-    if typing.get_origin(kind) is typing.Literal:
-        return {**common, "type": Choice(typing.get_args(kind))}
+    if "choices" in field.metadata or typing.get_origin(kind) is typing.Literal:
+        return {**common, "type": Choice(field.metadata.get("choices") or typing.get_args(kind))}
     if kind is pathlib.Path:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
     if kind is int and field.metadata.get("count"):

@@ -309,7 +309,9 @@ class Run:
         """Applies rewrites around the attention; whether there was anything to do."""
         done: Counter[str] = Counter()
         with self._whole("preparing for fusions of ONNX Runtime", scope) as attempt:
-            done = apply_enabling(rules, scope, self.model, self._builder(scope), self.verifier, self.plan_context.device.ep)
+            done = apply_enabling(
+                rules, scope, self.model, self._builder(scope), self.verifier, self.plan_context.device.provider
+            )
         self.unblocked += done if attempt.reason is None else Counter()
         return bool(done)
 

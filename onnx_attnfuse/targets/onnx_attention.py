@@ -13,7 +13,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Causal, Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
@@ -23,10 +23,8 @@ from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 OP: str = "Attention"
 DOMAIN: str = ""
-PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
 _SINCE = 23
-_DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
@@ -34,12 +32,13 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     del meaning
     builder, axes = context.builder, spec.axes
     repeated = length(shared_heads(spec)) != length(axes.n) and length(axes.i) != length(axes.j)
-    pays = spec.softcap is not None or spec.cache is not None or (repeated and context.device.ep == "cpu")
+    pays = spec.softcap is not None or spec.cache is not None or (repeated and "repeated-heads" in context.device.provider.pays)
     if builder.opset < _SINCE and not (pays or context.opset.asked):
         return Reason("old-opset", f"ai.onnx Attention needs opset {_SINCE}, and the model has {builder.opset}")
-    if spec.dtype not in _DTYPES[context.device.ep]:
-        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {context.device.ep}")
+    message = f"ai.onnx Attention is not used for {type_name(spec.dtype)} on {context.device.ep}"
+    unsupported = refuse_device(f"onnx.{OP}", spec.dtype, context.device, Reason("no-kernel-for-type", message))
+    if unsupported is not None:
+        return unsupported
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"ai.onnx Attention takes no scale of {spec.scale:g}")
     return context.opset.refuse(_SINCE)

@@ -18,28 +18,38 @@ from onnx_attnfuse.graph.edit import connect, tidy
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.verify.verifier import Verifier
 
 BEFORE: tuple[EnablingRule, ...] = (
-    EnablingRule("Gemm split into product and bias, which then goes into what follows", as_product, frozenset(["cuda"])),
+    EnablingRule("Gemm split into product and bias, which then goes into what follows", as_product, "split-gemm"),
 )
 """Rules that are applied before attention is matched."""
 AFTER: tuple[EnablingRule, ...] = (
     EnablingRule(
-        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from", as_quotient
+        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
+        as_quotient,
+        "quotients",
     ),
-    EnablingRule("sums and normalizations as one operator, where the sum goes on as the next residual", as_skip_norm),
-    EnablingRule("Gelu of half precision as one operator", as_gelu, frozenset(["cuda"])),
+    EnablingRule(
+        "sums and normalizations as one operator, where the sum goes on as the next residual", as_skip_norm, "skip-norm"
+    ),
+    EnablingRule("Gelu of half precision as one operator", as_gelu, "half-gelu"),
 )
 
 
 def apply_enabling(
-    rules: Iterable[EnablingRule], scope: Scope, model: ir.Model, builder: Builder, verifier: Verifier, ep: str
+    rules: Iterable[EnablingRule],
+    scope: Scope,
+    model: ir.Model,
+    builder: Builder,
+    verifier: Verifier,
+    provider: ExecutionProvider,
 ) -> Counter[str]:
     """Applies rules in one graph, judging each change; returns how often each was applied."""
     done: Counter[str] = Counter()
     for rule in rules:
-        if ep not in rule.providers:
+        if rule.pays not in provider.pays:
             continue
         for node in list(scope.graph):
             if node.graph is not scope.graph:
