@@ -75,7 +75,7 @@ def _lacking(preference: KernelPreference, found: Forecast, op: str, device: Dev
         return
     refused = [item for item in found.refused if item.kernel in wanted]
     for item in refused:
-        yield Reason(item.reason.code, f"no {words} attention: {item.kernel} {item.reason.message}")
+        yield Reason(item.code, f"no {words} attention: {item.kernel} {item.message}")
     if not refused:
         yield Reason("other-kernel", f"no {words} attention: {found.kernel} comes before it")
 

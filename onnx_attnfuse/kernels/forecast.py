@@ -21,11 +21,12 @@ TENSORRT = frozenset(["TRT_FLASH_ATTENTION", "TRT_FUSED_ATTENTION"])
 
 
 @dataclasses.dataclass(frozen=True)
-class Refusal:
-    """Why a kernel is not chosen."""
+class RefusedKernel:
+    """A kernel that would have been faster, and why it is not chosen."""
 
     kernel: str
-    reason: Reason
+    code: str
+    message: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Forecast:
     """The kernel that ONNX Runtime will run for an attention, and those that it passes over."""
 
     kernel: str
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedKernel, ...]
     """The kernels that would have come before it."""
     needs: str | None = None
     """The condition on unknown sizes under which this kernel runs; None: it always does."""
@@ -106,7 +107,7 @@ def _known(op: str, device: Device) -> OpSupport:
 
 
 def _first(
-    params: AttentionParams, kernels: Kernels, refused: tuple[Refusal, ...], off: frozenset[str], known: OpSupport
+    params: AttentionParams, kernels: Kernels, refused: tuple[RefusedKernel, ...], off: frozenset[str], known: OpSupport
 ) -> Forecast:
     (kernel, conditions), *rest = kernels
     answers = [answer for condition in conditions if (answer := condition(params)) is not None]
@@ -114,7 +115,7 @@ def _first(
     if reason is None and kernel in off:
         reason = Reason("switched-off", "is switched off")
     if reason is not None:
-        return _first(params, tuple(rest), (*refused, Refusal(kernel, reason)), off, known)
+        return _first(params, tuple(rest), (*refused, RefusedKernel(kernel, reason.code, reason.message)), off, known)
     needs = " and ".join(answer.needs for answer in answers if isinstance(answer, Open)) or None
     otherwise = None if needs is None else _first(params, tuple(rest), (), off, known)
     fails = known.math_fails(params) if kernel == "MATH" and known.math_fails is not None else None

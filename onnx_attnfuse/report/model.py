@@ -9,7 +9,7 @@ from typing import Any, Literal
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.containment import Failure
-from onnx_attnfuse.kernels.forecast import Gain
+from onnx_attnfuse.kernels.forecast import Gain, RefusedKernel
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
@@ -19,15 +19,6 @@ from onnx_attnfuse.verify.verdict import Verified
 SCHEMA = 1
 
 Status = Literal["fused", "already-fused", "skipped", "not-attention"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RefusedKernel:
-    """A kernel that would have been faster, and why it is not chosen."""
-
-    kernel: str
-    code: str
-    message: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +43,11 @@ class Kernel:
     """What runs where that does not hold, in the order in which they are tried."""
     refused: tuple[RefusedKernel, ...] = ()
     gains: tuple[Gain, ...] = ()
+
+    @property
+    def chain(self) -> tuple[LaterKernel, ...]:
+        """All kernels that are forecast, in the order in which they are tried."""
+        return (LaterKernel(self.forecast, self.when), *self.otherwise)
 
 
 @dataclasses.dataclass(frozen=True)
