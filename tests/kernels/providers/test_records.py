@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 
 import onnx
 import onnx_ir as ir
@@ -22,8 +23,10 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets import TARGETS, name_of, packed
 from tests.support import small_models
+from tests.support.bundled import BUNDLED
 
 OPERATORS = (*map(name_of, TARGETS), packed.OP)
+MEASURED = ("cpu", "cuda")
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 NPU = ExecutionProvider(
     name="npu",
@@ -47,29 +50,33 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> ExecutionProvider:
     return NPU
 
 
-def test_the_records_are_those_of_the_files() -> None:
-    assert providers.names() == ("cpu", "cuda")
-    assert [record.name for record in providers.every()] == ["cpu", "cuda"]
-    assert [record.ort_name for record in providers.every()] == ["CPUExecutionProvider", "CUDAExecutionProvider"]
+def test_every_file_of_the_folder_has_a_record_of_its_name() -> None:
+    folder = pathlib.Path(providers.__file__).parent
+    files = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    assert list(providers.names()) == [record.name for record in providers.every()] == files
+    assert [providers.provider(name).ort_name for name in MEASURED] == ["CPUExecutionProvider", "CUDAExecutionProvider"]
 
 
 @pytest.mark.parametrize("record", providers.every(), ids=lambda record: record.name)
 def test_every_operator_has_an_answer_that_says_where_it_is_known_from(record: ExecutionProvider) -> None:
-    assert set(record.operators) == set(OPERATORS)
+    assert set(record.operators) <= set(OPERATORS)
     assert record.known_from
     for op in OPERATORS:
         found = support(op, record)
         if isinstance(found, Reason):
-            assert found == Reason("no-kernel-for-device", f"{op} has no kernel on {record.name}")
-            continue
-        assert found.known_from
-        assert found.written
-        assert found.masks
-        assert found.kernels[-1] == ("MATH", ())
+            assert (found.code, op in found.message, record.name in found.message) == ("no-kernel-for-device", True, True)
+        else:
+            assert found.known_from
+            assert found.runs
+            assert found.written
+            assert found.masks
 
 
-@pytest.mark.parametrize("record", providers.every(), ids=lambda record: record.name)
-def test_what_the_library_asks_of_a_known_provider_is_known(record: ExecutionProvider) -> None:
+@pytest.mark.parametrize("name", MEASURED)
+def test_of_a_provider_that_was_measured_every_fact_is_known(name: str) -> None:
+    record = providers.provider(name)
+    assert set(record.operators) == set(OPERATORS)
+    assert all(found is None or found.kernels[-1] == ("MATH", ()) for found in record.operators.values())
     assert None not in (record.rounds_float16, record.keeps_nan_rows, record.takes_if, record.switching)
     assert (record.default_architecture in record.architectures) == bool(record.architectures)
 
@@ -88,7 +95,9 @@ def test_a_chain_that_leaves_some_attention_without_a_kernel_is_no_record() -> N
 
 
 def test_a_provider_that_nobody_knows_is_refused_with_the_names_of_those_known(npu: ExecutionProvider) -> None:
-    with pytest.raises(OptionError, match=r"^ep is 'tpu'; choose auto, cpu, cuda or npu$"):
+    *others, last = ("auto", *providers.names())
+    assert {"cpu", "cuda", npu.name} <= {*others, last}
+    with pytest.raises(OptionError, match=rf"^ep is 'tpu'; choose {', '.join(others)} or {last}$"):
         resolve("tpu")
     assert resolve("npu").name == npu.name
 
@@ -155,6 +164,22 @@ def test_without_a_word_on_if_no_form_stands_behind_a_test(npu: ExecutionProvide
         record = dataclasses.replace(npu, operators={"MultiHeadAttention": timed}, takes_if=takes_if)
         monkeypatch.setitem(providers._records, npu.name, record)
         assert explained(padded, padding="guarded").mask_form == form
+
+
+@pytest.mark.parametrize(
+    ("takes_if", "padding", "codes"),
+    [(True, "auto", set()), (None, "auto", {"not-every-batch"}), (None, "assume-right", set())],
+)
+def test_without_a_word_on_if_padding_is_removed_only_where_the_caller_vouches_for_it(
+    takes_if: bool | None, padding: str, codes: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = dataclasses.replace(providers.provider("cuda"), takes_if=takes_if)
+    monkeypatch.setitem(providers._records, record.name, record)
+    path = next(path for path in BUNDLED if path.stem == "bert__dyn18__sdpa")
+    choices = {"ep": "cuda", "arch": "sm90", "target": "packed", "verify": "none", "padding": padding}
+    sites = onnx_attnfuse.explain(path, **choices).sites
+    assert {site.status for site in sites} == {"skipped" if codes else "fused"}
+    assert {reason.code for site in sites for reason in site.reasons} == codes
 
 
 def test_without_a_word_on_rounding_no_float16_attention_is_fused(
