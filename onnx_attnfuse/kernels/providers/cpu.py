@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm, masks, not_capped, not_causal, only
+from onnx_attnfuse.kernels.conditions import AttentionParams, masks, not_capped, not_causal, only
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
 
 _FLOAT = ir.DataType.FLOAT
@@ -29,66 +30,36 @@ def _standard_time(params: AttentionParams, kernel: str) -> float:
     return 1.1 * (_FEW_TIMES if few else 1.0)
 
 
-def _operator(
-    kernels: Kernels = _MATH,
-    *,
-    written: frozenset[ir.DataType] = _BOTH,
-    by_default: bool = True,
-    time: Callable[[AttentionParams, str], float] | None = None,
-    cached: Mapping[MaskForm, tuple[float, float]] | None = None,
-    ungrouped: float = 1.0,
-    timed_as: str | None = None,
-) -> OpSupport:
-    """An operator of the provider: all have kernels for float32 and float16, take any mask, and their math kernel is safe."""
-    return OpSupport(
-        _SOURCE,
-        _BOTH,
-        written,
-        kernels,
-        ANY_MASK,
-        causal=True,
-        by_default=by_default,
-        time=time,
-        cached_times=cached,
-        ungrouped=ungrouped,
-        timed_as=timed_as,
-        math_is_safe=True,
-    )
-
-
-def _operators() -> Mapping[str, OpSupport | None]:
-    """The operators.
-
-    Cached times are milliseconds for one new position and for many, four heads sharing keys and values: one attention on one core
-    in float32, N=32 H=64, P=2048 and S=128.
-    """
-    return {
-        "MultiHeadAttention": _operator(
-            (("FLASH_ATTENTION", (only(_FLOAT), masks("none"), not_causal)), *_MATH),
-            written=frozenset([*_BOTH, ir.DataType.BFLOAT16]),
-            time=_always(1.0, 1.1),
-            cached={"none": (4.4, 1.44), "bias": (4.4, 1.44)},
-            ungrouped=0.45,
-        ),
-        "GroupQueryAttention": _operator(
-            (("FLASH_ATTENTION", (only(_FLOAT), not_capped)), *_MATH),
-            time=_always(1.1, 1.1),
-            cached={"none": (1.7, 1.37), "bias": (1.6, 1.47)},
-        ),
-        "onnx.Attention": _operator(
-            written=frozenset([_FLOAT]), time=_standard_time, cached={"none": (1.35, 1.06), "bias": (1.35, 1.06)}
-        ),
-        "Attention": _operator(by_default=False, timed_as="MultiHeadAttention"),
-        "PackedMultiHeadAttention": None,
-    }
-
-
+_ANY = OpSupport(_SOURCE, _BOTH, _BOTH, _MATH, ANY_MASK, causal=True, math_is_safe=True)
+_OPERATORS: Mapping[str, OpSupport | None] = {
+    "MultiHeadAttention": dataclasses.replace(
+        _ANY,
+        written=frozenset([*_BOTH, ir.DataType.BFLOAT16]),
+        kernels=(("FLASH_ATTENTION", (only(_FLOAT), masks("none"), not_causal)), *_MATH),
+        time=_always(1.0, 1.1),
+        cached_times={"none": (4.4, 1.44), "bias": (4.4, 1.44)},
+        ungrouped=0.45,
+    ),
+    "GroupQueryAttention": dataclasses.replace(
+        _ANY,
+        kernels=(("FLASH_ATTENTION", (only(_FLOAT), not_capped)), *_MATH),
+        time=_always(1.1, 1.1),
+        cached_times={"none": (1.7, 1.37), "bias": (1.6, 1.47)},
+    ),
+    "onnx.Attention": dataclasses.replace(
+        _ANY, written=frozenset([_FLOAT]), time=_standard_time, cached_times={"none": (1.35, 1.06), "bias": (1.35, 1.06)}
+    ),
+    "Attention": dataclasses.replace(_ANY, by_default=False, timed_as="MultiHeadAttention"),
+    "PackedMultiHeadAttention": None,
+}
+"""Cached times are milliseconds for one new position and for many, four heads sharing keys and values: one attention on one core
+in float32, N=32 H=64, P=2048 and S=128."""
 PROVIDER = ExecutionProvider(
     name="cpu",
     ort_name="CPUExecutionProvider",
     distribution="onnxruntime",
     known_from="measured with ONNX Runtime 1.28 to 1.31 (docs/decisions/0003, docs/decisions/0005, benchmarks/results)",
-    operators=_operators(),
+    operators=_OPERATORS,
     rounds_float16=False,
     keeps_nan_rows=True,
     takes_if=True,

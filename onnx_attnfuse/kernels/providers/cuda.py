@@ -8,6 +8,7 @@ newer (docs/policy.md).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -49,43 +50,34 @@ _MEASURED = "measured on an H200 with ONNX Runtime 1.31 (docs/targets.md, benchm
 _READ = "kernels read in ONNX Runtime 1.31, not measured"
 
 # Kernels
+_CUDNN_TAKES = (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))
+_UNMASKED = (masks("none"), same_head_sizes, head_sizes(8, 256))
+_EFFICIENT_TAKES = (
+    masks("none", "ranges", "bias"),
+    head_sizes(8, 1024),
+    not_causal_with_ranges,
+    aligned_bias,
+    long_unless_float16,
+)
+_TENSORRT_TAKES = (only(_HALF), not_causal, masks("none", "lengths"), same_head_sizes)
+_LONG_HEADS = head_size_among(16, 32, 40, 64, 80, 128, 160, 256)
 _MULTI_HEAD: Kernels = (
-    ("CUDNN_FLASH_ATTENTION", (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))),
-    ("FLASH_ATTENTION", (from_arch(80), only(_HALF), masks("none"), same_head_sizes, head_sizes(8, 256))),
-    (
-        "EFFICIENT_ATTENTION",
-        (masks("none", "ranges", "bias"), head_sizes(8, 1024), not_causal_with_ranges, aligned_bias, long_unless_float16),
-    ),
+    ("CUDNN_FLASH_ATTENTION", _CUDNN_TAKES),
+    ("FLASH_ATTENTION", (from_arch(80), only(_HALF), *_UNMASKED)),
+    ("EFFICIENT_ATTENTION", _EFFICIENT_TAKES),
     ("MATH", ()),
 )
 _STANDARD: Kernels = (
-    ("FLASH_ATTENTION", (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256))),
+    ("FLASH_ATTENTION", (from_arch(80), half_precision, *_UNMASKED)),
     ("EFFICIENT_ATTENTION", (head_sizes(8, 1024), aligned_mask, several_with_cache)),
     ("MATH", ()),
 )
-_TENSORRT = (only(_HALF), not_causal, masks("none", "lengths"), same_head_sizes)
 _PROJECTED: Kernels = (
-    ("CUDNN_FLASH_ATTENTION", (from_arch(90), half_precision, head_sizes(8, 256), masks("none", "lengths", "bias"))),
-    (
-        "FLASH_ATTENTION",
-        (from_arch(80), half_precision, masks("none"), same_head_sizes, head_sizes(8, 256), preferred_from_rows(513)),
-    ),
-    (
-        "TRT_FLASH_ATTENTION",
-        (on_archs(75, 80, 86, 89), *_TENSORRT, head_size_among(16, 32, 40, 64, 80, 128, 160, 256), from_rows(385)),
-    ),
-    ("TRT_FUSED_ATTENTION", (on_archs(70, 75, 80, 86, 89), *_TENSORRT, head_size_among(32, 64), up_to_rows(384))),
-    (
-        "EFFICIENT_ATTENTION",
-        (
-            not_brain,
-            masks("none", "ranges", "bias"),
-            head_sizes(8, 1024),
-            not_causal_with_ranges,
-            aligned_bias,
-            long_unless_float16,
-        ),
-    ),
+    ("CUDNN_FLASH_ATTENTION", _CUDNN_TAKES),
+    ("FLASH_ATTENTION", (from_arch(80), half_precision, *_UNMASKED, preferred_from_rows(513))),
+    ("TRT_FLASH_ATTENTION", (on_archs(75, 80, 86, 89), *_TENSORRT_TAKES, _LONG_HEADS, from_rows(385))),
+    ("TRT_FUSED_ATTENTION", (on_archs(70, 75, 80, 86, 89), *_TENSORRT_TAKES, head_size_among(32, 64), up_to_rows(384))),
+    ("EFFICIENT_ATTENTION", (not_brain, *_EFFICIENT_TAKES)),
     ("MATH", ()),
 )
 _GROUPED: Kernels = (
@@ -95,7 +87,7 @@ _GROUPED: Kernels = (
     ("MATH", ()),
 )
 _PACKED: Kernels = (
-    ("FLASH_ATTENTION", (from_arch(80), only(_HALF), masks("none"), same_head_sizes, head_sizes(8, 256))),
+    ("FLASH_ATTENTION", (from_arch(80), only(_HALF), *_UNMASKED)),
     ("TRT_FUSED_ATTENTION", (only(_HALF), masks("none"), same_head_sizes, fused_by_trt)),
     ("EFFICIENT_ATTENTION", (masks("none", "bias"), head_sizes(8, 1024), aligned_bias, long_unless_float16)),
     ("MATH", ()),
@@ -218,11 +210,8 @@ def _is_on(kernel: str, off: frozenset[str]) -> bool:
 
 
 def _alone(arch: int) -> Mapping[str, Settings]:
-    kernels = {"flash": ("FLASH_ATTENTION",), "efficient": ("EFFICIENT_ATTENTION",)}
-    if arch in _TENSORRT_ARCHS:
-        tensorrt = ("TRT_FUSED_ATTENTION", "TRT_FLASH_ATTENTION", "TRT_CROSS_ATTENTION")
-        kernels = {"flash": kernels["flash"], "tensorrt": tensorrt, "efficient": kernels["efficient"]}
-    return {name: Settings({"sdpa_kernel": str(sum(_BITS[item] for item in items))}) for name, items in kernels.items()}
+    tensorrt = {"tensorrt": 4 + 32 + 64} if arch in _TENSORRT_ARCHS else {}
+    return {name: Settings({"sdpa_kernel": str(bits)}) for name, bits in {"flash": 1, **tensorrt, "efficient": 2}.items()}
 
 
 def _words(sdpa_kernel: str) -> str:
@@ -235,78 +224,61 @@ def _architecture_here() -> int | None:
     return found[0].arch if found else None
 
 
-def _operators() -> Mapping[str, OpSupport | None]:
-    """The operators.
-
-    Cached times are milliseconds for one new position and for many, four heads sharing keys and values: one attention on an H200
-    in half precision, N=32 H=128, B=8 P=8192 and B=8 S=512.
-    """
-    return {
-        "MultiHeadAttention": OpSupport(
-            _MEASURED,
-            _ALL,
-            _ALL,
-            _MULTI_HEAD,
-            ANY_MASK,
-            causal=True,
-            packed_inputs=True,
-            time=_multi_head_time,
-            cached_times={"none": (1.71, 0.4), "bias": (1.71, 0.47)},
-            ungrouped=0.45,
-            math_fails=_math_fails,
-            math_is_safe=False,
-        ),
-        "GroupQueryAttention": OpSupport(
-            _MEASURED,
-            frozenset([_HALF, _BRAIN]),
-            frozenset([_HALF, _BRAIN]),
-            _GROUPED,
-            ANY_MASK,
-            causal=True,
-            time=_grouped_time,
-            cached_times={"none": (0.53, 0.25), "bias": (0.74, 0.99)},
-        ),
-        "onnx.Attention": OpSupport(
-            _MEASURED,
-            _ALL,
-            _ALL,
-            _STANDARD,
-            ANY_MASK,
-            causal=True,
-            time=lambda params, kernel: _multi_head_time(params, kernel) * _STANDARD_LONGER,
-            cached_times={"none": (0.6, 0.27), "bias": (0.82, 0.58)},
-            math_is_safe=True,
-        ),
-        "Attention": OpSupport(
-            f"{_READ}; shares of times measured on an H200",
-            _ALL,
-            _ALL,
-            _PROJECTED,
-            ANY_MASK,
-            causal=True,
-            timed_as="MultiHeadAttention",
-            share=_share_with_projections,
-            math_fails=_math_fails,
-            math_is_safe=False,
-        ),
-        "PackedMultiHeadAttention": OpSupport(
-            _READ,
-            frozenset([_FLOAT, _HALF]),
-            frozenset([_FLOAT, _HALF]),
-            _PACKED,
-            ANY_MASK,
-            by_default=False,
-            time=lambda params, kernel: _PACKED_TIMES[params.dtype != _FLOAT][kernel],
-        ),
-    }
-
-
+_ANY = OpSupport(_MEASURED, _ALL, _ALL, masks=ANY_MASK, causal=True)
+_OPERATORS: Mapping[str, OpSupport | None] = {
+    "MultiHeadAttention": dataclasses.replace(
+        _ANY,
+        kernels=_MULTI_HEAD,
+        packed_inputs=True,
+        time=_multi_head_time,
+        cached_times={"none": (1.71, 0.4), "bias": (1.71, 0.47)},
+        ungrouped=0.45,
+        math_fails=_math_fails,
+        math_is_safe=False,
+    ),
+    "GroupQueryAttention": dataclasses.replace(
+        _ANY,
+        runs=frozenset([_HALF, _BRAIN]),
+        written=frozenset([_HALF, _BRAIN]),
+        kernels=_GROUPED,
+        time=_grouped_time,
+        cached_times={"none": (0.53, 0.25), "bias": (0.74, 0.99)},
+    ),
+    "onnx.Attention": dataclasses.replace(
+        _ANY,
+        kernels=_STANDARD,
+        time=lambda params, kernel: _multi_head_time(params, kernel) * _STANDARD_LONGER,
+        cached_times={"none": (0.6, 0.27), "bias": (0.82, 0.58)},
+        math_is_safe=True,
+    ),
+    "Attention": dataclasses.replace(
+        _ANY,
+        known_from=f"{_READ}; shares of times measured on an H200",
+        kernels=_PROJECTED,
+        timed_as="MultiHeadAttention",
+        share=_share_with_projections,
+        math_fails=_math_fails,
+        math_is_safe=False,
+    ),
+    "PackedMultiHeadAttention": dataclasses.replace(
+        _ANY,
+        known_from=_READ,
+        runs=frozenset([_FLOAT, _HALF]),
+        written=frozenset([_FLOAT, _HALF]),
+        kernels=_PACKED,
+        causal=False,
+        by_default=False,
+        time=lambda params, kernel: _PACKED_TIMES[params.dtype != _FLOAT][kernel],
+    ),
+}
+"""Cached times are milliseconds for one new position and for many, four heads sharing keys and values: one attention on an H200
+in half precision, N=32 H=128, B=8 P=8192 and B=8 S=512."""
 PROVIDER = ExecutionProvider(
     name="cuda",
     ort_name="CUDAExecutionProvider",
     distribution="onnxruntime-gpu",
     known_from="measured on an H200 with ONNX Runtime 1.31 (docs/decisions/0003, docs/decisions/0005, benchmarks/results)",
-    operators=_operators(),
+    operators=_OPERATORS,
     architectures=(70, 75, 80, 86, 89, 90, 100, 120),
     default_architecture=80,
     architecture_here=_architecture_here,
@@ -318,11 +290,5 @@ PROVIDER = ExecutionProvider(
     takes_if=True,
     pays=frozenset(["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias"]),
     unfused_time=_unfused_time,
-    switching=Switching(
-        kernels=frozenset(_VARIABLES),
-        settings=_settings,
-        alone=_alone,
-        narrows=True,
-        words=_words,
-    ),
+    switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True, words=_words),
 )
