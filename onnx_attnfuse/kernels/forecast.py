@@ -135,9 +135,11 @@ def _time(params: AttentionParams, kernel: str, device: Device) -> float:
 
 def _cached_time(params: AttentionParams, known: OpSupport) -> float:
     """How long it takes where there is a cache; both one new position and many, where that is not known."""
-    if known.cached_times is None:
+    forms = known.cached_times
+    measured = None if forms is None else forms.get(params.mask, forms.get("bias"))
+    if measured is None:
         return math.inf
-    few, many = known.cached_times.get(params.mask, known.cached_times["bias"])
+    few, many = measured
     few *= 1.0 if params.grouped else known.ungrouped
     return few + many if not isinstance(params.rows, int) else few if params.rows == 1 else many
 

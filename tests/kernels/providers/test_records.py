@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
+from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
@@ -14,7 +16,7 @@ from benchmarks.environment_table import SITES
 from onnx_attnfuse import OptionError, Policy
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.kernels import providers
-from onnx_attnfuse.kernels.conditions import AttentionParams, masks
+from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm, masks
 from onnx_attnfuse.kernels.device import Device, resolve
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Paying
 from onnx_attnfuse.kernels.forecast import forecast, forecast_existing, has_kernel
@@ -211,6 +213,26 @@ def test_an_operator_without_support_has_no_forecast() -> None:
     assert not has_kernel("GroupQueryAttention", device, frozenset(["UNKNOWN"]))
     with pytest.raises(Refused, match="it is not known whether GroupQueryAttention has a kernel on npu"):
         forecast(grouped, device)
+
+
+@pytest.mark.parametrize(
+    ("cached_times", "mask", "time"),
+    [(None, "none", math.inf), ({"none": (1.0, 2.0)}, "none", 2.0), ({"none": (1.0, 2.0)}, "bias", math.inf)],
+)
+def test_a_time_that_is_not_known_is_infinite(
+    cached_times: Mapping[MaskForm, tuple[float, float]] | None,
+    mask: MaskForm,
+    time: float,
+    npu: ExecutionProvider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = npu.operators["MultiHeadAttention"]
+    assert known is not None
+    record = dataclasses.replace(npu, operators={"MultiHeadAttention": dataclasses.replace(known, cached_times=cached_times)})
+    monkeypatch.setitem(providers._records, npu.name, record)
+    params = AttentionParams(FLOAT, 2, 4, 64, 128, 64, 64, mask, cached=True)
+    assert forecast(params, Device("npu")).time == time
+    assert forecast(dataclasses.replace(params, cached=False), Device("npu")).time == math.inf
 
 
 @pytest.mark.usefixtures("npu")
