@@ -135,6 +135,14 @@ def _multi_head_time(params: AttentionParams, kernel: str) -> float:
     return spared * wider * _TIMES[half, kernel][params.mask]
 
 
+def _standard_time(params: AttentionParams, kernel: str) -> float:
+    return _multi_head_time(params, kernel) * _STANDARD_LONGER
+
+
+def _packed_time(params: AttentionParams, kernel: str) -> float:
+    return _PACKED_TIMES[params.dtype != _FLOAT][kernel]
+
+
 def _grouped_time(params: AttentionParams, kernel: str) -> float:
     small = isinstance(params.scores, int) and params.scores < _MANY
     window = _WINDOWED if params.windowed else 1.0
@@ -247,7 +255,7 @@ _OPERATORS: Mapping[str, OpSupport | None] = {
     "onnx.Attention": dataclasses.replace(
         _ANY,
         kernels=_STANDARD,
-        time=lambda params, kernel: _multi_head_time(params, kernel) * _STANDARD_LONGER,
+        time=_standard_time,
         cached_times={"none": (0.6, 0.27), "bias": (0.82, 0.58)},
         math_is_safe=True,
     ),
@@ -268,7 +276,7 @@ _OPERATORS: Mapping[str, OpSupport | None] = {
         kernels=_PACKED,
         causal=False,
         by_default=False,
-        time=lambda params, kernel: _PACKED_TIMES[params.dtype != _FLOAT][kernel],
+        time=_packed_time,
     ),
 }
 """Cached times are milliseconds for one new position and for many, four heads sharing keys and values: one attention on an H200
