@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
+from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy
 
@@ -19,6 +20,10 @@ TargetName: TypeAlias = str
 PackedMultiHeadAttention on tokens without padding, which is removed once and restored once."""
 
 
+def _provider_names() -> tuple[str, ...]:
+    return ("auto", *providers.names())
+
+
 def _no_progress(step: str, done: int, total: int) -> None:
     del step, done, total
 
@@ -27,7 +32,7 @@ def _no_progress(step: str, done: int, total: int) -> None:
 class Options:
     """Choices for `optimize` and `explain`; fields whose metadata says `command: False` are no options of the command."""
 
-    ep: Literal["auto", "cpu", "cuda"] = "auto"
+    ep: str = dataclasses.field(default="auto", metadata={"choices": _provider_names})
     """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
     arch: str | None = None
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""

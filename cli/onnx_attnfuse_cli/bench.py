@@ -6,10 +6,11 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx_attnfuse.kernels import providers
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
@@ -42,7 +43,9 @@ _EXAMPLES = [
     metavar="NAMES",
     help="Others, separated by commas: original, onnxscript, onnxruntime, or onnxruntime:gpt2 for a model type of its optimizer.",
 )
-@click.option("--ep", type=Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Execution provider to run on.")
+@click.option(
+    "--ep", type=Choice(providers.names()), default=providers.FALLBACK, show_default=True, help="Execution provider to run on."
+)
 @click.option("--runs", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Runs of each contender.")
 @click.option(
     "--limit",
@@ -63,7 +66,7 @@ def command(
     *,
     model: pathlib.Path | None,
     against: str,
-    ep: Literal["cpu", "cuda"],
+    ep: str,
     runs: int,
     limit: float,
     seeds: bool,
@@ -82,7 +85,7 @@ def command(
     if small and not seeds:
         raise click.UsageError("--small is for --seeds; give that too, or leave it out")
     arch = 0
-    if ep == "cuda":
+    if providers.provider(ep).architectures:
         from onnx_attnfuse.bench.confirm_kernels import check_gpu
 
         arch = check_gpu()
@@ -145,7 +148,7 @@ def _sizes(lengths: Mapping[str, int]) -> str:
 def _seeds(ep: str, arch: int, *, small: bool, runs: int, limit: float, as_json: bool) -> int:
     from onnx_attnfuse.bench.op_sweep import kernels, measure, table
 
-    if ep == "cpu" and not small:
+    if not providers.provider(ep).architectures and not small:
         raise click.UsageError("--seeds at full size is for CUDA; give --small, or --ep cuda")
     rows, columns = table(small=small, ep=ep), kernels(ep, arch)
     cells: list[Cell] = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx_attnfuse.kernels import providers
 from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.manual import Example, Manual
@@ -100,11 +101,11 @@ def _devices(arch: str | None) -> Mapping[str, Mapping[str, str]]:
         names = [name.strip() for name in arch.split(",") if name.strip()]
     if not names:
         raise click.UsageError("--arch names no device; choose some, such as sm80,sm90 or cpu")
-    return {name: {"ep": "cpu"} if name == "cpu" else {"ep": "cuda", "arch": name} for name in names}
+    return {name: {"ep": name} if name in providers.names() else {"ep": "auto", "arch": name} for name in names}
 
 
 def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapping[str, Any]) -> int:
-    from onnx_attnfuse.bench.confirm_kernels import check_gpu, confirm_kernels
+    from onnx_attnfuse.bench.confirm_kernels import LOGGED, check_gpu, confirm_kernels
 
     arch = check_gpu()
     from onnx_attnfuse.api import optimize
@@ -112,7 +113,7 @@ def _confirmed(model: pathlib.Path, seq: int | None, as_json: bool, chosen: Mapp
     from onnx_attnfuse.graph import io
 
     dim: dict[str, int] = {**dict.fromkeys(sequence_symbols(io.load(model)) if seq else (), seq or 0), **chosen["dim"]}
-    choices: dict[str, Any] = {**chosen, "dim": dim, "ep": "cuda", "arch": f"sm{arch}", "verify": "none"}
+    choices: dict[str, Any] = {**chosen, "dim": dim, "ep": LOGGED, "arch": f"sm{arch}", "verify": "none"}
     result = optimize(model, **choices)
     found = confirm_kernels(result, arch, dim)
     if as_json:

@@ -21,7 +21,11 @@ from onnx_attnfuse.kernels.device import Device, Switches
 from onnx_attnfuse.kernels.forecast import forecast_existing
 from onnx_attnfuse.kernels.kernel_log import SWITCH, Confirmation, confirm, read_kernel_log
 from onnx_attnfuse.kernels.ort_settings import Session
+from onnx_attnfuse.kernels.providers import provider
 from onnx_attnfuse.reasons import Reason
+
+LOGGED = "cuda"
+"""The execution provider of which ONNX Runtime prints the kernels that it runs."""
 
 
 def check_gpu() -> int:
@@ -38,7 +42,7 @@ def check_gpu() -> int:
     from onnx_attnfuse.bench.doctor import examine
 
     machine = examine({}).machine
-    if "CUDAExecutionProvider" not in machine.providers:
+    if provider(LOGGED).ort_name not in machine.providers:
         why = machine.broken or "its CPU build is installed, or none"
         raise MissingDependencyError(f"onnxruntime has no CUDA here ({why}); attnfuse doctor says how to get it")
     return found[0].arch
@@ -73,9 +77,9 @@ def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int], secon
         path = pathlib.Path(folder) / "fused.onnx"
         result.save(path)
         model = io.load(path)
-        inputs = fitting(path, model, lengths, "cuda", seconds)
-        session = result.report.session or Session("CUDAExecutionProvider")
-        task = {"model": str(path), "ep": "cuda", "provider_options": dict(session.provider_options)}
+        inputs = fitting(path, model, lengths, LOGGED, seconds)
+        session = result.report.session or Session(provider(LOGGED).ort_name)
+        task = {"model": str(path), "ep": LOGGED, "provider_options": dict(session.provider_options)}
         child = Child({**task, **inputs.save(path.with_suffix(".npz"))}, {**session.environment, **SWITCH})
         try:
             child.ask(None, seconds)
@@ -86,5 +90,5 @@ def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int], secon
         finally:
             child.stop()
         runs = read_kernel_log("".join(child.printed))
-        device = Device("cuda", arch, Switches(frozenset(session.off), session.any_length))
+        device = Device(LOGGED, arch, Switches(frozenset(session.off), session.any_length))
         return confirm(node_forecasts(model, inputs.lengths, device), runs)

@@ -16,7 +16,11 @@ import onnx
 
 from onnx_attnfuse.bench.inputs import Sample
 from onnx_attnfuse.bench.process import Child, ChildError
-from onnx_attnfuse.kernels.forecast import MOST_SCORES
+from onnx_attnfuse.kernels.conditions import MOST_SCORES
+from onnx_attnfuse.kernels.execution_provider import Settings
+from onnx_attnfuse.kernels.providers import provider
+from onnx_attnfuse.kernels.support import support
+from onnx_attnfuse.reasons import Reason
 
 Format = Literal["Q,K,V", "Q,KV", "QKV"]
 """Separate (b, s, n·h); keys and values as (b, s, n, 2, h); all as (b, s, n, 3, h)."""
@@ -38,7 +42,6 @@ SMALL: tuple[Size, ...] = (
     (1, 512, 8, 80),
     (1, 1024, 4, 32),
 )
-_TENSORRT_ARCHS = frozenset([75, 80, 86, 89])
 _WARM = 3
 
 
@@ -47,8 +50,7 @@ class Kernel:
     """A column: how ONNX Runtime is told to choose."""
 
     name: str
-    provider_options: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    settings: Settings = dataclasses.field(default_factory=Settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +66,19 @@ class Cell:
 
 def kernels(ep: str, arch: int) -> tuple[Kernel, ...]:
     """The kernels that a sweep compares on a device: the one that ONNX Runtime chooses, and each that can be asked for."""
-    chosen = Kernel("as chosen")
-    if ep == "cpu":
-        return chosen, Kernel("math", environment={"ORT_DISABLE_FLASH_ATTENTION": "1"})
-    flash, efficient = Kernel("flash", {"sdpa_kernel": "1"}), Kernel("efficient", {"sdpa_kernel": "2"})
-    tensorrt = Kernel("tensorrt", {"sdpa_kernel": str(4 + 32 + 64)})
-    return (chosen, flash, *([tensorrt] if arch in _TENSORRT_ARCHS else []), efficient)
+    switching = provider(ep).switching
+    alone = () if switching is None else tuple(switching.alone(arch).items())
+    return (Kernel("as chosen"), *(Kernel(name, settings) for name, settings in alone))
 
 
 def table(*, small: bool, ep: str) -> list[tuple[Size, Format]]:
-    """The rows: all, or few and small ones; ONNX Runtime takes packed inputs on CUDA only."""
+    """The rows: all, or few and small ones; in formats that the execution provider takes."""
     sizes = SMALL if small else SIZES
-    rows: list[tuple[Size, Format]] = [(size, form) for size in sizes for form in (FORMATS if ep == "cuda" else FORMATS[:1])]
+    known = support("MultiHeadAttention", provider(ep))
+    takes_packed = not isinstance(known, Reason) and known.packed_inputs
+    rows: list[tuple[Size, Format]] = [(size, form) for size in sizes for form in (FORMATS if takes_packed else FORMATS[:1])]
     packed: list[tuple[Size, Format]] = [(size, "QKV") for size in PACKED_ONLY]
-    return rows if small or ep == "cpu" else rows + packed
+    return rows if small or not takes_packed else rows + packed
 
 
 def model(size: Size, form: Format, dtype: int) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
@@ -114,11 +115,11 @@ def measure(
     Args:
         rows: Sizes and formats.
         columns: Kernels.
-        ep: Execution provider; float16 on CUDA, float32 on a CPU.
+        ep: Execution provider; measured in float16 where it computes in that, else in float32.
         runs: How often each is run, warm.
         seconds: How long each cell may take.
     """
-    dtype = onnx.TensorProto.FLOAT16 if ep == "cuda" else onnx.TensorProto.FLOAT
+    dtype = onnx.TensorProto.FLOAT16 if provider(ep).rounds_float16 else onnx.TensorProto.FLOAT
     kind = onnx.helper.tensor_dtype_to_np_dtype(dtype)
     for size, form in rows:
         proto, shapes = model(size, form, dtype)
@@ -137,7 +138,7 @@ def _cell(size: Size, form: Format, column: Kernel, task: Mapping[str, Any], run
     batch, length, heads, _ = size
     if column.name == "tensorrt" and batch * heads * length * length >= MOST_SCORES:
         return Cell(size, form, column.name, failed="not tried: where it does not take this, the math kernel ends the process")
-    with Child({**task, "provider_options": dict(column.provider_options)}, column.environment) as child:
+    with Child({**task, "provider_options": dict(column.settings.options)}, column.settings.environment) as child:
         try:
             child.ask(None, seconds)
             child.ask(_WARM, seconds)

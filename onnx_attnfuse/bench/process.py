@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from onnx_attnfuse.bench.worker import MARK
+from onnx_attnfuse.kernels.providers import FALLBACK, provider
 
 _MODULE = "onnx_attnfuse.bench.worker"
 
@@ -117,11 +118,11 @@ class Child(Process):
     """A process with one model, as `onnx_attnfuse.bench.worker` has it."""
 
     def __init__(self, task: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> None:
-        """Starts it with a task; `environment` as for `Process`."""
+        """Starts it with a task, its `ep` the name of an execution provider; `environment` as for `Process`."""
         super().__init__(["-m", _MODULE], environment)
         self.printed: list[str] = []
         """What ONNX Runtime wrote to stdout."""
-        self.say(json.dumps(task))
+        self.say(json.dumps({**task, "ep": _described(task["ep"])} if "ep" in task else task))
 
     def __enter__(self) -> Child:
         return self
@@ -146,3 +147,10 @@ class Child(Process):
             if "error" in answer:
                 raise ChildError(answer["error"])
             return answer
+
+
+def _described(ep: str) -> dict[str, Any]:
+    """What the worker has to know of an execution provider; it imports no records, as their memory would count as the model's."""
+    found = provider(ep)
+    names = list(dict.fromkeys([found.ort_name, provider(FALLBACK).ort_name]))
+    return {"providers": names, "memory": found.memory, "measured_with": dict(found.measured_with)}

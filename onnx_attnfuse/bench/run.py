@@ -13,6 +13,7 @@ from onnx_attnfuse.bench.contenders import check_names, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
 from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.kernels.providers import FALLBACK
 from onnx_attnfuse.options import Options
 
 
@@ -65,7 +66,7 @@ class Bench:
     @property
     def ep(self) -> str:
         """The execution provider that models are run on."""
-        return "cuda" if self.options.ep == "cuda" else "cpu"
+        return FALLBACK if self.options.ep == "auto" else self.options.ep
 
     def _contest(self, what: str, path: pathlib.Path, inputs: Sample) -> Contest:
         with tempfile.TemporaryDirectory() as name:

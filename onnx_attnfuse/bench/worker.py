@@ -20,29 +20,27 @@ from onnx_attnfuse.kernels import gpus
 
 MARK = "ATTNFUSE "
 _BFLOAT16 = 16
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def main() -> int:
     """Answers until stdin ends."""
     task: dict[str, Any] = json.loads(sys.stdin.readline())
     try:
-        before = memory(task["ep"])
+        place = task["ep"]["memory"]
+        before = memory(place)
         session, binding = _started(task)
-        _answer(loaded=True, megabytes=_more(before, memory(task["ep"]), task["ep"]))
+        _answer(loaded=True, megabytes=_more(before, memory(place), place))
         for line in sys.stdin:
-            _answer(
-                ms=[_timed(session, binding) for _ in range(int(line))], megabytes=_more(before, memory(task["ep"]), task["ep"])
-            )
+            _answer(ms=[_timed(session, binding) for _ in range(int(line))], megabytes=_more(before, memory(place), place))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
         _answer(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
         return 1
     return 0
 
 
-def memory(ep: str) -> float | None:
-    """MB in use: of the first GPU, by whomever; or the most that this process ever had."""
-    if ep == "cuda":
+def memory(place: str) -> float | None:
+    """MB in use: of the first GPU, by whomever, where `place` is `cuda`; or the most that this process ever had."""
+    if place == "cuda":
         return gpus.memory_used()
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
@@ -51,47 +49,44 @@ def memory(ep: str) -> float | None:
     return None
 
 
-def _more(before: float | None, after: float | None, ep: str) -> float | None:
+def _more(before: float | None, after: float | None, place: str) -> float | None:
     """What the model took: on a GPU what is used besides, on a CPU the peak of the whole process."""
     if before is None or after is None:
         return None
-    return round(after - before if ep == "cuda" else after, 1)
+    return round(after - before if place == "cuda" else after, 1)
 
 
 def _started(task: dict[str, Any]) -> tuple[Any, Any]:
     """A session that has run once, and what binds its inputs and outputs to the device."""
     ort: Any = importlib.import_module("onnxruntime")
-    if task["ep"] == "cuda" and hasattr(ort, "preload_dlls"):
+    providers, place = task["ep"]["providers"], task["ep"]["memory"]
+    if place == "cuda" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if task.get("threads"):
         options.intra_op_num_threads = task["threads"]
-    provider = _PROVIDERS[task["ep"]]
-    settings = dict(task.get("provider_options", {}))
-    if task["ep"] == "cuda":
-        settings.setdefault("arena_extend_strategy", "kSameAsRequested")
-    providers = list(dict.fromkeys([provider, _PROVIDERS["cpu"]]))
-    chosen = [(name, settings if name == provider and settings else {}) for name in providers]
+    settings = {**task["ep"]["measured_with"], **task.get("provider_options", {})}
+    chosen = [(name, settings if name == providers[0] else {}) for name in providers]
     session = ort.InferenceSession(task["model"], options, providers=chosen)
-    if provider not in session.get_providers():
-        raise RuntimeError(f"ONNX Runtime could not start its {provider}")
+    if providers[0] not in session.get_providers():
+        raise RuntimeError(f"ONNX Runtime could not start its {providers[0]}")
     binding = session.io_binding()
     wanted = {item.name for item in session.get_inputs()}
     with np.load(task["arrays"]) as arrays:
         for name, key in zip(task["names"], arrays.files, strict=True):
             if name in wanted:
-                binding.bind_ortvalue_input(name, _value(ort, arrays[key], task["ep"], name in task["bfloat16"]))
+                binding.bind_ortvalue_input(name, _value(ort, arrays[key], place, name in task["bfloat16"]))
     for item in session.get_outputs():
-        binding.bind_output(item.name, task["ep"])
+        binding.bind_output(item.name, place)
     _timed(session, binding)
     return session, binding
 
 
-def _value(ort: Any, array: Any, ep: str, is_bfloat16: bool) -> Any:
-    """An array on the device; bfloat16 comes as its bits."""
+def _value(ort: Any, array: Any, place: str, is_bfloat16: bool) -> Any:
+    """An array in the memory of the device; bfloat16 comes as its bits."""
     if not is_bfloat16:
-        return ort.OrtValue.ortvalue_from_numpy(array, ep, 0)
+        return ort.OrtValue.ortvalue_from_numpy(array, place, 0)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
 
 

@@ -67,7 +67,7 @@ def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
     """Rewrites what stands around attentions, where there are some."""
     if not graph.candidates:
         return 0
-    done = apply_enabling(rules, graph.graph_context(), graph.run.plan_context.device.ep)
+    done = apply_enabling(rules, graph.graph_context(), graph.run.plan_context.device.provider)
     graph.run.enabled += done
     return sum(done.values())
 

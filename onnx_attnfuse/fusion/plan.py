@@ -14,9 +14,10 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
+from onnx_attnfuse.kernels.conditions import MOST_SCORES, AttentionParams, MaskForm
 from onnx_attnfuse.kernels.device import Device
-from onnx_attnfuse.kernels.forecast import MOST_SCORES, Forecast, Gain, forecast, unfused_time
+from onnx_attnfuse.kernels.forecast import Forecast, Gain, forecast, unfused_time
+from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import TARGETS, Target, name_of, packed
@@ -102,6 +103,11 @@ class PlanContext:
                 raise OptionError(f"dim {name!r} is {number}; choose a length of 1 or more")
 
     @property
+    def may_test(self) -> bool:
+        """Whether a form that is exact for some batches may stand behind a test at run time."""
+        return self.padding != "exact" and bool(self.device.provider.takes_if)
+
+    @property
     def assumed(self) -> frozenset[Precondition]:
         """The batches that the caller vouches for."""
         return _ASSUMED_EXACT.get(self.padding, frozenset())
@@ -120,8 +126,8 @@ def make_plans(
     partly = (
         takers and plan_context.target != "auto" and not any(encoding.is_exact for encoding in takers[0].encodings(spec, meaning))
     )
-    if partly and plan_context.padding != "exact":
-        others = [target for target in TARGETS if target not in takers and plan_context.device.ep in target.PROVIDERS]
+    if partly and plan_context.may_test:
+        others = [target for target in TARGETS if target not in takers and _is_default(target, plan_context)]
         takers += [target for target in others if _refusal(target, spec, meaning, context) is None]
     plans: list[Plan] = []
     for target, plan in _plans(takers, spec, meaning, plan_context):
@@ -141,14 +147,25 @@ def _refusal(target: Target, spec: AttentionSpec, meaning: Meaning, context: Bui
 
 
 def _is_asked(target: Target, plan_context: PlanContext) -> bool:
-    return plan_context.device.ep in target.PROVIDERS if plan_context.target == "auto" else name_of(target) == plan_context.target
+    return _is_default(target, plan_context) if plan_context.target == "auto" else name_of(target) == plan_context.target
+
+
+def _is_default(target: Target, plan_context: PlanContext) -> bool:
+    """Whether a target is considered where nobody asks for it; of one without a kernel, why it is not used is told."""
+    found = support(name_of(target), plan_context.device.provider)
+    return isinstance(found, Reason) or found.by_default
 
 
 def _plans(
     takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
 ) -> Iterator[tuple[Target, Plan | Reason]]:
     """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
-    found = [_lowering(spec, encoding, target, plan_context) for target in takers for encoding in target.encodings(spec, meaning)]
+    found = [
+        _lowering(spec, encoding, target, plan_context)
+        for target in takers
+        for encoding in target.encodings(spec, meaning)
+        if _is_taken(encoding, target, plan_context.device)
+    ]
     if plan_context.kernels is not None:
         found = [item for item in found if item.forecast.kernel in plan_context.kernels]
     some = [item for item in found if not item.encoding.is_exact and not math.isinf(item.time)]
@@ -170,6 +187,15 @@ def _plans(
                 target,
                 Reason("not-every-batch", f"{plan_context.target} is exact for some batches only, and a test is not wanted"),
             )
+        elif not all(_is_taken(encoding, target, plan_context.device) for encoding in target.encodings(spec, meaning)):
+            ep = plan_context.device.ep
+            yield target, Reason("mask-form", f"{name_of(target)} takes a mask that is {meaning.kind} in no exact form on {ep}")
+
+
+def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
+    """Whether kernels of a target on a device take an encoding of a mask."""
+    found = support(name_of(target), device.provider)
+    return not isinstance(found, Reason) and encoding.mask in found.masks and (found.causal or not encoding.causal)
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:
@@ -188,7 +214,11 @@ def _gains(
 ) -> Iterator[Gain]:
     """Changes that would make it much faster, each by itself."""
     half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
-    changed = [("in float16", half, plan_context)] if spec.dtype == ir.DataType.FLOAT and plan_context.device.ep == "cuda" else []
+    changed = (
+        [("in float16", half, plan_context)]
+        if spec.dtype == ir.DataType.FLOAT and plan_context.device.provider.rounds_float16
+        else []
+    )
     changed.append(("with --padding assume-right", spec, dataclasses.replace(plan_context, padding="assume-right")))
     for change, other, under in changed:
         plans = [found for _, found in _plans(takers, other, meaning, under) if isinstance(found, Plan)]
@@ -228,14 +258,14 @@ def _plan(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_co
             continue
         if _is_safe(params_of(spec, item.encoding, item.target), plan_context.device):
             return Plan(item)
-    if main.forecast.fails is not None and (not some or plan_context.padding == "exact"):
+    if main.forecast.fails is not None and not (some and plan_context.may_test):
         return main.forecast.fails
     best = min([main, *some], key=lambda item: item.time)
     asked = plan_context.always or plan_context.target != "auto" or plan_context.kernels is not None
     slower = None if asked else _slower(spec, best, plan_context)
     if slower is not None:
         return slower
-    if plan_context.padding == "exact":
+    if not plan_context.may_test:
         return Plan(main)
     if plan_context.target != "auto" and name_of(main.target) != plan_context.target:
         return Plan(main, tuple(some[:1]))

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.plan import Plan, PlanContext, make_plans, params_of
-from onnx_attnfuse.kernels.conditions import AttentionParams
+from onnx_attnfuse.kernels.conditions import MOST_SCORES, AttentionParams
 from onnx_attnfuse.kernels.device import NOTHING_SAID, Device
-from onnx_attnfuse.kernels.forecast import EFFICIENT, FLASH, MOST_SCORES, Forecast, forecast_existing, has_kernel, untimed
-from onnx_attnfuse.kernels.operators import by_key
+from onnx_attnfuse.kernels.forecast import EFFICIENT, FLASH, Forecast, forecast_existing, has_kernel, untimed
 from onnx_attnfuse.kernels.policy import KernelPreference, Policy
+from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import name_of
 from onnx_attnfuse.targets.base import BuildContext
@@ -75,14 +75,14 @@ def _lacking(preference: KernelPreference, found: Forecast, op: str, device: Dev
         return
     refused = [item for item in found.refused if item.kernel in wanted]
     for item in refused:
-        yield Reason(item.reason.code, f"no {words} attention: {item.kernel} {item.reason.message}")
+        yield Reason(item.code, f"no {words} attention: {item.kernel} {item.message}")
     if not refused:
         yield Reason("other-kernel", f"no {words} attention: {found.kernel} comes before it")
 
 
 def refuse_packed(params: AttentionParams, policy: Policy, device: Device) -> tuple[Reason, ...]:
     """Why the policy leaves no packed attention; the fallback never has one, as there is padding."""
-    if device.ep == "cpu" or not (policy.wishes or device.switches.off):
+    if not (policy.wishes or device.switches.off):
         return ()
     found = untimed(params, device)
     kinds: list[KernelPreference] = [preference for preference in policy.wishes if preference in WANTED]
@@ -109,7 +109,7 @@ def _safe(
 
 def needs_all_kernels(params: AttentionParams | Reason, device: Device) -> bool:
     """Whether an operator that stands in the model may fail because kernels are switched off; if unknown, it may."""
-    if device.ep == "cpu" or not device.switches.off:
+    if not device.lacks_kernels:
         return False
     if isinstance(params, Reason) or forecast_existing(params, device) is None:
         return True
@@ -118,15 +118,15 @@ def needs_all_kernels(params: AttentionParams | Reason, device: Device) -> bool:
 
 def endangered(params: AttentionParams, device: Device) -> Reason | None:
     """Why a problem may fail at some size only because kernels are switched off, or None."""
-    if not device.switches.off or device.ep == "cpu":
+    known = support(params.op, device.provider)
+    if not device.lacks_kernels or isinstance(known, Reason):
         return None
     found = untimed(params, device)
     left_alone = untimed(params, dataclasses.replace(device, switches=NOTHING_SAID))
     if "MATH" not in found.chain or found.chain == left_alone.chain:
         return None
     few = isinstance(params.scores, int) and params.scores < MOST_SCORES
-    math = by_key()[params.op].math_kernel
-    if math == "unknown" or (math == "crashes" and not (few and found.never_fails)):
+    if known.math_is_safe is None or not (known.math_is_safe or (few and found.never_fails)):
         message = f"without {left_alone.kernel} it may reach the math kernel, which is not known to be safe at every size"
         return Reason("unsafe-switch", message)
     return None

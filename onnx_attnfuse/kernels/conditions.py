@@ -20,6 +20,8 @@ MaskForm = Literal["none", "lengths", "ranges", "bias", "raw"]
 and 1, which is never chosen but stands in models."""
 LONG = 256
 """Queries or keys from which on the memory-efficient kernel takes what is not float16."""
+MOST_SCORES = 1 << 31
+"""From this many scores on, b·n·s·t, the math kernel on CUDA reads outside of its memory and ends the process."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import re
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from onnx_attnfuse.errors import OptionError
-from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.kernels import providers
 
-ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
-"""Compute capabilities, times ten, that kernels are forecast for."""
-_DEFAULT_ARCHITECTURE = 80
+if TYPE_CHECKING:
+    from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,63 +31,69 @@ NOTHING_SAID = Switches()
 class Device:
     """An execution provider of ONNX Runtime, and the GPU behind it."""
 
-    ep: Literal["cpu", "cuda"]
+    ep: str
+    """The name of the provider."""
     arch: int = 0
-    """Compute capability times ten; 0 on a CPU."""
+    """Compute capability times ten; 0 where there are no architectures."""
     switches: Switches = NOTHING_SAID
+
+    @property
+    def provider(self) -> ExecutionProvider:
+        """The record of the execution provider."""
+        return providers.provider(self.ep)
 
     @property
     def name(self) -> str:
         """`cpu`, or `cuda:sm90`."""
-        return self.ep if self.ep == "cpu" else f"cuda:sm{self.arch}"
+        return f"{self.ep}:sm{self.arch}" if self.provider.architectures else self.ep
 
     @property
-    def rounds_float16(self) -> bool:
-        """Whether float16 sums are rounded to float16.
-
-        The CPU provider has few float16 kernels; it computes in float32 and drops the conversions between, so that a score plus
-        -65504 keeps the score, where a GPU rounds it away.
-        """
-        return self.ep == "cuda"
+    def lacks_kernels(self) -> bool:
+        """Whether kernels are switched off that an operator may need."""
+        switching = self.provider.switching
+        return bool(self.switches.off) and not (switching is not None and switching.is_safe)
 
 
 def resolve(ep: str, arch: str | None = None) -> Device:
     """The device that the options name.
 
     Args:
-        ep: `cpu`, `cuda`, or `auto`: CUDA where the GPU build of onnxruntime is installed.
+        ep: The name of an execution provider, or `auto`: CUDA where the GPU build of onnxruntime is installed.
         arch: `sm80` and the like; None: the GPU here, or sm80 if there is none.
 
     Raises:
         OptionError: There is no such execution provider or architecture.
     """
-    if ep not in {"auto", "cpu", "cuda"}:
-        raise OptionError(f"ep is {ep!r}; choose auto, cpu or cuda")
+    asked = None if ep == "auto" else providers.provider(ep)
     number = None if arch is None else _architecture(arch)
-    if ep == "cpu" or (ep == "auto" and number is None and not _has_gpu_build()):
-        if number is not None:
-            raise OptionError(f"arch {arch!r} is a GPU's; choose --ep cuda with it")
-        return Device("cpu")
-    return Device("cuda", number or _architecture_here() or _DEFAULT_ARCHITECTURE)
+    chosen = asked or _chosen(number)
+    if number is not None and number not in chosen.architectures:
+        others = " or ".join(item.name for item in providers.every() if number in item.architectures)
+        raise OptionError(f"arch {arch!r} is a GPU's; choose --ep {others} with it")
+    here = None if number is not None or chosen.architecture_here is None else chosen.architecture_here()
+    return Device(chosen.name, number or here or chosen.default_architecture)
 
 
 def _architecture(name: str) -> int:
+    known = sorted({number for item in providers.every() for number in item.architectures})
     found = re.fullmatch(r"(?:sm_?)?(\d+)", name.lower())
     number = int(found[1]) if found else 0
-    if number not in ARCHITECTURES:
-        raise OptionError(f"arch is {name!r}; choose one of {', '.join(f'sm{item}' for item in ARCHITECTURES)}")
+    if number not in known:
+        raise OptionError(f"arch is {name!r}; choose one of {', '.join(f'sm{item}' for item in known)}")
     return number
 
 
-def _has_gpu_build() -> bool:
+def _chosen(number: int | None) -> ExecutionProvider:
+    """The provider that `auto` stands for: one with the architecture, or one that is preferred and installed here."""
+    for item in providers.every():
+        if number in item.architectures or (number is None and item.is_preferred and _is_installed(item.distribution)):
+            return item
+    return providers.provider(providers.FALLBACK)
+
+
+def _is_installed(distribution: str) -> bool:
     try:
-        importlib.metadata.distribution("onnxruntime-gpu")
+        importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _architecture_here() -> int | None:
-    """The compute capability of the first GPU."""
-    found = gpus.installed()
-    return found[0].arch if found else None

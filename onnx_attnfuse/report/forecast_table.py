@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnx_attnfuse.report.grouping import common, meaning
-from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
+from onnx_attnfuse.report.model import Report, SiteReport
 
 _NUMBER = re.compile(r"\d+")
 
@@ -58,7 +58,7 @@ def _cell(site: SiteReport) -> Iterator[str]:
         yield from (f"{site.op or 'spelled out'}: {reason.code}: {reason.message}" for reason in site.reasons[:3])
         return
     yield f"{site.op}, mask: {site.mask_form}" if site.mask_form not in {None, "none"} else f"{site.op}"
-    for place, item in enumerate((LaterKernel(kernel.forecast, kernel.when), *kernel.otherwise)):
+    for place, item in enumerate(kernel.chain):
         yield f"{'else ' * bool(place)}{item.kernel}{f' if {item.when}' if item.when else ''}"
     yield from (f"not {item.kernel}: {item.message}" for item in kernel.refused)
     yield from (f"{gain.change}: {gain.kernel}, about {gain.times:g} times as fast" for gain in kernel.gains)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
+from onnx_attnfuse.report.model import Report, SiteReport
 
 _NUMBER = re.compile(r"\d+")
 
@@ -73,8 +73,7 @@ class Row:
         kernel = self.site.kernel
         if kernel is None:
             return []
-        first = LaterKernel(kernel.forecast, kernel.when)
-        lines = [f"{item.kernel} if {item.when}" if item.when else item.kernel for item in (first, *kernel.otherwise)]
+        lines = [f"{item.kernel} if {item.when}" if item.when else item.kernel for item in kernel.chain]
         lines[1:] = [f"else {line}" for line in lines[1:]]
         return lines + [f"{gain.change}: {gain.kernel}, about {gain.times:g} times as fast" for gain in kernel.gains]
 

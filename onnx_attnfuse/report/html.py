@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.report.grouping import Row, common, folded, last_line, op_changes
-from onnx_attnfuse.report.model import Kernel, LaterKernel, Report, SiteReport
+from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
 from onnx_attnfuse.report.pictures.drawing import Layout, lay_out, strokes
 from onnx_attnfuse.report.pictures.model import Drawing, MaskPicture
 
@@ -83,8 +83,7 @@ class _Card:
     @property
     def kernels(self) -> tuple[LaterKernel, ...]:
         """Every kernel that is forecast, the first first."""
-        kernel: Kernel | None = self.site.kernel
-        return () if kernel is None else (LaterKernel(kernel.forecast, kernel.when), *kernel.otherwise)
+        return () if self.site.kernel is None else self.site.kernel.chain
 
     @property
     def cases(self) -> int:

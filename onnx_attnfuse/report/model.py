@@ -10,7 +10,7 @@ from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.json_report import JsonReport
-from onnx_attnfuse.kernels.forecast import Gain
+from onnx_attnfuse.kernels.forecast import Gain, RefusedKernel
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
@@ -18,15 +18,6 @@ from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "skipped", "not-attention"]
-
-
-@dataclasses.dataclass(frozen=True)
-class RefusedKernel:
-    """A kernel that would have been faster, and why it is not chosen."""
-
-    kernel: str
-    code: str
-    message: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +42,11 @@ class Kernel:
     """What runs where that does not hold, in the order in which they are tried."""
     refused: tuple[RefusedKernel, ...] = ()
     gains: tuple[Gain, ...] = ()
+
+    @property
+    def chain(self) -> tuple[LaterKernel, ...]:
+        """All kernels that are forecast, in the order in which they are tried."""
+        return (LaterKernel(self.forecast, self.when), *self.otherwise)
 
 
 @dataclasses.dataclass(frozen=True)

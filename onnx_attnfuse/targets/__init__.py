@@ -15,9 +15,6 @@ class Target(Protocol):
     """The module of an operator."""
 
     INFO: OpInfo
-    PROVIDERS: frozenset[str]
-    """The execution providers on which it is considered where nobody asks for it."""
-
     ALONE: bool
     """Whether the operator takes in what stands before the attention, so that no other operator shares a site with it."""
 

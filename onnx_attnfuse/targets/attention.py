@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators.attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
@@ -30,24 +30,17 @@ from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projections import Projections, in_order, read_projections
 
-__all__ = ["ALONE", "INFO", "PROVIDERS", "emit", "encodings", "refuse"]
+__all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]
 
-PROVIDERS: frozenset[str] = frozenset(["cuda"])
-"""On a CPU it is no faster."""
 ALONE: bool = True
-_DTYPES = {
-    "cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16},
-    "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16},
-}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
     del meaning
-    if spec.dtype not in _DTYPES[context.device.ep]:
-        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"Attention has no kernel on {context.device.ep} for {name}")
-    refused = refuse_scores(spec, INFO.name) or _refuse_operands(spec)
+    message = f"Attention has no kernel on {context.device.ep} for {type_name(spec.dtype)}"
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
+    refused = unsupported or refuse_scores(spec, INFO.name) or _refuse_operands(spec)
     if refused is not None:
         return refused
     if spec.scale_values or spec.scale == 0:

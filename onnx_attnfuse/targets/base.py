@@ -14,6 +14,8 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.kernels.conditions import MaskForm
 from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.support import support
+from onnx_attnfuse.reasons import Reason
 
 Precondition = Literal["always", "right_padded", "unpadded"]
 """Batches for which an encoding is exact: all; padded on the right with a key left in every entry; without padding."""
@@ -54,6 +56,28 @@ class BuildContext:
     reader: Reader
     device: Device
     opset: Opset
+
+
+def refuse_device(op: str, dtype: ir.DataType | None, device: Device, otherwise: Reason) -> Reason | None:
+    """Why an operator is not used on a device for an element type, or None.
+
+    Args:
+        op: The operator, `onnx.` before it if it is a standard one.
+        dtype: The element type of the attention; None: not known.
+        device: What it would run on.
+        otherwise: The reason if it is not written for this type.
+    """
+    found = support(op, device.provider)
+    if isinstance(found, Reason):
+        return found
+    if dtype == ir.DataType.FLOAT16 and device.provider.rounds_float16 is None:
+        return Reason("no-kernel-for-type", f"{op} is not used for float16 on {device.ep}, which is not known to round it or not")
+    return None if dtype in found.written else otherwise
+
+
+def type_name(dtype: ir.DataType | None) -> str:
+    """An element type for a reader."""
+    return dtype.name.lower() if dtype is not None else "an unknown type"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -120,7 +120,7 @@ def _with_dead_rows(
     lowest = context.bounds.lowest(spec.mask)
     if zeroes:
         return _unless_zero(rows, compact, spec, fills, context)
-    if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or context.device.ep == "cuda"):
+    if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or not context.device.provider.keeps_nan_rows):
         counted = "Greater" if lowest_counts else "GreaterOrEqual"
         rows = _refill_dead_rows(rows, compact, counted, LOWEST_FLOAT32, 0.0 if guards else math.nan, context.builder)
     levelled = _levelled_below(spec, lowest, context)
@@ -183,7 +183,7 @@ def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -
 def _rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether the source's masked scores are rounded to float16 on the device (decision 0003)."""
     half = spec.dtype == ir.DataType.FLOAT16 and not _adds_in_float32(spec, context.builder.facts)
-    return half and context.device.rounds_float16
+    return half and bool(context.device.provider.rounds_float16)
 
 
 def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:

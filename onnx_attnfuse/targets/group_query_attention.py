@@ -21,29 +21,27 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rotary import long_tables
 
-PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
 _EIGHT = 8
 """What sizes must be a multiple of."""
 _AS_IT_IS = (0, 0, -1)
 """A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
 caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none."""
-_DTYPES = {"cpu": {ir.DataType.FLOAT, ir.DataType.FLOAT16}, "cuda": {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
-    ep = context.device.ep
-    if spec.dtype not in _DTYPES[ep]:
-        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"GroupQueryAttention has no kernel on {ep} for {name}")
+    message = f"GroupQueryAttention has no kernel on {context.device.ep} for {type_name(spec.dtype)}"
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
+    if unsupported is not None:
+        return unsupported
     axes = spec.axes
     size = length(axes.h)
     if size != length(axes.v) or not isinstance(size, int) or size % _EIGHT:

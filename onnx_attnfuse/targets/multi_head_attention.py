@@ -11,7 +11,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
@@ -20,20 +20,16 @@ from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection_bias import read_projection
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
-__all__ = ["ALONE", "INFO", "PROVIDERS", "emit", "encodings", "refuse"]
+__all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]
 
-PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
-_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can."""
-    del meaning, context
-    if spec.dtype not in _DTYPES:
-        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {name}")
-    return refuse_scores(spec, INFO.name)
+    del meaning
+    otherwise = Reason("no-kernel-for-type", f"MultiHeadAttention has no kernel for {type_name(spec.dtype)}")
+    return refuse_device(INFO.key, spec.dtype, context.device, otherwise) or refuse_scores(spec, INFO.name)
 
 
 def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
@@ -66,7 +62,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         and rows.zero_query is None
         and len(targets[1]) == len(targets[0])
     )
-    projected = read_projection(builder, chosen, targets, spec.dtype) if plain and context.device.ep == "cuda" else None
+    pays = plain and "projection-bias" in context.device.provider.pays
+    projected = read_projection(builder, chosen, targets, spec.dtype) if pays else None
     if projected is not None:
         query, key, value = projected.operands
     else:

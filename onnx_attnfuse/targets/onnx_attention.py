@@ -14,7 +14,7 @@ from onnx_attnfuse.attention.masks.classify import Causal, Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators.onnx_attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
@@ -22,9 +22,7 @@ from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_he
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
-PROVIDERS: frozenset[str] = frozenset(["cpu", "cuda"])
 ALONE: bool = False
-_DTYPES = {"cpu": {ir.DataType.FLOAT}, "cuda": {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}}
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
@@ -32,12 +30,13 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     del meaning
     builder, axes = context.builder, spec.axes
     repeated = length(shared_heads(spec)) != length(axes.n) and length(axes.i) != length(axes.j)
-    pays = spec.softcap is not None or spec.cache is not None or (repeated and context.device.ep == "cpu")
+    pays = spec.softcap is not None or spec.cache is not None or (repeated and "repeated-heads" in context.device.provider.pays)
     if builder.opset < INFO.since and not (pays or context.opset.asked):
         return Reason("old-opset", f"ai.onnx Attention needs opset {INFO.since}, and the model has {builder.opset}")
-    if spec.dtype not in _DTYPES[context.device.ep]:
-        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"ai.onnx Attention is not used for {name} on {context.device.ep}")
+    message = f"ai.onnx Attention is not used for {type_name(spec.dtype)} on {context.device.ep}"
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
+    if unsupported is not None:
+        return unsupported
     if spec.scale <= 0:
         return Reason("scale-not-positive", f"ai.onnx Attention takes no scale of {spec.scale:g}")
     return context.opset.refuse(INFO.since)

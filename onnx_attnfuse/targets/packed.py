@@ -18,14 +18,13 @@ from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.base import BuildContext, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import typed
 from onnx_attnfuse.targets.padding import is_padding
 
 NAME: str = INFO.option or INFO.key
 """What a caller asks for."""
-_DTYPES = {ir.DataType.FLOAT, ir.DataType.FLOAT16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +40,10 @@ class Packing:
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
     """Why this operator cannot compute `spec`, or None if it can, by itself."""
     axes = spec.axes
-    if context.device.ep != "cuda":
-        return Reason("no-kernel-for-device", f"PackedMultiHeadAttention has no kernel on {context.device.ep}")
-    if spec.dtype not in _DTYPES:
-        name = spec.dtype.name.lower() if spec.dtype is not None else "an unknown type"
-        return Reason("no-kernel-for-type", f"PackedMultiHeadAttention has no kernel for {name}")
+    otherwise = Reason("no-kernel-for-type", f"PackedMultiHeadAttention has no kernel for {type_name(spec.dtype)}")
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device, otherwise)
+    if unsupported is not None:
+        return unsupported
     if spec.softcap is not None:
         return Reason("no-softcap", "PackedMultiHeadAttention cannot cap scores by tanh")
     if spec.sink is not None:

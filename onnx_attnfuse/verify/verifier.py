@@ -14,7 +14,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning, distrusted
 from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError, VerificationError
 from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.kernels.device import Device, resolve
+from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.timing import StepTimer
@@ -83,7 +83,7 @@ class Verifier:
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._definitions = list(definitions)
         self._evidence = pathlib.Path(options.evidence or _EVIDENCE) if keep_evidence else None
-        self._device = resolve(options.ep, options.arch) if self.doubts else Device("cpu")
+        self._rounds_float16 = self.doubts and bool(resolve(options.ep, options.arch).provider.rounds_float16)
 
     @functools.cached_property
     def _operators(self) -> list[type[ReferenceOperator]]:
@@ -94,7 +94,7 @@ class Verifier:
         """The judge, made when the first rewrite comes before it: a run that judges nothing need not import it."""
         from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 
-        return EquivalenceChecker(rounds_float16=self._device.rounds_float16, operators=self._operators)
+        return EquivalenceChecker(rounds_float16=self._rounds_float16, operators=self._operators)
 
     def check(
         self,

@@ -13,6 +13,7 @@ import pytest
 import onnx_attnfuse
 from docs import reasons
 from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse_cli import main, optimize, reason_codes
 from onnx_attnfuse_cli.exits import MEANINGS
@@ -65,8 +66,8 @@ def test_every_option_has_a_bullet() -> None:
 
 def test_every_value_has_a_bullet() -> None:
     kinds = typing.get_type_hints(onnx_attnfuse.Options)
-    values = {value for name in ("ep", "padding") for value in typing.get_args(kinds[name])}
-    assert bullets("  ") == values | {*target_names()} | {"none", "sites", "model"} | set(ASSUMPTIONS)
+    values = {"auto", *providers.names(), *typing.get_args(kinds["padding"]), *target_names()}
+    assert bullets("  ") == values | {"none", "sites", "model"} | set(ASSUMPTIONS)
 
 
 def test_every_exit_status_has_a_bullet() -> None:

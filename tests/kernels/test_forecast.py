@@ -73,7 +73,7 @@ def test_with_the_projections_inside(params: AttentionParams, hopper: str, amper
 
 def test_every_faster_kernel_has_its_reason() -> None:
     found = forecast(_problem(HALF, "bias"), resolve("cuda", "sm80"))
-    assert [(item.kernel, item.reason.code) for item in found.refused] == [
+    assert [(item.kernel, item.code) for item in found.refused] == [
         ("CUDNN_FLASH_ATTENTION", "old-architecture"),
         ("FLASH_ATTENTION", "mask-form"),
     ]

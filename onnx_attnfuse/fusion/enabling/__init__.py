@@ -11,14 +11,12 @@ from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
 
 BEFORE: tuple[EnablingRule, ...] = (
     EnablingRule(
-        "Gemm split into product and bias, which then goes into what follows",
-        frozenset(["Gemm"]),
-        as_product,
-        frozenset(["cuda"]),
+        "Gemm split into product and bias, which then goes into what follows", frozenset(["Gemm"]), as_product, "split-gemm"
     ),
 )
 """Rules that are applied before attention is matched."""
@@ -27,21 +25,23 @@ AFTER: tuple[EnablingRule, ...] = (
         "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
         frozenset(["Mul"]),
         as_quotient,
+        "quotients",
     ),
     EnablingRule(
         "sums and normalizations as one operator, where the sum goes on as the next residual",
         frozenset(["LayerNormalization", "Mul"]),
         as_skip_norm,
+        "skip-norm",
     ),
-    EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, frozenset(["cuda"])),
+    EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
 )
 
 
-def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, ep: str) -> Counter[str]:
+def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider: ExecutionProvider) -> Counter[str]:
     """Applies rules in one graph, each change verified; returns how often each was applied."""
     done: Counter[str] = Counter()
     for rule in rules:
-        if ep not in rule.providers:
+        if rule.pays not in provider.pays:
             continue
         subject = Subject(f"rewriting {rule.does}")
         for node in [node for node in graph.scope.graph if node.op_type in rule.ops]:

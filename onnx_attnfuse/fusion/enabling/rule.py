@@ -8,6 +8,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.kernels.execution_provider import Paying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,5 +30,5 @@ class EnablingRule:
     """The types of the nodes that it starts from."""
     change: Callable[[ir.Node, Builder], EnablingChange | None]
     """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
-    providers: frozenset[str] = frozenset(["cpu", "cuda"])
-    """The execution providers on which it pays."""
+    pays: Paying
+    """The name by which records of execution providers say that it pays there."""

@@ -80,7 +80,7 @@ class Packer:
         groups: dict[object, _Group] = {}
         for spec, meaning in wanted:
             reason = packed.refuse(spec, meaning, self._context)
-            if reason is None and self._plan_context.padding == "exact":
+            if reason is None and not (self.is_assumed or self._plan_context.may_test):
                 reason = Reason("not-every-batch", "packed is exact for padding on the right only, and a test is not wanted")
             if reason is not None:
                 self.reasons[id(spec)] = reason

@@ -9,9 +9,10 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.packing.build_region import PackedRegion
 from onnx_attnfuse.fusion.packing.region import Region, Site
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
+from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
 from onnx_attnfuse.kernels.conditions import AttentionParams
-from onnx_attnfuse.kernels.forecast import Forecast, forecast
-from onnx_attnfuse.report.model import Kernel, LaterKernel, RefusedKernel, SiteReport
+from onnx_attnfuse.kernels.forecast import forecast
+from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import multi_head_attention, packed
 from onnx_attnfuse.targets.base import MaskEncoding
 
@@ -39,6 +40,7 @@ def packed_report(
     """
     attended = packed_region.attended[site]
     form = "packed + attention_bias" if site.meaning.biases else "packed"
+    forecast_packed = forecast(packed_params(site.spec, site.meaning, plan_context), plan_context.device)
     form = form if usual is None else f"{form}, else {usual.mask_form or 'spelled out'}"
     return dataclasses.replace(
         found,
@@ -47,25 +49,11 @@ def packed_report(
         domain=packed.INFO.domain,
         scale=attended.scale,
         mask_form=form,
-        kernel=_kernel(site, plan_context, usual),
+        kernel=kernel_of_forecast(forecast_packed, plan_context.device, _WHEN, None if usual is None else usual.kernel),
         layout=attended.layouts,
         verified=packed_region.verified[site],
         reasons=() if usual is None else usual.reasons,
     )
-
-
-def _kernel(site: Site, plan_context: PlanContext, usual: SiteReport | None) -> Kernel:
-    chain: list[LaterKernel] = []
-    first = forecast(packed_params(site.spec, site.meaning, plan_context), plan_context.device)
-    following: Forecast | None = first
-    while following is not None:
-        words = [word for word in (_WHEN, following.needs) if word]
-        chain.append(LaterKernel(following.kernel, " and ".join(words)))
-        following = following.otherwise
-    if usual is not None and usual.kernel is not None:
-        chain += [LaterKernel(usual.kernel.forecast, usual.kernel.when), *usual.kernel.otherwise]
-    refused = tuple(RefusedKernel(item.kernel, item.reason.code, item.reason.message) for item in first.refused)
-    return Kernel(plan_context.device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), refused)
 
 
 def note(region: Region, *, assumed: bool) -> str:

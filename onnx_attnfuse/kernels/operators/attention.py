@@ -45,7 +45,6 @@ INFO = OpInfo(
         "attention_bias": "bias",
         "past_sequence_length": "other",
     },
-    math_kernel="crashes",
     rank=4,
     target="onnx_attnfuse.targets.attention",
     reference="onnx_attnfuse.verify.references.attention:Attention",

@@ -56,7 +56,6 @@ INFO = OpInfo(
         "cache_indirection": "other",
     },
     on_cpu="some forms",
-    math_kernel="crashes",
     rank=1,
     target="onnx_attnfuse.targets.multi_head_attention",
     reference="onnx_attnfuse.verify.references.multi_head_attention:MultiHeadAttention",

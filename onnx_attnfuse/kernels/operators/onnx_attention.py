@@ -50,7 +50,6 @@ INFO = OpInfo(
     domain="",
     since=23,
     on_cpu="some forms",
-    math_kernel="safe",
     rank=3,
     target="onnx_attnfuse.targets.onnx_attention",
     reference="onnx_attnfuse.verify.references.onnx_attention:Attention",

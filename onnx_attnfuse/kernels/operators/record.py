@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from onnx_attnfuse.kernels.conditions import AttentionParams
     from onnx_attnfuse.kernels.describe_op import OpNode
+    from onnx_attnfuse.kernels.execution_provider import OpSupport
 
 CONTRIB = "com.microsoft"
 Role = Literal[
@@ -47,8 +48,6 @@ class OpInfo:
     on_cpu: OnCpu = "all forms"
     fragile: bool = True
     """Whether its CPU kernel may end the process where an operand other than the past is empty."""
-    math_kernel: Literal["safe", "unknown", "crashes"] = "unknown"
-    """What is known of its math kernel on CUDA at any size: `crashes`, that it ends the process from 2^31 scores on."""
     rank: int | None = None
     """Where it stands among the targets that are equally fast, 1 the first; None: it is not planned site by site."""
     option: str | None = None
@@ -59,6 +58,8 @@ class OpInfo:
     """A class: the operator in NumPy. None: nothing but a kernel or onnx's own evaluator says what it computes."""
     decomposition: str | None = None
     """A module with `spelled`, and where lengths are inputs `rehearsals`; None: it is not spelled out."""
+    support: Mapping[str, OpSupport] = dataclasses.field(default_factory=dict[str, "OpSupport"])
+    """What execution providers do with it, by their names; their own records tell of the operators that were there first."""
     describe: Callable[[OpNode], AttentionParams] | None = None
     """What a node that exists in a model asks of its kernel; it may raise Refused. None: its kernels are not forecast."""
 

@@ -1,0 +1,135 @@
+"""What an execution provider of ONNX Runtime does, as a record: one file for each in `kernels/providers/`.
+
+What is not known of a provider is None, or is left out: whoever asks then refuses with a reason, or takes the answer that keeps
+results as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias, get_args
+
+import onnx_ir as ir
+
+from onnx_attnfuse.kernels.conditions import AttentionParams, Condition, MaskForm
+from onnx_attnfuse.reasons import Reason
+
+Kernels: TypeAlias = tuple[tuple[str, tuple[Condition, ...]], ...]
+"""Kernels in the order in which they are tried, each with its conditions; the last one takes all that is left."""
+Paying: TypeAlias = Literal["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias", "repeated-heads"]
+"""What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; ai.onnx Attention
+where heads share keys and values, even at the price of a newer opset."""
+
+ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
+UNKNOWN: Kernels = (("UNKNOWN", ()),)
+"""The operator runs, by whatever kernel."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpSupport:
+    """What is known of a fused operator on an execution provider.
+
+    Raises:
+        ValueError: The last kernel has conditions, so that none would be left for some attention.
+    """
+
+    known_from: str
+    """Where the facts are from: what was measured or read, and in which version."""
+    runs: frozenset[ir.DataType]
+    """The element types that there is a kernel for."""
+    written: frozenset[ir.DataType]
+    """The element types in which the operator is a target."""
+    kernels: Kernels = UNKNOWN
+    masks: frozenset[MaskForm] = frozenset(["none"])
+    """The forms in which a mask is taken."""
+    causal: bool = False
+    """Whether the causal attribute is taken."""
+    by_default: bool = True
+    """Whether the operator is considered where nobody asks for it."""
+    packed_inputs: bool = False
+    """Whether queries, keys and values are taken as one tensor."""
+    time: Callable[[AttentionParams, str], float] | None = None
+    """How long a kernel takes, to compare operators and forms of a mask on this provider; None: not known, so never preferred."""
+    cached_times: Mapping[MaskForm, tuple[float, float]] | None = None
+    """The same where there is a cache, by form of the mask: for one new position, and for many."""
+    ungrouped: float = 1.0
+    """Share of `cached_times` left where no heads share keys and values."""
+    timed_as: str | None = None
+    """The operator whose times count in the place of its own."""
+    share: Callable[[AttentionParams], float] | None = None
+    """Share of those times that is left; None: all."""
+    math_fails: Callable[[AttentionParams], Reason | None] | None = None
+    """Why the math kernel, the last one, ends with an error or ends the process, if it does."""
+    math_is_safe: bool | None = None
+    """Whether the math kernel takes every size that `math_fails` leaves; False: only sizes known to be small."""
+
+    def __post_init__(self) -> None:
+        if not self.kernels or self.kernels[-1][1]:
+            raise ValueError("the last kernel takes all that is left, so it has no conditions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What tells ONNX Runtime which kernels to choose."""
+
+    options: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Options of the execution provider, of one session."""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Variables, which count for the whole process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Switching:
+    """How kernels of an execution provider are switched off."""
+
+    kernels: frozenset[str]
+    """The kernels that can be."""
+    settings: Callable[[int, frozenset[str]], Settings]
+    """What leaves some kernels out on an architecture, and lifts least lengths where `narrows`."""
+    alone: Callable[[int], Mapping[str, Settings]]
+    """The kernels that can be asked for by themselves on an architecture, by a name for a reader."""
+    narrows: bool = False
+    """Whether a wish for one kind of kernels switches others off, and lets kernels run on short sequences."""
+    is_safe: bool = False
+    """Whether every operator runs with any of the kernels switched off."""
+    words: Callable[[str], str] | None = None
+    """The kernels that a value of an option leaves, for a reader."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExecutionProvider:
+    """An execution provider: its names, its operators, and what else depends on it."""
+
+    name: str
+    """What a caller calls it: the name of the record's file."""
+    ort_name: str
+    """What ONNX Runtime calls it."""
+    distribution: str
+    """The distribution of ONNX Runtime that has it."""
+    known_from: str
+    """Where the facts are from that are of no single operator."""
+    operators: Mapping[str, OpSupport | None]
+    """What is known of fused operators by name, `onnx.` before standard ones; None: there is no kernel."""
+    architectures: tuple[int, ...] = ()
+    """The architectures that kernels are forecast for, as compute capability times ten; none where they make no difference."""
+    default_architecture: int = 0
+    architecture_here: Callable[[], int | None] | None = None
+    """The architecture of this machine, None if it has none."""
+    is_preferred: bool = False
+    """Whether `auto` takes it where its distribution is installed."""
+    memory: Literal["cpu", "cuda"] = "cpu"
+    """Where ONNX Runtime keeps inputs and outputs."""
+    measured_with: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Options of a session whose memory is measured."""
+    rounds_float16: bool | None = None
+    """Whether float16 sums are rounded to float16; None: not known, so no float16 attention is fused."""
+    keeps_nan_rows: bool | None = None
+    """Whether fused operators give NaN in a row whose scores are all -inf, as Softmax does; if not known, the row is made NaN."""
+    takes_if: bool | None = None
+    """Whether an If costs no more than its test; if not, no form of a mask stands behind one."""
+    pays: frozenset[Paying] = frozenset()
+    unfused_time: Callable[[AttentionParams, int, bool], float] | None = None
+    """How long attention takes that is spelled out, on an architecture, with a guard against NaN or not; None: not known."""
+    switching: Switching | None = None
+    """None: no kernel is ever switched off."""

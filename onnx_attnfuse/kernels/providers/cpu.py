@@ -1,0 +1,75 @@
+"""The CPU provider of ONNX Runtime: a flash kernel without masks in float32, and a math kernel that takes everything."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from onnx_attnfuse.kernels.conditions import AttentionParams, masks, not_capped, not_causal, only
+from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
+
+_FLOAT = ir.DataType.FLOAT
+_BOTH = frozenset([_FLOAT, ir.DataType.FLOAT16])
+_SOURCE = "kernels read in ONNX Runtime 1.31 (docs/targets.md), times measured on one core (benchmarks/results/attention_cpu.md)"
+_MATH: Kernels = (("MATH", ()),)
+_FEW_SCORES, _FEW_TIMES = 256 * 256, 0.8
+"""Up to so many queries times keys ai.onnx Attention is that much faster (benchmarks/results/attention_cpu.md)."""
+_FLASH_OFF = Settings(environment={"ORT_DISABLE_FLASH_ATTENTION": "1", "ORT_GQA_DISABLE_FLASH_ATTENTION": "1"})
+
+
+def _always(flash: float, math: float) -> Callable[[AttentionParams, str], float]:
+    """Times of the two kernels, whatever the sizes are."""
+    return lambda params, kernel: flash if kernel == "FLASH_ATTENTION" else math
+
+
+def _standard_time(params: AttentionParams, kernel: str) -> float:
+    del kernel
+    few = isinstance(params.rows, int) and isinstance(params.columns, int) and params.rows * params.columns <= _FEW_SCORES
+    return 1.1 * (_FEW_TIMES if few else 1.0)
+
+
+_ANY = OpSupport(_SOURCE, _BOTH, _BOTH, _MATH, ANY_MASK, causal=True, math_is_safe=True)
+_OPERATORS: Mapping[str, OpSupport | None] = {
+    "MultiHeadAttention": dataclasses.replace(
+        _ANY,
+        written=frozenset([*_BOTH, ir.DataType.BFLOAT16]),
+        kernels=(("FLASH_ATTENTION", (only(_FLOAT), masks("none"), not_causal)), *_MATH),
+        time=_always(1.0, 1.1),
+        cached_times={"none": (4.4, 1.44), "bias": (4.4, 1.44)},
+        ungrouped=0.45,
+    ),
+    "GroupQueryAttention": dataclasses.replace(
+        _ANY,
+        kernels=(("FLASH_ATTENTION", (only(_FLOAT), not_capped)), *_MATH),
+        time=_always(1.1, 1.1),
+        cached_times={"none": (1.7, 1.37), "bias": (1.6, 1.47)},
+    ),
+    "onnx.Attention": dataclasses.replace(
+        _ANY, written=frozenset([_FLOAT]), time=_standard_time, cached_times={"none": (1.35, 1.06), "bias": (1.35, 1.06)}
+    ),
+    "Attention": dataclasses.replace(_ANY, by_default=False, timed_as="MultiHeadAttention"),
+    "PackedMultiHeadAttention": None,
+}
+"""Cached times are milliseconds for one new position and for many, four heads sharing keys and values: one attention on one core
+in float32, N=32 H=64, P=2048 and S=128."""
+PROVIDER = ExecutionProvider(
+    name="cpu",
+    ort_name="CPUExecutionProvider",
+    distribution="onnxruntime",
+    known_from="measured with ONNX Runtime 1.28 to 1.31 (docs/decisions/0003, docs/decisions/0005, benchmarks/results)",
+    operators=_OPERATORS,
+    rounds_float16=False,
+    keeps_nan_rows=True,
+    takes_if=True,
+    pays=frozenset(["quotients", "skip-norm", "repeated-heads"]),
+    switching=Switching(
+        kernels=frozenset(["FLASH_ATTENTION"]),
+        settings=lambda arch, off: _FLASH_OFF,
+        alone=lambda arch: {"math": Settings(environment={"ORT_DISABLE_FLASH_ATTENTION": "1"})},
+        is_safe=True,
+    ),
+)
+"""Few kernels are for float16: attention is computed in float32 and conversions between are dropped, so that a score plus -65504
+keeps the score, where a GPU rounds it away."""

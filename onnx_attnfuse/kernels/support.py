@@ -1,0 +1,25 @@
+"""What is known of a fused operator on an execution provider: `support(op, provider)`, the one place to ask."""
+
+from __future__ import annotations
+
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.operators import by_key
+from onnx_attnfuse.reasons import Reason
+
+
+def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
+    """What an execution provider does with an operator, or why the operator is not used there.
+
+    The provider's record is asked first, then the operator's own: a new provider tells of operators that it finds, a new operator
+    of providers.
+
+    Args:
+        op: The operator, `onnx.` before it if it is a standard one.
+        provider: The execution provider.
+    """
+    info = by_key().get(op)
+    of_operator = None if info is None else info.support.get(provider.name)
+    if op not in provider.operators and of_operator is None:
+        return Reason("no-kernel-for-device", f"it is not known whether {op} has a kernel on {provider.name}")
+    found = provider.operators.get(op, of_operator)
+    return Reason("no-kernel-for-device", f"{op} has no kernel on {provider.name}") if found is None else found
