@@ -86,8 +86,10 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     overflowing = recipe.softmax in {"exp", "logsumexp"}  # what is said of them holds where no exponential overflows
     several = len(recipe.masks) > 1 or recipe.temperature != "none" or recipe.scale == "after_masks"
     several |= recipe.journey == "gradients"
-    vanishing = several and any(mask.fill == "-1e9" for mask in recipe.masks)  # what is left of larger scores is not kept
-    return PATTERNS[:-1] if rounded or overflowing or vanishing else PATTERNS
+    fills = {mask.fill for mask in recipe.masks}
+    vanishing = several and "-1e9" in fills  # what is left of larger scores is not kept
+    beyond = recipe.scale == "none" and "-1000" in fills  # scores are larger than what is taken to mask them
+    return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond else PATTERNS
 
 
 def filled(given: Given, sizes: Sizes, pattern: str, rng: np.random.Generator, recipe: Recipe) -> Array:

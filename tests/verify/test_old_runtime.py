@@ -127,11 +127,11 @@ def test_an_operator_that_differs_in_one_of_its_rehearsals_is_not_spelled_out(mo
     pairs, asked = Verifier.check, []
     monkeypatch.setattr(decompose, "rehearsals", lambda site: [site, site])
 
-    def first_not(self, *arguments):
+    def first_not(self, *arguments, **named):
         asked.append(arguments)
         if len(asked) == 1:
             raise Refused("unverified", "it could not be verified")
-        return pairs(self, *arguments)
+        return pairs(self, *arguments, **named)
 
     monkeypatch.setattr(Verifier, "check", first_not)
     (site,) = unfuse(model).report.sites

@@ -27,7 +27,7 @@ from onnx_attnfuse.targets import TARGETS, name_of, packed
 from tests.support import small_models
 from tests.support.bundled import BUNDLED
 
-OPERATORS = (*map(name_of, TARGETS), packed.OP)
+OPERATORS = (*map(name_of, TARGETS), packed.INFO.name)
 MEASURED = ("cpu", "cuda")
 FLOAT, HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 NPU = ExecutionProvider(
