@@ -8,7 +8,7 @@ from onnx_attnfuse.kernels.operators.record import OpInfo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.conditions import AttentionParams
-    from onnx_attnfuse.kernels.describe_op import OpNode
+    from onnx_attnfuse.kernels.op_node import OpNode
 
 
 def _describe(node: OpNode) -> AttentionParams:
@@ -30,7 +30,7 @@ def _describe(node: OpNode) -> AttentionParams:
         mask=node.mask("mask_index", "attention_bias", batch),
         causal=bool(node.number("unidirectional")),
         cached=node.has("past"),
-        op=node.info.key,
+        op=node.op,
     )
 
 

@@ -8,7 +8,7 @@ from onnx_attnfuse.kernels.operators.record import OpInfo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.conditions import AttentionParams
-    from onnx_attnfuse.kernels.describe_op import OpNode
+    from onnx_attnfuse.kernels.op_node import OpNode
 
 
 def _describe(node: OpNode) -> AttentionParams:
@@ -31,7 +31,7 @@ def _describe(node: OpNode) -> AttentionParams:
         capped=node.is_capped or node.number("smooth_softmax", -1) > 0 or node.has("head_sink"),
         cached=node.has("past_key"),
         grouped=heads != kv_heads,
-        op=node.info.key,
+        op=node.op,
     )
 
 

@@ -8,7 +8,7 @@ from onnx_attnfuse.kernels.operators.record import OpInfo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.conditions import AttentionParams
-    from onnx_attnfuse.kernels.describe_op import OpNode
+    from onnx_attnfuse.kernels.op_node import OpNode
 
 
 def _describe(node: OpNode) -> AttentionParams:
@@ -32,7 +32,7 @@ def _describe(node: OpNode) -> AttentionParams:
         capped=node.is_capped,
         cached=node.has("past_key"),
         grouped=heads != kv_heads,
-        op=node.info.key,
+        op=node.op,
     )
 
 

@@ -8,7 +8,7 @@ from onnx_attnfuse.kernels.operators.record import OpInfo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.conditions import AttentionParams
-    from onnx_attnfuse.kernels.describe_op import OpNode
+    from onnx_attnfuse.kernels.op_node import OpNode
 
 
 def _describe(node: OpNode) -> AttentionParams:
@@ -25,7 +25,7 @@ def _describe(node: OpNode) -> AttentionParams:
         head_size=head,
         v_head_size=node.part(node.dims("value")[1], heads) if node.has("value") else head,
         mask="bias" if node.has("attention_bias") else "none",
-        op=node.info.key,
+        op=node.op,
     )
 
 

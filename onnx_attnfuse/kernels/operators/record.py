@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from onnx_attnfuse.kernels.conditions import AttentionParams
-    from onnx_attnfuse.kernels.describe_op import OpNode
     from onnx_attnfuse.kernels.execution_provider import OpSupport
+    from onnx_attnfuse.kernels.op_node import OpNode
 
 CONTRIB = "com.microsoft"
 Role = Literal[
