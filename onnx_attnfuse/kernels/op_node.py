@@ -1,4 +1,4 @@
-"""One node of a fused operator as its record reads it: inputs by name, shapes and attributes, or a reason why they are not known."""
+"""One node of a fused operator as its record reads it: inputs by name, shapes and attributes, or why they are not known."""
 
 from __future__ import annotations
 
