@@ -139,13 +139,15 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
     if spec.dtype is None or spec.dtype not in HALVES or not any(_is_wide(step, context) for step in sums):
         return
     parts = [split_added(step, Gain(), context.reader) for step in sums]
+    biases = [bias for part in parts for bias in part.biases]
     numbers = {fill for part in parts for fill in part.fills if fill <= context.bounds.masked_from}
     finite = sorted(number for number in numbers if number > ABSORBS)
-    if finite and any(part.biases for part in parts):
+    if finite and biases:
         message = f"a bias and {finite[0]:g} are summed in float32, of which a half type keeps nothing in rows without a key"
         raise Refused("narrowed-mask", message)
-    if finite and finite[0] < MASKS_APART - largest(spec.dtype) and len(numbers) > 1:
-        message = f"a half type has nothing below {finite[0]:g}, with which others mask; rows without a key would mix both"
+    below = any(context.bounds.expression(bias)[0] < -largest(spec.dtype) for bias in biases)
+    if below or (finite and finite[0] < MASKS_APART - largest(spec.dtype) and len(numbers) > 1):
+        message = "a half type has nothing below its lowest number, so that rows without a key would mix what is and what is not"
         raise Refused("narrowed-mask", message)
 
 
