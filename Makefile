@@ -28,10 +28,9 @@ test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest --numprocesses auto -m "not exhaustive" tests
 
-test-all: .venv/dev  ## The same with all cases of every test, and the gallery's; CI runs this.
-	$(LINT)
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pytest --numprocesses auto
+test-all: test  ## The same with all cases of every test, and the gallery's; CI runs this.
+	$(BIN)/pytest --numprocesses auto -m exhaustive tests
+	$(BIN)/pytest patterns/gallery
 
 test-lowest: .venv-lowest/done  ## The tests with the oldest versions that pyproject.toml allows; CI runs this too.
 	$(LOWEST)/python -m pip check
