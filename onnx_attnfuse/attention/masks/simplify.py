@@ -155,7 +155,7 @@ def _form(part: Expression) -> Linear | None:
         return part
     if isinstance(part, Element):
         return Linear(((part, 1),))
-    if isinstance(part, Number) and part.value == int(part.value) and abs(part.value) < 2**31:
+    if isinstance(part, Number) and math.isfinite(part.value) and part.value == int(part.value) and abs(part.value) < 2**31:
         return constant(int(part.value))
     return None
 
