@@ -23,6 +23,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import TARGETS, Target, name_of, packed
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
 from onnx_attnfuse.targets.layout import shared_heads
+from onnx_attnfuse.targets.padding import is_given
 
 _MEASUREMENT_NOISE = 1.1
 _UNFUSED_FROM, _UNFUSED_TO = 1 << 26, MOST_SCORES
@@ -118,8 +119,11 @@ def make_plans(
 ) -> tuple[list[Plan], list[Reason]]:
     """A plan for each target that takes `spec`, the fastest first, and why the others do not.
 
-    Where one target is asked for, others serve for the batches that it does not take, and only then.
+    Where one target is asked for, others serve for the batches that it does not take, and only then. Nothing is taken for granted
+    of padding that the model does not read off its inputs.
     """
+    if plan_context.assumed and not is_given(meaning):
+        plan_context = dataclasses.replace(plan_context, padding="auto")
     asked = [target for target in TARGETS if _is_asked(target, plan_context)]
     refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard
-from onnx_attnfuse.graph.ops import CASTS, REARRANGES
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES
 
 _VIEWS = REARRANGES | CASTS
 
@@ -20,6 +20,22 @@ def label(node: ir.Node) -> str:
 def viewers(value: ir.Value) -> list[ir.Node]:
     """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]
+
+
+def reads_input(value: ir.Value) -> bool:
+    """Whether the elements of a value depend on what the graph is given at run time, and not on shapes and constants alone."""
+    pending, seen = [value], {value}
+    for item in pending:
+        node = item.producer()
+        if node is None:
+            if item.const_value is None or item.is_graph_input():
+                return True
+            continue
+        read = () if is_standard(node, *ASKS_SHAPE) else node.inputs
+        fresh = [part for part in read if part is not None and part not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return False
 
 
 def shape_nodes(value: ir.Value) -> Iterator[ir.Node]:

@@ -72,8 +72,9 @@ class BiasEmitter:
         return self._builder.expand(compact.value, [*dims[:2], *wanted], [False, False, True, True])
 
     def _emit(self, mask: Mask) -> IndexedValue:
-        """The steps in order, replaced scores last: these become the lowest number, or -inf."""
+        """The steps in order, replaced and floored scores last: these become the lowest number, or -inf."""
         total: IndexedValue | None = None
+        held: list[IndexedValue] = []
         for step, gain in zip(mask, step_gains(mask), strict=True):
             if isinstance(step, Added):
                 size = _UNKNOWN_GAIN if gain.values else abs(gain.number)
@@ -81,7 +82,9 @@ class BiasEmitter:
             elif isinstance(step, Scaled) and total is not None:
                 total = self._scaled(total, step)
             elif isinstance(step, Floored) and total is not None:
-                total = self._floored(total, step.low, "lowest")
+                held.append(self._above(total, step.low))
+        for above in held:
+            total = self._filled(total, Replaced(above, True, -math.inf), None)
         for step in mask:
             if isinstance(step, Replaced):
                 total = self._filled(total, step, -math.inf if math.isinf(step.fill) else None)
@@ -105,7 +108,7 @@ class BiasEmitter:
                         )
                     total = self._filled(total, step, fill)
                 case Floored(low) if total is not None:
-                    total = self._floored(total, low, "exact")
+                    total = self._floored(total, low)
                 case _:
                     pass
         assert total is not None
@@ -169,13 +172,17 @@ class BiasEmitter:
         chosen = [total.value, number] if step.keep_where else [number, total.value]
         return IndexedValue(self._builder.elementwise("Where", [kept.value, *chosen], dtype), _union(kept.axes, total.axes))
 
-    def _floored(self, total: IndexedValue, low: float, fills: Fills) -> IndexedValue:
-        """A mask whose numbers at a floor or below become the floor, or the lowest number, which leaves nothing of a score."""
+    def _above(self, total: IndexedValue, low: float) -> IndexedValue:
+        """Where a mask lies above a floor."""
         dtype = self._builder.facts.dtype(total.value) or self._dtype
-        floor = self._builder.scalar(low, dtype)
-        above = self._builder.elementwise("Greater", [total.value, floor], ir.DataType.BOOL)
-        number = self._builder.scalar(-largest(dtype), dtype) if fills == "lowest" else floor
-        return IndexedValue(self._builder.elementwise("Where", [above, total.value, number], dtype), total.axes)
+        above = self._builder.elementwise("Greater", [total.value, self._builder.scalar(low, dtype)], ir.DataType.BOOL)
+        return IndexedValue(above, total.axes)
+
+    def _floored(self, total: IndexedValue, low: float) -> IndexedValue:
+        """A mask whose numbers at a floor or below become the floor."""
+        dtype = self._builder.facts.dtype(total.value) or self._dtype
+        chosen = [self._above(total, low).value, total.value, self._builder.scalar(low, dtype)]
+        return IndexedValue(self._builder.elementwise("Where", chosen, dtype), total.axes)
 
     def _binary(self, op: str, left: IndexedValue, right: IndexedValue) -> IndexedValue:
         left, right = self._alike(left, right)

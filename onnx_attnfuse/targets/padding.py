@@ -26,11 +26,13 @@ from onnx_attnfuse.attention.masks.expression import (
     Or,
     conjunction,
 )
+from onnx_attnfuse.attention.masks.traverse import elements_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep_unused
+from onnx_attnfuse.graph.uses import reads_input
 from onnx_attnfuse.targets.base import BuildContext, Precondition
 from onnx_attnfuse.targets.bias import BiasEmitter
 
@@ -41,6 +43,12 @@ def is_padding(predicates: Sequence[Predicate], spec: AttentionSpec) -> bool:
     """Whether keys are forbidden by padding only, in every row the same."""
     unconditional = all(rule.condition is None for rule in spec.row_rules)
     return bool(predicates) and unconditional and all(isinstance(item, Padding) for item in predicates)
+
+
+def is_given(meaning: Meaning) -> bool:
+    """Whether the padding is what the model is given: of a mask that it computes by itself a caller can say nothing."""
+    paddings = [item.predicate for item in meaning.predicates if isinstance(item, Padding)]
+    return all(any(reads_input(element.value) for element in elements_of(item)) for item in paddings)
 
 
 @dataclasses.dataclass(frozen=True)
