@@ -187,6 +187,8 @@ def operator(
 ) -> ir.Value:
     """The first output of the operator that takes the place of `spec`, (b, i, n·v); inputs go by their names."""
     axes = spec.axes
+    for value in inputs.values():
+        _write_widths(builder, value)
     return builder.node(
         info.name,
         info.arranged(inputs),
@@ -197,6 +199,16 @@ def operator(
         hint=f"{spec.name}/{info.name}",
         outputs=outputs,
     )
+
+
+def _write_widths(builder: Builder, value: ir.Value | None) -> None:
+    """Writes down the lengths that are known of an operand: ONNX infers operators' shapes from those of queries and values."""
+    if value is None or value.producer() is None or value.shape is not None or value.is_graph_output():
+        return
+    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
+    if dims is not None and dtype is not None:
+        value.type = value.type or ir.TensorType(dtype)
+        value.shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
 
 
 def replacing(
