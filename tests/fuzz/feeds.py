@@ -88,7 +88,7 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     several |= recipe.journey == "gradients"
     fills = {mask.fill for mask in recipe.masks}
     vanishing = several and "-1e9" in fills  # what is left of larger scores is not kept
-    beyond = recipe.scale == "none" and "-1000" in fills  # scores are larger than what is taken to mask them
+    beyond = "-1000" in fills  # scores are larger than what is taken to mask them
     return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond else PATTERNS
 
 

@@ -196,8 +196,11 @@ class Subject:
         detail = apart(left, right, tolerance(self.recipe), among)
         if not detail:
             return ""
-        others = [_shown(left, run[place], kept)[1] for run in self.opinions.of(inputs)]
-        return "" if self.opinions.cover(left, right, others, among) else detail
+        for more in (False, True):
+            others = [_shown(left, run[place], kept)[1] for run in self.opinions.of(inputs, more=more)]
+            if self.opinions.cover(left, right, others, among):
+                return ""
+        return detail
 
     def _blamed(self, run: _Result, inputs: Mapping[str, Array]) -> str:
         """Whether ONNX Runtime's own optimisations are to blame."""

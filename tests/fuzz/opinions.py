@@ -2,7 +2,7 @@
 
 A tolerance is a part of the magnitude of the whole result. Some outcomes are of no such accuracy: two scores that tie in
 float16, a row whose fill has swallowed all but the last bits of its scores. So where results are apart, the original is run
-again: on inputs moved by one unit in the last place, five times, and in a wider type. An element counts as right if it lies
+again: on inputs moved by one unit in the last place, five times, and in a wider type; where that does not settle it, more often. An element counts as right if it lies
 within what these runs span, widened on both sides by twice its extent and the tolerance; NaN and infinities have to be those
 of one of them. This is the backward error: the result is one that the original gives for inputs which no one could tell from
 those given. A model that is converted to float16 may also give what the original gives in float16, rounded at every node or
@@ -25,7 +25,7 @@ from onnx_attnfuse.verify.tolerance import Bounds, compare
 from tests.fuzz.recipe import Recipe
 from tests.support.bundled import Array
 
-_RUNS = 5
+_RUNS, _MORE_RUNS = 5, 25
 _WIDER = 2.0
 _LEAST = 1e-3
 """Results are no smaller: operands are of the order of 1, and what is far below is what weights next to 0 leave of them."""
@@ -71,11 +71,11 @@ class Opinions:
         self._half = recipe.dtype == "float16"
         self._step = 2.0**-11 if self._half or recipe.journey.startswith("convert") else 2.0**-23
 
-    def of(self, inputs: Mapping[str, Array]) -> list[list[Array]]:
-        """The results of all runs."""
+    def of(self, inputs: Mapping[str, Array], *, more: bool = False) -> list[list[Array]]:
+        """The results of all runs, or of more of them."""
         rng = np.random.default_rng(0)
         found: list[list[Array]] = []
-        for run in range(_RUNS + 1):
+        for run in range((_MORE_RUNS if more else _RUNS) + 1):
             moved = {name: _moved(array, self._step if run else 0.0, rng) for name, array in inputs.items()}
             found.append(self._original.run(None, moved))
             if self._wide is not None:
