@@ -1,4 +1,4 @@
-"""What is computed from what in a graph that changes, told without walking all of it.
+"""The order of nodes in a graph that changes: which is computed from which, told without walking all of it.
 
 Every node has a place that is no smaller than those of the nodes it reads. A path between two nodes lies between their places, so
 that looking for one costs as much as what lies there: one attention, not all.
@@ -33,7 +33,7 @@ class Order:
                 pending += nested
 
     def add(self, nodes: Iterable[ir.Node], anchor: ir.Node) -> None:
-        """Takes new nodes in.
+        """Adds new nodes to the order.
 
         Raises:
             Refused: One of them reads what is computed by `anchor` or after it, so that it cannot stand in its place.

@@ -57,7 +57,7 @@ class AttentionParams:
         return sizes.product([self.batch, self.heads, self.rows, self.columns])
 
     def settled(self, lengths: Mapping[str, int]) -> AttentionParams:
-        """These parameters with numbers in place of symbolic sizes, wherever all symbols of a size have one."""
+        """The parameters with numbers in place of symbolic sizes, wherever all symbols of a size have one."""
 
         def settle(dim: Dim) -> Dim:
             return sizes.evaluate(dim, lengths) if sizes.symbols(dim) <= lengths.keys() else dim

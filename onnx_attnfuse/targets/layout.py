@@ -1,4 +1,4 @@
-"""What all targets do around their operator: operands into its layout before it, rows and factors of the result after it."""
+"""Layouts around the operator of a target: operands into its layout before it, rows and factors of the result after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each input of a whole model is, told from what it feeds into: token ids, masks, positions, lengths, biases, numbers.
+"""The kind of each input of a model, told from what the input feeds into: token ids, masks, positions, lengths, biases, numbers.
 
     for name, kind in kinds(model.graph, facts).items(): ...
 
@@ -112,7 +112,7 @@ def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node
 
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:
-    """What an operator says that one of its inputs is."""
+    """The kind that an operator gives the input at a place, or None."""
     info = info_of(node)
     if info is not None:
         role = info.role(place)

@@ -1,4 +1,4 @@
-"""What an operand is a view of, and what the result is viewed as: the places where a fused operator may be connected."""
+"""Operands as views of other values, and the result as others view it: the places where a fused operator may be connected."""
 
 from __future__ import annotations
 

@@ -52,6 +52,6 @@ def ranked() -> list[OpInfo]:
 
 
 def target_names() -> tuple[str, ...]:
-    """What a caller may ask for: a fused operator, those of ai.onnx last, then those that are called otherwise."""
+    """The names that `--target` takes: `auto`, fused operators, of which those of ai.onnx come last, and packed attention."""
     asked = [info.key for info in sorted(ranked(), key=lambda info: not info.domain)]
     return ("auto", *asked, *(info.option for info in records().values() if info.option is not None))

@@ -1,4 +1,4 @@
-"""What the record of a fused operator says; records are data, and importing one imports nothing heavy."""
+"""The record of a fused operator; records are data, and importing one imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class OpInfo:
         return list(self.inputs).index(name)
 
     def role(self, place: int) -> Role:
-        """What the input at a place is to the operator."""
+        """The role of the input at a place; `other` beyond the inputs that the operator has."""
         roles = list(self.inputs.values())
         return roles[place] if place < len(roles) else "other"
 

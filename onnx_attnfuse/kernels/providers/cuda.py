@@ -150,7 +150,7 @@ def _grouped_time(params: AttentionParams, kernel: str) -> float:
 
 
 def _share_with_projections(params: AttentionParams) -> float:
-    """What is left of the time with the projections inside: as long as without, but where less was measured."""
+    """The share of the time that is left with the projections inside: all of it, but where less was measured."""
     return _WITH_PROJECTIONS if params.dtype != _FLOAT and params.mask != "bias" and not params.causal else 1.0
 
 
@@ -168,7 +168,7 @@ def _unfused_time(params: AttentionParams, arch: int, guarded: bool) -> float:
 
 
 def _math_fails(params: AttentionParams) -> Reason | None:
-    """What the math kernel of MultiHeadAttention and Attention cannot do."""
+    """Why the math kernel of MultiHeadAttention and Attention cannot compute an attention, or None."""
     if isinstance(params.scores, int) and params.scores >= MOST_SCORES:
         return Reason("too-many-scores", f"the math kernel ends the process at {params.scores} scores, 2^31 or more")
     if params.mask == "ranges":
@@ -211,7 +211,7 @@ def _settings(arch: int, off: frozenset[str]) -> Settings:
 
 
 def _is_on(kernel: str, off: frozenset[str]) -> bool:
-    """Whether `sdpa_kernel` names it; cuDNN's is by itself off where it is not preferred, and would be preferred nowhere."""
+    """Whether `sdpa_kernel` names a kernel; cuDNN's is off where it is not preferred, and would be preferred nowhere."""
     if kernel == "TRT_CROSS_ATTENTION":
         return "TRT_FUSED_ATTENTION" not in off
     return kernel not in off and kernel != _CUDNN

@@ -224,7 +224,7 @@ class _Sheet:
         return ("weight" if tensor is not None else UNNAMED) if is_data else None
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
-        """What tells most of a node on one line."""
+        """The detail that tells most of a node, on one line."""
         if kind == "fused" or _fused(node) is not None:
             shown = [
                 f"{name}={_number(value)}" for name in _SHOWN_ATTRIBUTES if (value := attribute(node, name)) not in (None, 0)

@@ -141,7 +141,7 @@ class BackwardCall:
     """The gradient of the bias is wanted, of a kernel that does not refuse it."""
 
     def emit(self, builder: Builder) -> Gradients:
-        """Adds the call."""
+        """Adds the call of the kernel."""
         return self.kernel.backward(builder, self)
 
 

@@ -78,7 +78,7 @@ def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
 
 
 def _spelled(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
-    """What takes the place of the operator's outputs, verified and not connected yet.
+    """The values that take the place of a fused operator's outputs, verified and not connected yet.
 
     Raises:
         Refused: It cannot be spelled out, or is not equal.

@@ -1,4 +1,4 @@
-"""What MultiHeadAttention and Attention add to the scores for padding and for the triangle, from every documented mask."""
+"""The bias that MultiHeadAttention and Attention add for padding and for the triangle, from every documented mask."""
 
 from __future__ import annotations
 
