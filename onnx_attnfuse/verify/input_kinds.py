@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CASTS, REARRANGES
+from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import info_of
 
@@ -117,7 +117,7 @@ def _recognised(node: ir.Node, place: int) -> KindName | None:
     if info is not None:
         role = info.role(place)
         return role if role in ("mask", "bias", "positions", "lengths", "last", "total") else None
-    return _OTHERS.get((node.op_type, place)) if is_standard(node) or node.domain == "com.microsoft" else None
+    return _OTHERS.get((node.op_type, place)) if is_standard(node) or node.domain == CONTRIB else None
 
 
 def _lengths(node: ir.Node, facts: Facts) -> tuple[Dim | None, Dim | None]:

@@ -17,8 +17,8 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, as_axes, count_of, others
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.kernels.operators.record import CONTRIB
 from onnx_attnfuse.targets.packed import Packing
 
 _TRUTH, _INDEX = ir.DataType.BOOL, ir.DataType.INT64

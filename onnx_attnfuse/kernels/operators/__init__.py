@@ -14,6 +14,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from onnx_attnfuse.graph.ops import plain_domain
 from onnx_attnfuse.kernels.operators.record import OpInfo, load, qualified
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def by_key() -> Mapping[str, OpInfo]:
 
 def find(domain: str, op: str) -> OpInfo | None:
     """The record of an operator, or None."""
-    return records().get(("" if domain == "ai.onnx" else domain, op))
+    return records().get((plain_domain(domain), op))
 
 
 def info_of(node: ir.Node) -> OpInfo | None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, HALVES
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.conditions import (
     MOST_SCORES,
@@ -44,8 +45,7 @@ from onnx_attnfuse.kernels.conditions import (
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
 from onnx_attnfuse.reasons import Reason
 
-_FLOAT, _HALF, _BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
-_ALL = frozenset([_FLOAT, _HALF, _BRAIN])
+_FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 _MEASURED = "measured on an H200 with ONNX Runtime 1.31 (docs/targets.md, benchmarks/results/forms_h200.md)"
 _READ = "kernels read in ONNX Runtime 1.31, not measured"
 
@@ -232,7 +232,7 @@ def _architecture_here() -> int | None:
     return found[0].arch if found else None
 
 
-_ANY = OpSupport(_MEASURED, _ALL, _ALL, masks=ANY_MASK, causal=True)
+_ANY = OpSupport(_MEASURED, FLOATS_TO_32, FLOATS_TO_32, masks=ANY_MASK, causal=True)
 _OPERATORS: Mapping[str, OpSupport | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,
@@ -246,8 +246,8 @@ _OPERATORS: Mapping[str, OpSupport | None] = {
     ),
     "GroupQueryAttention": dataclasses.replace(
         _ANY,
-        runs=frozenset([_HALF, _BRAIN]),
-        written=frozenset([_HALF, _BRAIN]),
+        runs=HALVES,
+        written=HALVES,
         kernels=_GROUPED,
         time=_grouped_time,
         cached_times={"none": (0.53, 0.25), "bias": (0.74, 0.99)},

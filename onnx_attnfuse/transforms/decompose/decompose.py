@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject, collecting
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
@@ -23,7 +24,6 @@ from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 from onnx_attnfuse.verify.verifier import Verifier
 
-_CONTRIB = "com.microsoft"
 _SPELLING = Subject("spelling out an operator")
 _SINCE = 11
 """The opset from which on Range, GatherElements and the rest are there."""
@@ -62,8 +62,8 @@ class Decomposer:
         """Takes out the import of com.microsoft where nothing of it is left."""
         for part in (self.model.graph, *self.model.functions.values()):
             imports = self.model.opset_imports if part is self.model.graph else part.opset_imports
-            if not any(node.domain == _CONTRIB for node in part.all_nodes()):
-                imports.pop(_CONTRIB, None)
+            if not any(node.domain == CONTRIB for node in part.all_nodes()):
+                imports.pop(CONTRIB, None)
 
 
 def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
