@@ -213,9 +213,8 @@ def settle_imports(graph: PassContext) -> int:
     """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
     model = graph.run.model
     for part in (model.graph, *model.functions.values()):
-        imports = model.opset_imports if part is model.graph else part.opset_imports
         if any(node.domain == CONTRIB for node in all_nodes(part)):
-            imports.setdefault(CONTRIB, 1)
+            part.opset_imports.setdefault(CONTRIB, 1)
     opset = graph.run.opset
     if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in all_nodes(model.graph)):
         opset.restore()

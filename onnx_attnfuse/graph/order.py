@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 
 
@@ -74,8 +75,7 @@ class Order:
 
     def free(self, users: Iterable[ir.Node], value: ir.Value) -> list[ir.Node]:
         """The `users` that may read a new `value`, as it is not computed from them; they are ordered behind it from now on."""
-        source = value.producer()
-        assert source is not None
+        source = producer_of(value)
         limit = self.place(source)
         found: list[ir.Node] = []
         for user in dict.fromkeys(users):

@@ -9,7 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
@@ -143,13 +143,6 @@ class BackwardCall:
     def emit(self, builder: Builder) -> Gradients:
         """Adds the call of the kernel."""
         return self.kernel.backward(builder, self)
-
-
-def dims_of(builder: Builder, value: ir.Value) -> tuple[Dim, ...]:
-    """The shape of an operand, which is known since it was laid out here."""
-    dims = builder.facts.dims(value)
-    assert dims is not None
-    return dims
 
 
 def result_dims(builder: Builder, operands: Operands) -> tuple[Dim, ...]:

@@ -13,7 +13,7 @@ from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.graph.uses import label, producer_of
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
@@ -61,9 +61,8 @@ class Decomposer:
     def _settle_imports(self) -> None:
         """Takes out the import of com.microsoft where nothing of it is left."""
         for part in (self.model.graph, *self.model.functions.values()):
-            imports = self.model.opset_imports if part is self.model.graph else part.opset_imports
             if not any(node.domain == CONTRIB for node in part.all_nodes()):
-                imports.pop(CONTRIB, None)
+                part.opset_imports.pop(CONTRIB, None)
 
 
 def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
@@ -134,9 +133,8 @@ def _rehearsed(site: Site) -> ir.Node:
         dtype=site.dtype(),
         hint="attnfuse/rehearsal",
         outputs=len(node.outputs),
-    ).producer()
-    assert first is not None
-    return first
+    )
+    return producer_of(first)
 
 
 def _as_defined(
