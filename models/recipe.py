@@ -1,4 +1,4 @@
-"""What a recipe is: a real architecture, its inputs and its dynamic axes."""
+"""A recipe: a real architecture, its inputs and its dynamic axes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ SHORT = {
 
 @dataclasses.dataclass
 class Family:
-    """What was found of one family of exports."""
+    """Counts for one family of exports: sites, targets that take them, plans by device, and reasons."""
 
     sites: int = 0
     takes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
@@ -80,7 +80,7 @@ def look(path: Path, family: Family) -> None:
             one = spec if target is attention else half  # whose weights keep their type
             refusal = target.refuse(one, meaning, benches["sm90"])
             if refusal is None:
-                exact = any(way.is_exact for way in target.ways(half, meaning))
+                exact = any(item.is_exact for item in target.encodings(half, meaning))
                 family.takes[short(name_of(target)) + ("" if exact else " (some batches)")] += 1
             else:
                 family.reasons.setdefault(refusal.code, collections.Counter())[short(name_of(target))] += 1
@@ -94,7 +94,7 @@ def short(name: str) -> str:
 def said(plan: Plan) -> str:
     """A plan in a few words."""
     forms = dict.fromkeys(
-        f"{short(name_of(item.target))} {item.way.mask if item.way.mask != 'none' else ''}".strip()
+        f"{short(name_of(item.target))} {item.encoding.mask if item.encoding.mask != 'none' else ''}".strip()
         for item in (*plan.faster, plan.main)
     )
     return ", else ".join(forms)

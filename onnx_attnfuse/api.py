@@ -1,4 +1,4 @@
-"""What a program calls: `optimize`, `explain`, and the same as an onnx-ir pass."""
+"""The calls for programs: `optimize`, `explain`, and the same as an onnx-ir pass."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
 
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
-    """What `optimize` would do and refuse; nothing is written. See there for arguments and errors."""
+    """A report on all that `optimize` would do and refuse; nothing is written. Arguments and errors are those of `optimize`."""
     fusion = Fusion(dataclasses.replace(options or Options(), **choices), keep_evidence=False)
     return fusion.fuse(fusion.read(model)[0])
 

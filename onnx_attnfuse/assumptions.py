@@ -1,4 +1,4 @@
-"""What is taken for granted of a model, by name, so that a caller can take it back."""
+"""Assumptions on models, each by a name with which a caller can take it back."""
 
 from __future__ import annotations
 

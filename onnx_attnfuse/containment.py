@@ -82,18 +82,18 @@ class Failures:
         self._found: dict[tuple[object, ...], tuple[Failure, list[str]]] = {}
 
     def add(self, failure: Failure) -> None:
-        """Tells of one."""
+        """Adds a failure, or its place where one like it was met before."""
         key = (failure.kind, failure.subject, failure.file, failure.line, failure.message.partition(":")[0])
         _, places = self._found.setdefault(key, (failure, []))
         places += failure.places
 
     def tell(self) -> None:
-        """Tells all of them where the block around this one collects them."""
+        """Tells all failures to the block around this one, where it collects them."""
         for failure in self.all():
             tell(failure)
 
     def all(self) -> tuple[Failure, ...]:
-        """All of them, in the order in which they were met first."""
+        """All failures, in the order in which they were met first."""
         return tuple(dataclasses.replace(failure, places=tuple(places)) for failure, places in self._found.values())
 
 

@@ -1,4 +1,4 @@
-"""What a caller may choose; the command line is derived from these fields."""
+"""Options of a caller; the command line is derived from these fields."""
 
 from __future__ import annotations
 

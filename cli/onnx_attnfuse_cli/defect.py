@@ -1,4 +1,4 @@
-"""What a user can attach to a bug report when attnfuse itself fails."""
+"""A file for a user to attach to a bug report when attnfuse itself fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the exit status says; of several models it is the largest."""
+"""Meanings of the exit status; of several models the largest counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run reads and writes: one model beside its result, or many, each result in a place of its own."""
+"""Files that a run reads and writes: one model beside its result, or many, each result in a place of its own."""
 
 from __future__ import annotations
 

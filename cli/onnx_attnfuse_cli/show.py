@@ -1,4 +1,4 @@
-"""What commands share: how much to say, and reports and tables on stdout."""
+"""Output that commands share: how much to say, and reports and tables on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may have been meant by a command, an option or a choice that does not exist.
+"""Suggestions of what may have been meant by a command, an option or a choice that does not exist.
 
 The wording is the same whatever the version of click: `No such command 'optimise'; did you mean 'optimize'?`
 """
@@ -50,7 +50,7 @@ else:
 
 
 class Choice(_Words):
-    """One of several words; for another the nearest is suggested."""
+    """A choice between several words; for another word the nearest is suggested."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The word, if it is one of them.

@@ -1,4 +1,4 @@
-"""What one attention means, apart from how the graph spells it.
+"""The specification of one attention: its meaning, apart from how the graph spells it.
 
 An `AttentionSpec` is enough to compute the attention without its nodes:
 
@@ -55,11 +55,11 @@ class Rotary:
 
     @property
     def is_spelled(self) -> bool:
-        """Whether it takes more than an operator of its own."""
+        """Whether the rotation takes more nodes than one operator."""
         return len(self.nodes) > 1
 
     def values(self) -> Iterator[ir.Value]:
-        """Every value of the graph that it names."""
+        """Every value of the graph that the rotation names."""
         yield from (self.cos.indexed.value, self.sin.indexed.value)
         if self.positions is not None:
             yield self.positions.value

@@ -16,6 +16,7 @@ import onnx
 
 from onnx_attnfuse.bench.inputs import Sample
 from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.kernels.conditions import MOST_SCORES
 from onnx_attnfuse.kernels.execution_provider import Settings
 from onnx_attnfuse.kernels.providers import provider
@@ -91,12 +92,10 @@ def model(size: Size, form: Format, dtype: int) -> tuple[onnx.ModelProto, dict[s
         "QKV": {"query": (batch, length, heads, 3, head)},
     }
     inputs = shapes[form]
-    node = onnx.helper.make_node(
-        "MultiHeadAttention", list(inputs), ["out"], name="attention", domain="com.microsoft", num_heads=heads
-    )
+    node = onnx.helper.make_node("MultiHeadAttention", list(inputs), ["out"], name="attention", domain=CONTRIB, num_heads=heads)
     given = [onnx.helper.make_tensor_value_info(name, dtype, shape) for name, shape in inputs.items()]
     result = onnx.helper.make_tensor_value_info("out", dtype, flat)
-    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("com.microsoft", 1)]
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid(CONTRIB, 1)]
     graph = onnx.helper.make_graph([node], "seed", given, [result])
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), inputs
 

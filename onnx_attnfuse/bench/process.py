@@ -35,7 +35,7 @@ class Process:
     """A Python process that is spoken to by lines."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Starts it.
+        """Starts the process.
 
         Args:
             arguments: What follows the interpreter.
@@ -150,7 +150,7 @@ class Child(Process):
 
 
 def _described(ep: str) -> dict[str, Any]:
-    """What the worker has to know of an execution provider; it imports no records, as their memory would count as the model's."""
+    """An execution provider for the worker, which imports no records, as their memory would count as the model's."""
     found = provider(ep)
     names = list(dict.fromkeys([found.ort_name, provider(FALLBACK).ort_name]))
     return {"providers": names, "memory": found.memory, "measured_with": dict(found.measured_with)}

@@ -112,7 +112,7 @@ class PassContext:
         return self._snapshot
 
     def to_last(self) -> Undo:
-        """What puts the graph back to what it was before the pass that comes now."""
+        """The undo of the next pass: puts the graph back to the state before that pass."""
         snapshot, fused, replaced = self.snapshot(), self.fused, self.run.replaced
 
         def undo() -> None:
@@ -122,7 +122,7 @@ class PassContext:
         return undo
 
     def to_origin(self) -> Undo:
-        """What puts the graph back to what it was before the first pass."""
+        """The undo of all passes: puts the graph back to the state before the first."""
 
         def undo() -> None:
             self.origin.restore()
@@ -132,7 +132,7 @@ class PassContext:
         return undo
 
     def graph_context(self) -> GraphContext:
-        """What a pass rewrites the graph with; each takes its own, as new nodes are shared in graph order."""
+        """A context for rewriting the graph; each pass takes its own, as new nodes are shared in graph order."""
         run, scope = self.run, self.scope
         builder = Builder(scope.graph, scope.facts, max(scope.opset, run.opset.version), run.names)
         return GraphContext(scope, run.model, builder, run.verifier)
@@ -145,7 +145,7 @@ class PassContext:
         )
 
     def site_fuser(self) -> SiteFuser:
-        """What fused the attentions of the graph, or a new one."""
+        """The fuser that fused the attentions of the graph, or a new one."""
         return self.new_site_fuser() if self.fused is None else self.fused[0]
 
     def new_site_fuser(self) -> SiteFuser:

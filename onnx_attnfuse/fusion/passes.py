@@ -20,6 +20,7 @@ from onnx_attnfuse.fusion.report_site import as_asked
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
@@ -31,7 +32,6 @@ from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import packed
 
 FUSING = "fusing the attentions of a graph"
-_CONTRIB = "com.microsoft"
 _MOST_STEPS = 20_000_000
 """Nodes times attentions up to which a graph that broke is gone through again, attention by attention."""
 
@@ -213,9 +213,8 @@ def settle_imports(graph: PassContext) -> int:
     """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
     model = graph.run.model
     for part in (model.graph, *model.functions.values()):
-        imports = model.opset_imports if part is model.graph else part.opset_imports
-        if any(node.domain == _CONTRIB for node in all_nodes(part)):
-            imports.setdefault(_CONTRIB, 1)
+        if any(node.domain == CONTRIB for node in all_nodes(part)):
+            part.opset_imports.setdefault(CONTRIB, 1)
     opset = graph.run.opset
     if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in all_nodes(model.graph)):
         opset.restore()

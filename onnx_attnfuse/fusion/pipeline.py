@@ -154,7 +154,7 @@ def _apply(item: Pass, graph: PassContext) -> None:
 
 
 def _patterns(run: Run) -> tuple[PatternReport, ...]:
-    """What each pattern did that was tried."""
+    """The counts of every pattern that was tried."""
     entries = ((entry, run.statistics.counts.get(entry.name)) for entry in run.catalogue.entries)
     return tuple(
         PatternReport(entry.name, entry.kind, entry.owner, count.tries, count.hits, count.seconds)

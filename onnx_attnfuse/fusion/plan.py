@@ -287,7 +287,7 @@ def _lowering(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_
 
 
 def _slower(spec: AttentionSpec, best: Lowering, plan_context: PlanContext) -> Reason | None:
-    """Why it is better left spelled out, at sizes that are known."""
+    """Why an attention is better left spelled out, at sizes that are known."""
     params = params_of(spec, best.encoding, best.target).settled(plan_context.lengths)
     known = isinstance(params.scores, int) and _UNFUSED_FROM <= params.scores < _UNFUSED_TO
     unfused = unfused_time(params, plan_context.device, guarded=bool(spec.row_rules))
@@ -298,7 +298,7 @@ def _slower(spec: AttentionSpec, best: Lowering, plan_context: PlanContext) -> R
 
 
 def _is_safe(params: AttentionParams, device: Device) -> bool:
-    """Whether no size makes it fail, those that the caller does not expect included."""
+    """Whether no size makes the attention's kernels fail, not even one that the caller does not expect."""
     return forecast(params, device).never_fails
 
 

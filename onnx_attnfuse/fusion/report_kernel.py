@@ -14,7 +14,7 @@ _SINGLE = "one entry, one new position or no past"
 
 
 def kernel_of(plan: Plan, device: Device) -> Kernel:
-    """What will run, and where that depends on the batch or on sizes, what else."""
+    """The kernel that a plan will run, with the others where that depends on the batch or on sizes."""
     chain = [next(_chain(item, tested=True)) for item in plan.faster]
     return _kernel([*chain, *_chain(plan.main, tested=False)], plan.best.forecast, device, plan.gains)
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.targets.base import Emitted
 
 
@@ -59,7 +60,7 @@ class Guards:
         branches = {"then_branch": asked, "else_branch": refused}
         gate = build.node("If", [build.logical("And", sizes)], branches, dims=(), dtype=ir.DataType.BOOL, hint="attnfuse/test")
         self._gates[key] = gate
-        self._homes.append(_Home(_producer(gate), (gate,), asked))
+        self._homes.append(_Home(producer_of(gate), (gate,), asked))
         return gate
 
     def join(self, choices: Sequence[Choice], otherwise: Emitted) -> Emitted:
@@ -83,7 +84,7 @@ class Guards:
                 hint=f"{name}/If",
                 outputs=1 + len(presents),
             )
-            node = _producer(value)
+            node = producer_of(value)
         assert node is not None
         self._homes.append(_Home(node, tuple(choice.test for choice in choices), fallback))
         value, *kept = node.outputs
@@ -94,7 +95,7 @@ class Guards:
         build = self._builder
         then, other = (_handed_on(build, values, name) for values, name in ((chosen, "packed"), (otherwise, "padded")))
         branches = {"then_branch": then, "else_branch": other}
-        node = _producer(build.node("If", [test], branches, hint="attnfuse/fork", outputs=len(chosen)))
+        node = producer_of(build.node("If", [test], branches, hint="attnfuse/fork", outputs=len(chosen)))
         for value, output in zip(chosen, node.outputs, strict=True):
             build.facts.copy(value, output)
         self._homes += [_Home(node, (test, test), then), _Home(node, (test,), other)]
@@ -125,12 +126,6 @@ class Guards:
         return len(self._homes)
 
 
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    assert node is not None
-    return node
-
-
 def _leaf(op: str, inputs: Sequence[ir.Value], attributes: dict[str, ir.TensorProtocol], builder: Builder) -> ir.Graph:
     """A branch of one node."""
     node = ir.node(op, inputs, attributes, name=builder.name(f"attnfuse/{op}"))
@@ -157,7 +152,7 @@ def _branch(builder: Builder, emitted: Emitted, presents: Sequence[ir.Value], na
     given = dict(emitted.presents)
     kept = [builder.node("Identity", [old], hint=f"{name}/present") for old in presents if old not in given]
     given.update(zip((old for old in presents if old not in given), kept, strict=True))
-    moved = [_producer(value) for value in kept]
+    moved = [producer_of(value) for value in kept]
     below = set(emitted.node.outputs)
     for node in builder.added:
         if node is emitted.node or (node.graph is builder.graph and not below.isdisjoint(node.inputs)):

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.known import Dims, broadcast
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
 from onnx_attnfuse.reasons import Refused
 
@@ -35,6 +35,13 @@ _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
 def largest(dtype: ir.DataType) -> float:
     """The largest finite number of a float type."""
     return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
+
+
+def dims_of(builder: Builder, value: ir.Value) -> Dims:
+    """The shape of a value that was built from values of known shapes."""
+    dims = builder.facts.dims(value)
+    assert dims is not None
+    return dims
 
 
 class Builder:

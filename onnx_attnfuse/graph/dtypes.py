@@ -20,3 +20,8 @@ WHOLE_TO: Mapping[ir.DataType, int] = {
     ir.DataType.DOUBLE: 1 << 53,
 }
 """Up to where a float type holds every integer."""
+
+
+def widened(dtype: ir.DataType) -> ir.DataType:
+    """The element type with float32 in the place of float types of 16 bits."""
+    return ir.DataType.FLOAT if dtype in HALVES else dtype

@@ -1,4 +1,4 @@
-"""What can be known of every value without running the graph: rank, sizes, element type, and the content of small tensors.
+"""Facts on every value that can be known without running the graph: rank, sizes, element type, and the content of small tensors.
 
     facts = Facts(graph)
     facts.dims(value)       # (batch, seq, 12, 64), symbols where a size is dynamic, None where even the rank is unknown

@@ -19,6 +19,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor, read_tensor
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.tensors import Computed
+from onnx_attnfuse.graph.uses import producer_of
 
 _Read = Callable[[dict[ir.Value, Array]], Array]
 """The content of a value; what it reads on the way is kept in the dictionary, for constants that are read more than once."""
@@ -63,8 +64,7 @@ def _reading(value: ir.Value, sources: dict[int, ir.TensorProtocol]) -> _Read:
     if tensor is not None:
         sources[id(tensor)] = tensor
         return lambda known: _kept(value, tensor, known)
-    node = value.producer()
-    assert node is not None
+    node = producer_of(value)
     inputs = [_reading(item, sources) for item in _data(node)]
     return _OPERATORS[node.op_type](node, inputs)
 

@@ -1,4 +1,4 @@
-"""What may be known of a value, and the little that a rule may ask and note while more is being found out."""
+"""The facts that a value may have, and the little that a rule may ask and note while more is being found out."""
 
 from __future__ import annotations
 

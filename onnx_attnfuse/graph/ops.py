@@ -5,9 +5,10 @@ Whoever needs several classes joins them where they are needed, `REARRANGES | CA
 
 from __future__ import annotations
 
-from typing import TypeGuard
+import typing
 
-import onnx_ir as ir
+if typing.TYPE_CHECKING:
+    import onnx_ir as ir
 
 STANDARD = frozenset(["", "ai.onnx"])
 """The two names of the standard's domain."""
@@ -52,7 +53,7 @@ _NO_SOFTMAX = frozenset(["LinearAttention"])
 """Operators of com.microsoft that are called attention and have no softmax."""
 
 
-def is_standard(node: ir.Node | None, *ops: str) -> TypeGuard[ir.Node]:
+def is_standard(node: ir.Node | None, *ops: str) -> typing.TypeGuard[ir.Node]:
     """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
     return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops)
 

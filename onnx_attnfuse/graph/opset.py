@@ -56,7 +56,7 @@ class Opset:
         return min(version for version in found if version or found == [0])
 
     def refuse(self, version: int) -> Reason | None:
-        """Why it cannot be `version`, or None if it can, or is that already."""
+        """Why the model's opset cannot become `version`, or None if it can, or is that already."""
         if version not in self._refusals:
             self._refusals[version] = None if self.version >= version else self._refusal(version)
         return self._refusals[version]

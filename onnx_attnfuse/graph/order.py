@@ -1,4 +1,4 @@
-"""What is computed from what in a graph that changes, told without walking all of it.
+"""The order of nodes in a graph that changes: which is computed from which, told without walking all of it.
 
 Every node has a place that is no smaller than those of the nodes it reads. A path between two nodes lies between their places, so
 that looking for one costs as much as what lies there: one attention, not all.
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 
 
@@ -33,7 +34,7 @@ class Order:
                 pending += nested
 
     def add(self, nodes: Iterable[ir.Node], anchor: ir.Node) -> None:
-        """Takes new nodes in.
+        """Adds new nodes to the order.
 
         Raises:
             Refused: One of them reads what is computed by `anchor` or after it, so that it cannot stand in its place.
@@ -74,8 +75,7 @@ class Order:
 
     def free(self, users: Iterable[ir.Node], value: ir.Value) -> list[ir.Node]:
         """The `users` that may read a new `value`, as it is not computed from them; they are ordered behind it from now on."""
-        source = value.producer()
-        assert source is not None
+        source = producer_of(value)
         limit = self.place(source)
         found: list[ir.Node] = []
         for user in dict.fromkeys(users):

@@ -1,4 +1,4 @@
-"""What a graph is made of, written down so that it can be put back after a change that failed halfway."""
+"""A snapshot of a graph's nodes and values, written down so that it can be put back after a change that failed halfway."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Computed(ir.LazyTensor):
 
     @property
     def lies_beside(self) -> bool:
-        """Whether it is computed from weights in files beside the model, and so belongs there too."""
+        """Whether the tensor is computed from weights in files beside the model, and so belongs there too."""
         return any(isinstance(source, ir.ExternalTensor) for source in self.sources)
 
 

@@ -17,6 +17,13 @@ def label(node: ir.Node) -> str:
     return node.name or node.outputs[0].name or ""
 
 
+def producer_of(value: ir.Value) -> ir.Node:
+    """The node that computes a value, which is no input and no initializer."""
+    node = value.producer()
+    assert node is not None
+    return node
+
+
 def viewers(value: ir.Value) -> list[ir.Node]:
     """The nodes that look at the elements of a value; not those that ask for its shape, themselves or through views."""
     return [node for node, _ in value.uses() if not _asks_for_shape(node)]

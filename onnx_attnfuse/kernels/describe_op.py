@@ -15,7 +15,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 
 
 def params_of_node(node: ir.Node, facts: Facts) -> AttentionParams | Reason:
-    """What the operator is asked to do, or what of it is not known."""
+    """The parameters of the attention that a fused operator computes, or which of them is not known."""
     info = info_of(node)
     if info is None or info.describe is None:
         return Reason("unknown-operator", f"the kernels of {node.op_type} are not forecast", node.name)

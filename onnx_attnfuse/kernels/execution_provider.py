@@ -1,4 +1,4 @@
-"""What an execution provider of ONNX Runtime does, as a record: one file for each in `kernels/providers/`.
+"""The record of an execution provider of ONNX Runtime: one file for each in `kernels/providers/`.
 
 What is not known of a provider is None, or is left out: whoever asks then refuses with a reason, or takes the answer that keeps
 results as they are.
@@ -28,7 +28,7 @@ UNKNOWN: Kernels = (("UNKNOWN", ()),)
 
 @dataclasses.dataclass(frozen=True)
 class OpSupport:
-    """What is known of a fused operator on an execution provider.
+    """Facts on a fused operator on an execution provider: element types, kernels and their times.
 
     Raises:
         ValueError: The last kernel has conditions, so that none would be left for some attention.
@@ -71,7 +71,7 @@ class OpSupport:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What tells ONNX Runtime which kernels to choose."""
+    """Settings that tell ONNX Runtime which kernels to choose."""
 
     options: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Options of the execution provider, of one session."""

@@ -52,7 +52,7 @@ class Forecast:
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """This kernel, and those that run where its conditions do not hold."""
+        """The forecast kernel, then the kernels that run where its conditions do not hold."""
         return (self.kernel, *(self.otherwise.chain if self.otherwise else ()))
 
 
@@ -94,7 +94,7 @@ def forecast_existing(params: AttentionParams, device: Device) -> Forecast | Non
 
 
 def has_kernel(op: str, device: Device, kinds: frozenset[str]) -> bool:
-    """Whether an operator has a kernel of these on the device at all."""
+    """Whether an operator has any of some kernels on the device at all."""
     known = support(op, device.provider)
     return not isinstance(known, Reason) and any(kernel in kinds for kernel, _ in known.kernels)
 
@@ -134,7 +134,7 @@ def _time(params: AttentionParams, kernel: str, device: Device) -> float:
 
 
 def _cached_time(params: AttentionParams, known: OpSupport) -> float:
-    """How long it takes where there is a cache; both one new position and many, where that is not known."""
+    """How long a kernel takes where there is a cache; both one new position and many, where that is not known."""
     forms = known.cached_times
     measured = None if forms is None else forms.get(params.mask, forms.get("bias"))
     if measured is None:

@@ -1,4 +1,4 @@
-"""What is known of a fused operator on an execution provider: `support(op, provider)`, the one place to ask."""
+"""Support for fused operators by execution providers: `support(op, provider)`, the one place to ask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnx_attnfuse.reasons import Reason
 
 
 def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
-    """What an execution provider does with an operator, or why the operator is not used there.
+    """The support that an execution provider has for an operator, or why the operator is not used there.
 
     The provider's record is asked first, then the operator's own: a new provider tells of operators that it finds, a new operator
     of providers.

@@ -1,4 +1,4 @@
-"""What can be registered: whole attentions, operators with a meaning, and readers of single steps.
+"""Decorators that register patterns: whole attentions, operators with a meaning, and readers of single steps.
 
     @pattern                  a formula that is found in graphs, and what it means
     @operator("acme::Attn")   an operator of another domain, and the formula that it computes
@@ -84,7 +84,7 @@ class Pattern:
 
     @property
     def restates(self) -> bool:
-        """Whether it only names what is fused anyway."""
+        """Whether the pattern only names an attention that is fused anyway."""
         return self.meaning == self.written
 
 

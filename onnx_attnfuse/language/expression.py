@@ -137,7 +137,7 @@ def apply(op: str, *operands: Operand, **attributes: Attribute) -> Tensor:
 
 
 def any_of(choice: str, **alternatives: Tensor) -> Tensor:
-    """One of several spellings, each by a name that the report tells.
+    """A formula with several spellings, each by a name that the report tells.
 
     Args:
         choice: What is chosen, `any_of("form", shifted=..., plain=...)`; a name of its own, no parameter's.

@@ -55,5 +55,5 @@ def _combined(
 
 
 def either(operand: str, with_it: Tensor, without: Tensor) -> Tensor:
-    """One of two formulas, by whether an operand is given."""
+    """A formula with two spellings, by whether an operand is given."""
     return any_of(operand, **{GIVEN: with_it, NONE: without})

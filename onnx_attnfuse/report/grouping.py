@@ -25,7 +25,7 @@ class Row:
 
     @property
     def site(self) -> SiteReport:
-        """The first of them."""
+        """The first site of the group."""
         return self.sites[0]
 
     @property
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def reasons(self) -> list[str]:
-        """Why they are not fused, or not better."""
+        """Why the sites of the group are not fused, or not better."""
         return [common([say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)]
 
     @property

@@ -38,5 +38,5 @@ TARGETS: tuple[Target, ...] = tuple(cast("Target", load(info.target or "")) for 
 
 
 def name_of(target: Target) -> str:
-    """What a caller calls it: the operator, an `onnx.` before it if it is a standard one."""
+    """The name that a caller has for a target: the operator's, with `onnx.` before those of the standard."""
     return target.INFO.key

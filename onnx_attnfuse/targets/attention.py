@@ -24,7 +24,7 @@ from onnx_attnfuse.kernels.operators.attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
+from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
@@ -75,9 +75,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     projections = read_projections(spec, builder.facts)
     axes = spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    rows = (
-        read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context) if encoding.when == "always" else Rows(None)
-    )
+    rows = read_rows(spec, meaning, encoding, bias, context)
     if rows.zero_query is not None:
         raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")
     query, key, _ = projections.operands

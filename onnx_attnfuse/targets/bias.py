@@ -217,7 +217,7 @@ def _union(left: Axes, right: Axes) -> Axes:
 
 
 def _crossed(left: Axes, right: Axes) -> bool:
-    """Whether a factor stands at different places in the two."""
+    """Whether a factor stands at different places in two sequences of axes."""
     places: dict[object, int] = {}
     for axes in (left, right):
         for place, axis in enumerate(reversed(axes)):

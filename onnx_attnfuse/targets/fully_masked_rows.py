@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, MASKS_APART
 
@@ -50,26 +50,37 @@ class Refill:
 
 
 def read_rows(
-    spec: AttentionSpec, meaning: Meaning, emitter: BiasEmitter | None, context: BuildContext, *, zeroes: bool = False
+    spec: AttentionSpec,
+    meaning: Meaning,
+    encoding: MaskEncoding,
+    bias_emitter: BiasEmitter,
+    context: BuildContext,
+    *,
+    zeroes: bool = False,
 ) -> Rows:
     """Emits the bias, if one is to be handed over, and decides what fully masked rows need besides.
+
+    An encoding that is exact for some batches only, in which every row has a key, needs nothing.
 
     Args:
         spec: The attention.
         meaning: Its mask, understood.
-        emitter: What emits its bias; None if the mask is handed over in another form.
+        encoding: The form in which the mask is handed over.
+        bias_emitter: What emits its bias, if that is the form.
         context: What to build with.
         zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.
 
     Raises:
         Refused: The source gives such rows something that cannot be expressed.
     """
+    if encoding.when != "always":
+        return Rows(None)
     if meaning.nan is not None:
         raise Refused(meaning.nan.code, meaning.nan.message)
     if spec.unshifted and any(context.bounds.expression(bias)[0] < LEAST_EXPONENT for bias in meaning.biases):
         message = "a bias may be so low that exponentials lose their last digits, as no maximum is subtracted first"
         raise Refused("unshifted-exponentials", message)
-    emitter = emitter if spec.mask else None
+    emitter = bias_emitter if spec.mask and encoding.mask == "bias" else None
     has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"

@@ -1,4 +1,4 @@
-"""What all targets do around their operator: operands into its layout before it, rows and factors of the result after it."""
+"""Layouts around the operator of a target: operands into its layout before it, rows and factors of the result after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Layouts, Rotary, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
-from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.graph.uses import producer_of, viewers
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import Emitted
@@ -234,8 +234,7 @@ def replacing(
         mask: The form in which the mask is handed over.
         cached: The operator gives keys and values with those of earlier positions too.
     """
-    axes, node = spec.axes, fused.producer()
-    assert node is not None
+    axes, node = spec.axes, producer_of(fused)
     assert spec.dtype is not None
     result = IndexedValue(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
     end = min(reversed(spec.output), key=lambda indexed: cost(result, indexed.axes))

@@ -13,7 +13,7 @@ from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
+from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
@@ -48,9 +48,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
-    rows = (
-        read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context) if encoding.when == "always" else Rows(None)
-    )
+    rows = read_rows(spec, meaning, encoding, bias, context)
     flat = flat or encoding.causal or spec.sink is not None
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]

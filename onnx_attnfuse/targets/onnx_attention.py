@@ -17,7 +17,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.cache import refuse_cache
-from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
+from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
@@ -75,11 +75,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     context.opset.raise_to(INFO.since)
     builder.opset = max(builder.opset, INFO.since)
     bias = BiasEmitter(builder, axes, spec.dtype)
-    rows = (
-        read_rows(spec, meaning, bias if encoding.mask == "bias" else None, context, zeroes=True)
-        if encoding.when == "always"
-        else Rows(None)
-    )
+    rows = read_rows(spec, meaning, encoding, bias, context, zeroes=True)
     operands = grouped(builder, spec, rows, cached=encoding.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")

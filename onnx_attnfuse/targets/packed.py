@@ -16,6 +16,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, Padding, Predicate
 from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, refuse_device, type_name
@@ -127,8 +128,7 @@ def attend(
         dtype=spec.dtype,
         hint=f"{spec.name}/{INFO.name}",
     )
-    node = fused.producer()
-    assert node is not None
+    node = producer_of(fused)
     if chosen[2].factor != 1.0:
         fused = builder.elementwise("Mul", [fused, builder.scalar(chosen[2].factor, spec.dtype)], spec.dtype)
     result = IndexedValue(fused, targets[2])

@@ -1,4 +1,4 @@
-"""What patterns find in a model, and where they do not, the attempt that came nearest."""
+"""Checking patterns against a model: what they find, and where they do not, the attempt that came nearest."""
 
 from __future__ import annotations
 

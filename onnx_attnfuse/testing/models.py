@@ -1,4 +1,4 @@
-"""What a test calls a model, made an `onnx_ir.Model`."""
+"""All that a test may call a model, made an `onnx_ir.Model`."""
 
 from __future__ import annotations
 

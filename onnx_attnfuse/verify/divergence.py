@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.ops import is_attention
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_result import Divergence
 from onnx_attnfuse.verify.model_session import Source, session
@@ -86,8 +87,7 @@ def _comparable(left: Array, right: Array) -> tuple[Array, Array]:
 
 
 def _described(value: ir.Value) -> str:
-    node = value.producer()
-    assert node is not None
+    node = producer_of(value)
     return f"{node.name or value.name} ({node.op_type})"
 
 

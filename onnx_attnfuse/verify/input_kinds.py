@@ -1,4 +1,4 @@
-"""What each input of a whole model is, told from what it feeds into: token ids, masks, positions, lengths, biases, numbers.
+"""The kind of each input of a model, told from what the input feeds into: token ids, masks, positions, lengths, biases, numbers.
 
     for name, kind in kinds(model.graph, facts).items(): ...
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CASTS, REARRANGES
+from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import info_of
 
@@ -112,12 +112,12 @@ def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node
 
 
 def _recognised(node: ir.Node, place: int) -> KindName | None:
-    """What an operator says that one of its inputs is."""
+    """The kind that an operator gives the input at a place, or None."""
     info = info_of(node)
     if info is not None:
         role = info.role(place)
         return role if role in ("mask", "bias", "positions", "lengths", "last", "total") else None
-    return _OTHERS.get((node.op_type, place)) if is_standard(node) or node.domain == "com.microsoft" else None
+    return _OTHERS.get((node.op_type, place)) if is_standard(node) or node.domain == CONTRIB else None
 
 
 def _lengths(node: ir.Node, facts: Facts) -> tuple[Dim | None, Dim | None]:

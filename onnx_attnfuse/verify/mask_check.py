@@ -118,10 +118,10 @@ class _Source:
     """A session that computes the values that a mask is read from."""
 
     def __init__(self, read: Sequence[ir.Value], facts: Facts, opsets: Mapping[str, int], functions: Functions) -> None:
-        """Cuts it out.
+        """Cuts out the nodes that compute the values.
 
         Raises:
-            Refused: It cannot be cut out.
+            Refused: They cannot be cut out.
             RuntimeRefusal: ONNX Runtime does not take it.
         """
         piece = extract(tuple(read), (), facts)
@@ -196,7 +196,7 @@ def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]], profiles: Iter
 def _difference(
     spec: AttentionSpec, meaning: Meaning, lengths: Values, values: Mapping[ir.Value, Array], masked_from: float, *, truths: bool
 ) -> str | None:
-    """Where the two differ; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
+    """Where a mask and what it was read as differ; that nothing is added is only asked of inputs that are `truths`, 0 or 1."""
     evaluator, counts = _evaluator(spec, lengths, values)
     actual = np.broadcast_to(_Actual(evaluator).of(spec.mask), counts)
     allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnx_attnfuse.graph import dtypes
 from onnx_attnfuse.graph.constants import constant_tensor, read_tensor
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.reasons import Refused
@@ -65,7 +66,7 @@ class Submodel:
             Slot(
                 name=value.name or "",
                 role=item.role,
-                dtype=_narrowed(item.dtype) if widened else item.dtype,
+                dtype=dtypes.widened(item.dtype) if widened else item.dtype,
                 rank=len(item.dims),
                 summed=item.summed,
                 blank=item.value not in read,
@@ -84,7 +85,7 @@ class Submodel:
         return name
 
     def _input(self, item: Input) -> ir.Value:
-        dtype = _narrowed(item.dtype) if self._widened else item.dtype
+        dtype = dtypes.widened(item.dtype) if self._widened else item.dtype
         shape = ir.Shape([dim if isinstance(dim, int) else None for dim in item.dims])
         copy = ir.Value(name=self._name(item.value), shape=shape, type=ir.TensorType(dtype))
         self._values[item.value] = copy
@@ -122,14 +123,10 @@ class Submodel:
 
     def _attribute(self, attribute: ir.Attr) -> ir.Attr:
         if attribute.name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
-            return ir.AttrInt64(attribute.name, _narrowed(ir.DataType(attribute.as_int())).value)
+            return ir.AttrInt64(attribute.name, dtypes.widened(ir.DataType(attribute.as_int())).value)
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
             return ir.AttrTensor(attribute.name, ir.tensor(self._array(attribute.as_tensor())))
         return attribute
-
-
-def _narrowed(dtype: ir.DataType) -> ir.DataType:
-    return ir.DataType.FLOAT if dtype in HALVES else dtype
 
 
 def _used_functions(nodes: Iterable[ir.Node], functions: Functions) -> list[ir.Function]:

@@ -1,4 +1,4 @@
-"""What is done to rows without a legal key, after Softmax.
+"""Guards after Softmax: what is done to rows without a legal key.
 
     Softmax ── IsNaN ── Where(·, 0, weights) ── ·V        torch's scaled_dot_product_attention: such rows give 0
     Softmax ── Where(mask, 0, weights) ── ·V              DeBERTa's XSoftmax: masked weights are 0, so such rows give 0

@@ -20,6 +20,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.ops import REPEATS
 from onnx_attnfuse.graph.rules.reading import slice_bounds, slice_length, split_lengths
 from onnx_attnfuse.graph.sizes import Dim
 
@@ -113,7 +114,7 @@ def pulled(indexed: IndexedValue, facts: Facts) -> tuple[Part, ...] | None:
         return (Part(None, IndexedValue(source, indexed.axes)),) if facts.dtype(source) == facts.dtype(indexed.value) else None
     rule = _RULES.get(node.op_type)
     if rule is None:
-        view = upward(indexed, facts, selecting=node.op_type in {"Expand", "Tile"})
+        view = upward(indexed, facts, selecting=node.op_type in REPEATS)
         return None if view is None else (Part(None, view),)
     dims = facts.dims(source)
     axes = None if dims is None else rule(node, indexed, dims, facts)

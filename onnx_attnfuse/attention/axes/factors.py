@@ -47,7 +47,7 @@ class Factor:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is a product of others by now."""
+        """Whether the factor is a product of others by now."""
         return self._parts is not None
 
     def leaves(self) -> Iterable[Factor]:

@@ -31,7 +31,7 @@ class IndexedValue:
     axes: Axes
 
     def refined(self) -> IndexedValue:
-        """This value with its axes in terms of factors that are not split."""
+        """The indexed value with its axes in terms of factors that are not split."""
         return IndexedValue(self.value, refined(self.axes))
 
 

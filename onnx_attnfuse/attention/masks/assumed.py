@@ -1,4 +1,4 @@
-"""What the reading of one attention takes for granted: each is named, told with the site, and taken back by `--assume`."""
+"""Assumptions that the reading of one attention makes: each is named, told with the site, and taken back by `--assume`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask means: which keys a row may see, as a conjunction of known predicates, and what is added besides.
+"""The meaning of a mask: which keys a row may see, as a conjunction of known predicates, and what is added besides.
 
 The field's names: no_mask, causal, causal_bottom_right, sliding_window, two_sided_window, anticausal, padding, padding_causal,
 query_padding, prefix, segments, arbitrary; biases: alibi, relative_position, table, computed. A meaning is for choosing a form

@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.graph.uses import label, producer_of
 from onnx_attnfuse.reasons import Reason
 
 _READING = Subject("reading an attention")
@@ -60,6 +60,4 @@ def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[
 
 def anchor_of(spec: AttentionSpec) -> ir.Node:
     """The node that gives the result: everything the attention needs stands before it."""
-    node = spec.output[0].value.producer()
-    assert node is not None
-    return node
+    return producer_of(spec.output[0].value)

@@ -19,6 +19,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused
 
@@ -29,7 +30,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     Raises:
         Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
     """
-    if node.domain == "com.microsoft":
+    if node.domain == CONTRIB:
         raise Refused("contrib", f"com.microsoft.{node.op_type} is a fused operator of ONNX Runtime already", node.name)
     inputs = [*node.inputs, *[None] * 7][:7]
     query, key, value, mask = inputs[:4]

@@ -50,7 +50,7 @@ class Term:
     coefficient: IndexedValue | None = None
 
     def of(self, chosen: Array | None) -> Term:
-        """This term for some of its channels; all of them where `chosen` is None."""
+        """The term for some of its channels; for all where `chosen` is None."""
         if chosen is None:
             return self
         coefficient = None if self.coefficient is None else subset(self.coefficient, chosen)

@@ -1,4 +1,4 @@
-"""What the steps on the way from Q·Kᵀ to Softmax amount to: one scale, at most one soft cap, one mask."""
+"""The sum of the steps on the way from Q·Kᵀ to Softmax: one scale, at most one soft cap, one mask."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class _Folder:
         raise Refused("high-floor", f"scores are held above {low:g}, which ordinary scores may reach", node.name)
 
     def _check_fills(self, mask: Mask) -> None:
-        """What stands in the place of a score has to be a mask once all later factors and additions are made."""
+        """Refuses fills that are no mask any more once all later factors and additions are made."""
         limit, bounds = self._bounds.masked_from, self._bounds
         for step, gain, node in zip(mask, step_gains(mask), self._nodes, strict=True):
             if isinstance(step, Floored) and not (step.low * gain.number <= limit and not gain.values):

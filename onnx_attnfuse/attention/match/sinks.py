@@ -10,6 +10,7 @@ from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
+from onnx_attnfuse.graph.uses import producer_of
 
 
 def with_sink(softmax: Softmax, facts: Facts) -> Softmax:
@@ -53,8 +54,7 @@ def _shifts(value: ir.Value, appended: ir.Value, facts: Facts) -> list[ir.Node]:
     """The nodes between the appended scores and the softmax."""
     if value is appended:
         return []
-    node = value.producer()
-    assert node is not None
+    node = producer_of(value)
     assert node.inputs[1] is not None
     return [item for item in (node.inputs[1].producer(), node) if item is not None]
 

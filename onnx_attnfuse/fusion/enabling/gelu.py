@@ -17,6 +17,7 @@ from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.uses import producer_of
 
 _CONSTANT_TOLERANCE = 4e-3
 """What constants may be off by: bfloat16 has eight bits."""
@@ -41,15 +42,9 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     biased = added_bias(x, facts)
     operand, bias = (x, None) if biased is None else biased
     op, inputs = ("Gelu", [operand]) if bias is None else ("BiasGelu", [operand, bias])
-    builder.at(_producer(result))
+    builder.at(producer_of(result))
     new = builder.node(op, inputs, domain=CONTRIB, dims=dims, dtype=dtype, hint=f"{node.name}/{op}")
     return EnablingChange(((result, new),), (operand,))
-
-
-def _producer(value: ir.Value) -> ir.Node:
-    node = value.producer()
-    assert node is not None
-    return node
 
 
 def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:

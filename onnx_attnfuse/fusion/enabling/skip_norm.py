@@ -18,6 +18,7 @@ from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.graph.uses import producer_of
 
 _PACKED, _RANKS = 2, {2, 3}
 
@@ -64,8 +65,7 @@ def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
         hint=f"{node.name}/{norm.op}",
         outputs=4,
     )
-    made = fused.producer()
-    assert made is not None
+    made = producer_of(fused)
     for unused in made.outputs[1:3]:
         unused.name = ""
     facts.copy(total, made.outputs[3])

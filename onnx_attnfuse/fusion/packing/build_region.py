@@ -20,6 +20,7 @@ from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.base import BuildContext
@@ -98,8 +99,7 @@ class _RegionBuilder:
         return PackedRegion(self._region, restored, self._attended, self._verified, self._region_context.exact, added)
 
     def _restored(self, value: ir.Value, marks: Marks) -> ir.Value:
-        node = value.producer()
-        assert node is not None
+        node = producer_of(value)
         self._builder.at(node)
         return self._pad_unpad.pad(self._packed[value], value, marks)
 

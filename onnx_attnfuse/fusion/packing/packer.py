@@ -26,6 +26,7 @@ from onnx_attnfuse.fusion.packing.token_axes import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, connect
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
@@ -33,7 +34,6 @@ from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.padding import KeyPadding, read_padding
 
-_SHAPES = frozenset(["Shape", "Size"])
 _PACKING = Subject("packing")
 
 
@@ -146,7 +146,7 @@ class Packer:
         builder = self._context.builder
         self._answer(packed_region.region)
         for old, new in packed_region.restored.items():
-            asking = [node for node, _ in old.uses() if node.op_type in _SHAPES and node not in packed_region.added]
+            asking = [node for node, _ in old.uses() if node.op_type in ASKS_SHAPE and node not in packed_region.added]
             connect(old, new, builder, [*packed_region.region.readers[old], *asking])
         sweep([packed_region.exact, *reversed(packed_region.region.inner), *packed_region.restored])
 

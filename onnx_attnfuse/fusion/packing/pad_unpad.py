@@ -17,8 +17,9 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, as_axes, count_of, others
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.kernels.operators.record import CONTRIB
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.targets.packed import Packing
 
 _TRUTH, _INDEX = ir.DataType.BOOL, ir.DataType.INT64
@@ -108,8 +109,7 @@ class UnpadTokens(PadUnpad):
         assert dims is not None
         hint = "attnfuse/RemovePadding"
         removed = build.node("RemovePadding", [value, self._lengths], domain=CONTRIB, dtype=dtype, hint=hint, outputs=4)
-        node = removed.producer()
-        assert node is not None
+        node = producer_of(removed)
         for item in node.outputs[1:]:
             item.dtype = ir.DataType.INT32
         known = None if self.packing is None else build.facts.dims(self.packing.offset)

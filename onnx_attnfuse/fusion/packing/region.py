@@ -22,6 +22,7 @@ from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
 from onnx_attnfuse.graph.constants import is_constant, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.packed import choose
 
@@ -317,9 +318,7 @@ def anchor(item: Item) -> ir.Node:
     """The node of the source that gives what an item gives."""
     if isinstance(item, Step):
         return item.node
-    node = item.result.value.producer()
-    assert node is not None
-    return node
+    return producer_of(item.result.value)
 
 
 def _results(item: Item) -> Sequence[ir.Value]:

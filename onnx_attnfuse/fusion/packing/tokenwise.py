@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, count_of, others
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Reason
 
 Build = Callable[[Builder, Mapping[int, ir.Value]], Sequence[ir.Value]]
@@ -82,8 +83,7 @@ def clone_on_packed(
         hint=f"{step_node.name or step_node.op_type}/packed",
         outputs=len(outputs),
     )
-    node = first.producer()
-    assert node is not None
+    node = producer_of(first)
     node.metadata_props.update(step_node.metadata_props)
     for old, new, dims in zip(step_node.outputs, node.outputs, shapes, strict=False):
         dtype = facts.dtype(old)

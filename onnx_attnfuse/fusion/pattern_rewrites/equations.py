@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import NewNodes, PatternRewriter
-from onnx_attnfuse.graph.uses import label, viewers
+from onnx_attnfuse.graph.uses import label, producer_of, viewers
 from onnx_attnfuse.language.matcher.match_state import Match
 from onnx_attnfuse.language.matcher.matcher import Matcher
 from onnx_attnfuse.language.matcher.near_miss import Trace
@@ -45,8 +45,7 @@ def write_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> Non
     """Writes what formulas mean in their place; notes what patterns refuse or merely name."""
     for match in find_formulas(rewriter, trace):
         pattern, softmaxes = match.variant.pattern, match.state.softmaxes
-        end = match.root.value.producer()
-        assert end is not None
+        end = producer_of(match.root.value)
         with rewriter.statistics.trying(pattern.name) as tried:
             if pattern.refused is not None:
                 reason = dataclasses.replace(pattern.refused, node=end.name)

@@ -1,4 +1,4 @@
-"""What operators do to shapes, contents and element types: one table per kind, one rule per kind of operator.
+"""Rules of operators on shapes, contents and element types: one table per kind, one rule per kind of operator.
 
 A shape rule gets a node and what is known of its inputs, and returns a shape per output, None for a shape it cannot tell. Axis
 lengths that it does not know are fresh symbols, so that at least the rank is told.

@@ -1,4 +1,4 @@
-"""What small tensors contain: shape arithmetic read back into sizes, and the numbers that scales are computed from."""
+"""Contents of small tensors: shape arithmetic read back into sizes, and the numbers that scales are computed from."""
 
 from __future__ import annotations
 

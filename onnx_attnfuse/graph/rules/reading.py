@@ -1,4 +1,4 @@
-"""What a node's inputs and attributes say, in whichever of an operator's versions it is written."""
+"""Reading a node's inputs and attributes, in whichever of an operator's versions it is written."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from onnx_attnfuse.graph.ops import plain_domain
 from onnx_attnfuse.kernels.operators.record import OpInfo, load, qualified
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def by_key() -> Mapping[str, OpInfo]:
 
 def find(domain: str, op: str) -> OpInfo | None:
     """The record of an operator, or None."""
-    return records().get(("" if domain == "ai.onnx" else domain, op))
+    return records().get((plain_domain(domain), op))
 
 
 def info_of(node: ir.Node) -> OpInfo | None:
@@ -52,6 +53,6 @@ def ranked() -> list[OpInfo]:
 
 
 def target_names() -> tuple[str, ...]:
-    """What a caller may ask for: a fused operator, those of ai.onnx last, then those that are called otherwise."""
+    """The names that `--target` takes: `auto`, fused operators, of which those of ai.onnx come last, and packed attention."""
     asked = [info.key for info in sorted(ranked(), key=lambda info: not info.domain)]
     return ("auto", *asked, *(info.option for info in records().values() if info.option is not None))

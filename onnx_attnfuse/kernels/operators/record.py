@@ -1,4 +1,4 @@
-"""What the record of a fused operator says; records are data, and importing one imports nothing heavy."""
+"""The record of a fused operator; records are data, and importing one imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from onnx_attnfuse.kernels.execution_provider import OpSupport
     from onnx_attnfuse.kernels.op_node import OpNode
 
-CONTRIB = "com.microsoft"
 Role = Literal[
     "input", "query", "key", "value", "weights", "projection bias",
     "mask", "bias", "lengths", "last", "total", "positions", "past", "cos", "sin", "sink", "offsets", "other",
@@ -73,7 +74,7 @@ class OpInfo:
         return list(self.inputs).index(name)
 
     def role(self, place: int) -> Role:
-        """What the input at a place is to the operator."""
+        """The role of the input at a place; `other` beyond the inputs that the operator has."""
         roles = list(self.inputs.values())
         return roles[place] if place < len(roles) else "other"
 
@@ -95,7 +96,7 @@ class OpInfo:
 
 def qualified(op: str, domain: str) -> str:
     """The name of an operator among fused operators."""
-    return op if domain not in {"", "ai.onnx"} else f"onnx.{op}"
+    return op if plain_domain(domain) else f"onnx.{op}"
 
 
 def load(dotted: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.kernels.conditions import AttentionParams, masks, not_capped, not_causal, only
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
 
@@ -34,7 +35,7 @@ _ANY = OpSupport(_SOURCE, _BOTH, _BOTH, _MATH, ANY_MASK, causal=True, math_is_sa
 _OPERATORS: Mapping[str, OpSupport | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,
-        written=frozenset([*_BOTH, ir.DataType.BFLOAT16]),
+        written=FLOATS_TO_32,
         kernels=(("FLASH_ATTENTION", (only(_FLOAT), masks("none"), not_causal)), *_MATH),
         time=_always(1.0, 1.1),
         cached_times={"none": (4.4, 1.44), "bias": (4.4, 1.44)},

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, HALVES
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.conditions import (
     MOST_SCORES,
@@ -44,8 +45,7 @@ from onnx_attnfuse.kernels.conditions import (
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
 from onnx_attnfuse.reasons import Reason
 
-_FLOAT, _HALF, _BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
-_ALL = frozenset([_FLOAT, _HALF, _BRAIN])
+_FLOAT, _HALF = ir.DataType.FLOAT, ir.DataType.FLOAT16
 _MEASURED = "measured on an H200 with ONNX Runtime 1.31 (docs/targets.md, benchmarks/results/forms_h200.md)"
 _READ = "kernels read in ONNX Runtime 1.31, not measured"
 
@@ -150,7 +150,7 @@ def _grouped_time(params: AttentionParams, kernel: str) -> float:
 
 
 def _share_with_projections(params: AttentionParams) -> float:
-    """What is left of the time with the projections inside: as long as without, but where less was measured."""
+    """The share of the time that is left with the projections inside: all of it, but where less was measured."""
     return _WITH_PROJECTIONS if params.dtype != _FLOAT and params.mask != "bias" and not params.causal else 1.0
 
 
@@ -168,7 +168,7 @@ def _unfused_time(params: AttentionParams, arch: int, guarded: bool) -> float:
 
 
 def _math_fails(params: AttentionParams) -> Reason | None:
-    """What the math kernel of MultiHeadAttention and Attention cannot do."""
+    """Why the math kernel of MultiHeadAttention and Attention cannot compute an attention, or None."""
     if isinstance(params.scores, int) and params.scores >= MOST_SCORES:
         return Reason("too-many-scores", f"the math kernel ends the process at {params.scores} scores, 2^31 or more")
     if params.mask == "ranges":
@@ -211,7 +211,7 @@ def _settings(arch: int, off: frozenset[str]) -> Settings:
 
 
 def _is_on(kernel: str, off: frozenset[str]) -> bool:
-    """Whether `sdpa_kernel` names it; cuDNN's is by itself off where it is not preferred, and would be preferred nowhere."""
+    """Whether `sdpa_kernel` names a kernel; cuDNN's is off where it is not preferred, and would be preferred nowhere."""
     if kernel == "TRT_CROSS_ATTENTION":
         return "TRT_FUSED_ATTENTION" not in off
     return kernel not in off and kernel != _CUDNN
@@ -232,7 +232,7 @@ def _architecture_here() -> int | None:
     return found[0].arch if found else None
 
 
-_ANY = OpSupport(_MEASURED, _ALL, _ALL, masks=ANY_MASK, causal=True)
+_ANY = OpSupport(_MEASURED, FLOATS_TO_32, FLOATS_TO_32, masks=ANY_MASK, causal=True)
 _OPERATORS: Mapping[str, OpSupport | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,
@@ -246,8 +246,8 @@ _OPERATORS: Mapping[str, OpSupport | None] = {
     ),
     "GroupQueryAttention": dataclasses.replace(
         _ANY,
-        runs=frozenset([_HALF, _BRAIN]),
-        written=frozenset([_HALF, _BRAIN]),
+        runs=HALVES,
+        written=HALVES,
         kernels=_GROUPED,
         time=_grouped_time,
         cached_times={"none": (0.53, 0.25), "bias": (0.74, 0.99)},

@@ -14,6 +14,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.known import broadcast
 from onnx_attnfuse.graph.ops import COMPARES, LOGICAL
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.language.matcher.einops import rearranged
 from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Slotted, Var
 from onnx_attnfuse.reasons import Refused
@@ -163,8 +164,7 @@ class ExpressionEmitter:
             "Softmax", [scores], {"axis": -1 if self.builder.opset >= 13 else len(dims) - 1}, dims=self.dims(scores), dtype=dtype,
             hint=self._name,
         )  # fmt: skip
-        node = weights.producer()
-        assert node is not None
+        node = producer_of(weights)
         self.softmaxes.append(node)
         if len(form.args) > 1:
             weights = self._without_last(weights, dims)

@@ -68,7 +68,7 @@ class State:
         return dataclasses.replace(self, axes={**self.axes, number: axis})
 
     def through(self, *nodes: ir.Node) -> State:
-        """With nodes passed."""
+        """The match with nodes passed."""
         return dataclasses.replace(self, nodes=(*self.nodes, *nodes)) if nodes else self
 
 

@@ -230,5 +230,5 @@ def _selected(entries: Sequence[Entry], skipped: Sequence[str], only: Sequence[s
 
 
 def _is_called(entry: Entry, name: str) -> bool:
-    """Whether a name, a name with wildcards, or the idea that steps belong to, means this entry."""
+    """Whether a name, a name with wildcards, or the idea that steps belong to, means an entry."""
     return fnmatch.fnmatchcase(entry.name, name) or entry.name.startswith(f"{name}.")

@@ -31,12 +31,12 @@ class Entry:
 
     @property
     def is_step(self) -> bool:
-        """Whether it reads a single step."""
+        """Whether the entry reads a single step."""
         return isinstance(self.grain, (ScoreStepReader, WeightStepReader))
 
     @property
     def is_built_in(self) -> bool:
-        """Whether it is one of our own."""
+        """Whether the entry is from the built-in pattern pack."""
         return self.owner == BUILT_IN
 
     @property
@@ -80,7 +80,7 @@ class Catalogue:
     """Installed packs that are left out, and why."""
 
     def is_built_in(self, name: str) -> bool:
-        """Whether the pattern of this name is one of our own."""
+        """Whether the pattern of this name is from the built-in pattern pack."""
         return any(entry.name == name and entry.is_built_in for entry in self.entries)
 
     def subject(self, name: str) -> Subject:

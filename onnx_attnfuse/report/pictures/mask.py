@@ -1,4 +1,4 @@
-"""What a mask was read as, evaluated at small sizes: which keys each row sees, and where something is added."""
+"""A mask as it was read, evaluated at small sizes: which keys each row sees, and where something is added."""
 
 from __future__ import annotations
 

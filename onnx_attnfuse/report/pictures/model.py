@@ -1,4 +1,4 @@
-"""What a page shows of a site besides its report, as frozen data: drawings of its nodes, and its mask as cells.
+"""Pictures of a site that a page shows besides its report, as frozen data: drawings of its nodes, and its mask as cells.
 
 Nothing here knows where it is on a page, or which colour it has.
 """

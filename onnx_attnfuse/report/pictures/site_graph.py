@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.report.pictures.model import Arrow, Box, BoxKind, Drawing
 
@@ -27,7 +28,7 @@ UNNAMED = "input"
 _MAX_VIEW_CHAIN = 4
 """Views between a value and what it is known as."""
 _VIEWS = frozenset(["Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
-_SHAPES = frozenset(["Shape", "Size", "Constant"])
+_SHAPES = ASKS_SHAPE | {"Constant"}
 _CONDITIONS = {("If", 0): "test at run time", ("Where", 0): "condition"}
 _SHOWN_ATTRIBUTES = (
     "num_heads kv_num_heads q_num_heads scale unidirectional is_causal local_window_size do_rotary softcap".split()
@@ -224,7 +225,7 @@ class _Sheet:
         return ("weight" if tensor is not None else UNNAMED) if is_data else None
 
     def _detail(self, node: ir.Node, kind: BoxKind) -> str:
-        """What tells most of a node on one line."""
+        """The detail that tells most of a node, on one line."""
         if kind == "fused" or _fused(node) is not None:
             shown = [
                 f"{name}={_number(value)}" for name in _SHOWN_ATTRIBUTES if (value := attribute(node, name)) not in (None, 0)

@@ -13,9 +13,10 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Operands, dims_of, dtype_of, result_dims
+from onnx_attnfuse.graph.uses import producer_of
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Operands, dtype_of, result_dims
 from onnx_attnfuse.training.kernels.key_padding import padded, trimmed
 from onnx_attnfuse.training.operators import ATEN
 
@@ -107,8 +108,7 @@ def emit_call(builder: Builder, call: Call, hint: str) -> dict[str, ir.Value]:
     given_on_cpu = [index for index, name in enumerate(call.results) if name in _NUMBERS]
     attributes |= {"cpu_input_args": on_cpu} if on_cpu else {}
     attributes |= {"cpu_output_args": given_on_cpu} if given_on_cpu else {}
-    node = builder.node("ATen", inputs, attributes, domain=ATEN, hint=hint, outputs=len(call.results)).producer()
-    assert node is not None
+    node = producer_of(builder.node("ATen", inputs, attributes, domain=ATEN, hint=hint, outputs=len(call.results)))
     for value, (dtype, dims) in zip(node.outputs, call.results.values(), strict=True):
         value.dtype = dtype
         builder.facts.record(value, dims, dtype)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
@@ -141,15 +141,8 @@ class BackwardCall:
     """The gradient of the bias is wanted, of a kernel that does not refuse it."""
 
     def emit(self, builder: Builder) -> Gradients:
-        """Adds the call."""
+        """Adds the call of the kernel."""
         return self.kernel.backward(builder, self)
-
-
-def dims_of(builder: Builder, value: ir.Value) -> tuple[Dim, ...]:
-    """The shape of an operand, which is known since it was laid out here."""
-    dims = builder.facts.dims(value)
-    assert dims is not None
-    return dims
 
 
 def result_dims(builder: Builder, operands: Operands) -> tuple[Dim, ...]:

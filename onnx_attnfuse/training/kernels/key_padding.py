@@ -7,9 +7,9 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.training.kernels.kernel import Gradients, Operands, dims_of
+from onnx_attnfuse.training.kernels.kernel import Gradients, Operands
 
 
 def padded(builder: Builder, operands: Operands, block: int) -> Operands:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.kernels import conditions
 from onnx_attnfuse.training.kernels.kernel import (
@@ -16,7 +18,6 @@ from onnx_attnfuse.training.kernels.kernel import (
     Kernel,
     Operands,
     Request,
-    dims_of,
     dtype_of,
     result_dims,
 )
@@ -61,8 +62,7 @@ def _emit(
     given = inputs if operands.bias is None else [*inputs, operands.bias]
     dtype = dtype_of(builder, operands)
     first = builder.node("TritonOp", given, attributes, domain=TRAINING, dims=dims, dtype=dtype, hint=hint, outputs=outputs)
-    node = first.producer()
-    assert node is not None
+    node = producer_of(first)
     return node.outputs
 
 
@@ -81,7 +81,7 @@ TRITON_FLASH = _TritonKernel(
     arch=80,
     switch="flash",
     conditions=(
-        conditions.only(*conditions.HALVES),
+        conditions.only(*HALVES),
         conditions.head_sizes(128, 1),
         conditions.same_head_sizes,
         conditions.no_dropout,

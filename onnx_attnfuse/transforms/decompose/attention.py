@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
-from onnx_attnfuse.transforms.decompose.padding import penalty
-from onnx_attnfuse.transforms.decompose.pieces import integer, joined, known, merge_heads, split_heads
+from onnx_attnfuse.transforms.decompose.core import spell
+from onnx_attnfuse.transforms.decompose.padding import attention_inputs
+from onnx_attnfuse.transforms.decompose.pieces import integer, joined, merge_heads, split_heads
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
 
@@ -19,24 +20,12 @@ def spelled(site: Site) -> Answer:
     """
     site.takes_only("past_sequence_length", do_rotary=0, past_present_share_buffer=0)
     build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
-    query, key, value = _projected(site, heads)
-    batch, _, rows, size = known(build, query)
+    query, key, value = _projected(site, heads, dtype)
     past = site.given("past")
     if past is not None:
         earlier = [_half(site, past, place) for place in (0, 1)]
         key, value = (joined(build, [old, new], 2) for old, new in zip(earlier, (key, value), strict=True))
-    sizes, triangle = (batch, rows, known(build, key)[2]), bool(site.attribute("unidirectional", 0))
-    padding = penalty(site, _mask(site), sizes, triangle=triangle, starts=True)
-    problem = AttentionInputs(
-        query,
-        key,
-        value,
-        dtype,
-        heads,
-        site.number(size, "the head size"),
-        scale=site.attribute("scale"),
-        added=tuple(mask for mask in (site.given("attention_bias"), padding) if mask is not None),
-    )
+    problem = attention_inputs(site, (query, key, value), heads, _mask(site), starts=True)
     result = merge_heads(build, spell(build, problem).result)
     frontier = site.all_given("input", "weights", "bias", "past")
     return Answer((result, _stacked(site, key, value)), tuple(frontier))
@@ -49,13 +38,13 @@ def _mask(site: Site) -> ir.Value | None:
     return None if dims is not None and len(dims) == 2 and dims[1] == 1 else mask
 
 
-def _projected(site: Site, heads: int) -> list[ir.Value]:
+def _projected(site: Site, heads: int, dtype: ir.DataType) -> list[ir.Value]:
     """Queries, keys and values as (b, n, s, h)."""
     build, tokens, weights, bias = site.build, site.operand("input"), site.operand("weights"), site.given("bias")
     if len(site.dims(tokens)) != 3 or len(site.dims(weights)) != 2:
         raise Refused("malformed", "the input has three axes, the weights have two", site.node.name)
     width = site.number(site.dims(weights)[1], "the width of the projection")
-    dims, dtype = (*site.dims(tokens)[:2], width), site.dtype()
+    dims = (*site.dims(tokens)[:2], width)
     product = build.node("MatMul", [tokens, weights], dims=dims, dtype=dtype)
     product = product if bias is None else build.elementwise("Add", [product, bias], dtype)
     sizes: list[int] = site.attribute("qkv_hidden_sizes") or [width // 3] * 3
@@ -73,6 +62,6 @@ def _half(site: Site, past: ir.Value, place: int) -> ir.Value:
 def _stacked(site: Site, key: ir.Value, value: ir.Value) -> ir.Value | None:
     """Keys and values as one; None where their sizes differ."""
     build = site.build
-    if known(build, key) != known(build, value):
+    if dims_of(build, key) != dims_of(build, value):
         return None
-    return joined(build, [build.reshape(item, (1, *known(build, item))) for item in (key, value)], 0)
+    return joined(build, [build.reshape(item, (1, *dims_of(build, item))) for item in (key, value)], 0)

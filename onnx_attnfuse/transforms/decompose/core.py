@@ -13,9 +13,9 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.dtypes import HALVES
-from onnx_attnfuse.transforms.decompose.pieces import TRUTH, chosen, joined, known, repeat_heads
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.dtypes import widened
+from onnx_attnfuse.transforms.decompose.pieces import TRUTH, chosen, joined, repeat_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +59,15 @@ class DecomposedAttention:
     weights: ir.Value
 
 
-def working_type(dtype: ir.DataType) -> ir.DataType:
-    """The type that scores are computed in."""
-    return ir.DataType.FLOAT if dtype in HALVES else dtype
-
-
 def spell(build: Builder, problem: AttentionInputs) -> DecomposedAttention:
     """Builds the attention."""
-    wide = working_type(problem.dtype)
+    wide = widened(problem.dtype)
     raw = _scores(build, problem, wide)
     capped = raw
     if problem.softcap:
         cap = build.scalar(problem.softcap, wide)
         ratio = build.elementwise("Div", [raw, cap], wide)
-        capped = build.elementwise("Mul", [build.node("Tanh", [ratio], dims=known(build, ratio), dtype=wide), cap], wide)
+        capped = build.elementwise("Mul", [build.node("Tanh", [ratio], dims=dims_of(build, ratio), dtype=wide), cap], wide)
     masked = capped
     for item in problem.added:
         masked = build.elementwise("Add", [masked, build.cast(item, wide)], wide)
@@ -80,7 +75,7 @@ def spell(build: Builder, problem: AttentionInputs) -> DecomposedAttention:
         masked = chosen(build, problem.seen, masked, build.scalar(-math.inf, wide))
     weights = _weights(build, problem, masked)
     value = repeat_heads(build, problem.value, problem.heads)
-    dims = (*known(build, weights)[:-1], known(build, value)[-1])
+    dims = (*dims_of(build, weights)[:-1], dims_of(build, value)[-1])
     result = build.node("MatMul", [build.cast(weights, problem.dtype), value], dims=dims, dtype=problem.dtype)
     return DecomposedAttention(result, raw, capped, masked, weights)
 
@@ -92,7 +87,7 @@ def _scores(build: Builder, problem: AttentionInputs, wide: ir.DataType) -> ir.V
         scale, power = 2 * scale, math.ldexp(1.0, exponent - 1)
         query = _times(build, query, power, problem.dtype)
     key = build.transpose(repeat_heads(build, problem.key, problem.heads), (0, 1, 3, 2))
-    dims = (*known(build, query)[:-1], known(build, key)[-1])
+    dims = (*dims_of(build, query)[:-1], dims_of(build, key)[-1])
     product = build.node("MatMul", [query, key], dims=dims, dtype=problem.dtype)
     return _times(build, build.cast(product, wide), scale, wide)
 
@@ -103,13 +98,13 @@ def _times(build: Builder, value: ir.Value, factor: float, dtype: ir.DataType) -
 
 def _weights(build: Builder, problem: AttentionInputs, scores: ir.Value) -> ir.Value:
     """The softmax along the keys, without the column of a sink."""
-    wide, dims = build.facts.dtype(scores), known(build, scores)
+    wide, dims = build.facts.dtype(scores), dims_of(build, scores)
     if problem.sink is not None:
         assert wide is not None
         by_head = build.reshape(build.cast(problem.sink, wide), (1, problem.heads, 1, 1))
         beside = build.expand(by_head, (dims[0], problem.heads, dims[2], 1), [True, False, True, False])
         scores = joined(build, [scores, beside], 3)
-    weights = build.node("Softmax", [scores], {"axis": -1}, dims=known(build, scores), dtype=wide)
+    weights = build.node("Softmax", [scores], {"axis": -1}, dims=dims_of(build, scores), dtype=wide)
     if problem.sink is not None:
         weights = build.slice(weights, 3, 0, dims[3])
     if problem.empty_is_zero:

@@ -10,9 +10,10 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject, collecting
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.graph.uses import label, producer_of
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
@@ -23,7 +24,6 @@ from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 from onnx_attnfuse.verify.verifier import Verifier
 
-_CONTRIB = "com.microsoft"
 _SPELLING = Subject("spelling out an operator")
 _SINCE = 11
 """The opset from which on Range, GatherElements and the rest are there."""
@@ -61,9 +61,8 @@ class Decomposer:
     def _settle_imports(self) -> None:
         """Takes out the import of com.microsoft where nothing of it is left."""
         for part in (self.model.graph, *self.model.functions.values()):
-            imports = self.model.opset_imports if part is self.model.graph else part.opset_imports
-            if not any(node.domain == _CONTRIB for node in part.all_nodes()):
-                imports.pop(_CONTRIB, None)
+            if not any(node.domain == CONTRIB for node in part.all_nodes()):
+                part.opset_imports.pop(CONTRIB, None)
 
 
 def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
@@ -78,7 +77,7 @@ def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
 
 
 def _spelled(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
-    """What takes the place of the operator's outputs, verified and not connected yet.
+    """The values that take the place of a fused operator's outputs, verified and not connected yet.
 
     Raises:
         Refused: It cannot be spelled out, or is not equal.
@@ -134,9 +133,8 @@ def _rehearsed(site: Site) -> ir.Node:
         dtype=site.dtype(),
         hint="attnfuse/rehearsal",
         outputs=len(node.outputs),
-    ).producer()
-    assert first is not None
-    return first
+    )
+    return producer_of(first)
 
 
 def _as_defined(

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.build import dims_of, largest
+from onnx_attnfuse.graph.dtypes import widened
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell, working_type
+from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
 from onnx_attnfuse.transforms.decompose.kv_append import Cache, cache_of
 from onnx_attnfuse.transforms.decompose.pieces import (
     arithmetic,
@@ -23,7 +24,6 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     column,
     compared,
     integer,
-    known,
     length_of,
     merge_heads,
     places,
@@ -45,7 +45,7 @@ def spelled(site: Site) -> Answer:
     site.takes_only(*_UNKNOWN, **_PLAIN)
     build, dtype, added = site.build, site.dtype(), site.given("attention_bias")
     query, key, value = _operands(site)
-    _, heads, rows, size = known(build, query)
+    _, heads, rows, size = dims_of(build, query)
     cache = _cache(site, rows)
     if site.attribute("do_rotary", 0):
         query, key = (_turned(site, item, cache) for item in (query, key))
@@ -61,7 +61,7 @@ def spelled(site: Site) -> Answer:
         scale=site.attribute("scale"),
         softcap=site.attribute("softcap", 0.0),
         added=() if added is None else (added,),
-        seen=_seen(site, cache, known(build, key)[2]),
+        seen=_seen(site, cache, dims_of(build, key)[2]),
         sink=_sink(site),
         empty_is_zero=added is not None,
     )
@@ -85,7 +85,7 @@ def _has_a_key(site: Site, added: ir.Value, seen: ir.Value | None) -> ir.Value:
     bias = bias if seen is None else chosen(build, seen, bias, build.scalar(lowest, dtype))
     worst = build.reduce("ReduceMin", build.reduce("ReduceMax", bias, [3]), [1, 3], keep=False)
     found = compared(build, "Greater", worst, build.scalar(lowest / 2, dtype))
-    return build.reshape(found, (*known(build, found), 1))
+    return build.reshape(found, (*dims_of(build, found), 1))
 
 
 def rehearsals(site: Site) -> Iterator[Site]:
@@ -94,7 +94,7 @@ def rehearsals(site: Site) -> Iterator[Site]:
     Entries end where the past and the new positions do, in a prompt where these do, or where a longer buffer does; the first at
     the very end, others before it. Positions count up from there: in a prompt ONNX Runtime's CPU kernel reads but the first.
     """
-    rows = known(site.build, _operands(site)[0])[2]
+    rows = dims_of(site.build, _operands(site)[0])[2]
     cache = _cache(site, rows)
     if cache.ends is not None:
         yield from (_counted(_lengthened(site, total, least, cache.ends), rows) for total, least in _longest(site, cache))
@@ -119,7 +119,7 @@ def _lengthened(site: Site, total: ir.Value, least: ir.Value, ends: ir.Value) ->
     """The operator with entries of lengths between two numbers."""
     build, one = site.build, integer(site.build, 1)
     spread = arithmetic(build, "Add", arithmetic(build, "Sub", total, least), one)
-    shorter = arithmetic(build, "Mod", places(build, known(build, ends)[0]), spread)
+    shorter = arithmetic(build, "Mod", places(build, dims_of(build, ends)[0]), spread)
     last = arithmetic(build, "Sub", arithmetic(build, "Sub", total, one), shorter)
     last, total = (build.cast(item, ir.DataType.INT32) for item in (last, total))
     return site.replacing(seqlens_k=last, total_sequence_length=total)
@@ -162,7 +162,7 @@ def _turned(site: Site, value: ir.Value, cache: Cache) -> ir.Value:
     found: list[ir.Value] = []
     for table in tables:
         part = looked_up(site, table, positions)
-        *batch, length, half = known(build, part)
+        *batch, length, half = dims_of(build, part)
         found.append(build.reshape(part, (*(batch or [1]), 1, length, half)))
     half = site.number(site.dims(tables[0])[1], "the number of cosines of a position")
     return rotated(build, value, found[0], found[1], half, interleaved=bool(site.attribute("rotary_interleaved", 0)))
@@ -186,5 +186,5 @@ def _sink(site: Site) -> ir.Value | None:
     """The sinks of the heads; zeros where the softmax is smooth."""
     sink, heads = site.given("head_sink"), site.count("num_heads")
     if sink is None and site.attribute("smooth_softmax", -1) == 1:
-        return site.build.constant(np.zeros(heads, working_type(site.dtype()).numpy()))
+        return site.build.constant(np.zeros(heads, widened(site.dtype()).numpy()))
     return sink

@@ -6,6 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Scalar
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
@@ -19,7 +20,6 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     compared,
     integer,
     joined,
-    known,
     length_of,
     places,
 )
@@ -68,7 +68,7 @@ class Cache:
 
     def _looked_up(self, old: ir.Value, new: ir.Value, starts: ir.Value) -> ir.Value:
         """Every place of the present from the past, from what is new, or from the zero behind both."""
-        build, (batch, heads, earlier, size) = self.site.build, known(self.site.build, old)
+        build, (batch, heads, earlier, size) = self.site.build, dims_of(self.site.build, old)
         zero = build.expand(build.scalar(0.0, build.facts.dtype(new)), (batch, heads, 1, size), [True] * 4)
         everything = joined(build, [old, new, zero], 2)
         place, start, past = self._places(earlier), column(build, starts), length_of(build, earlier)
@@ -77,7 +77,7 @@ class Cache:
         moved = arithmetic(build, "Add", place, arithmetic(build, "Sub", past, start))
         behind = chosen(build, compared(build, "Less", place, end), moved, arithmetic(build, "Add", past, rows))
         index = chosen(build, compared(build, "Less", place, start), place, behind)
-        length = known(build, place)[0]
+        length = dims_of(build, place)[0]
         dims = (batch, heads, length, size)
         index = build.expand(build.reshape(index, (batch, 1, length, 1)), dims, [False, True, False, True])
         return build.node("GatherElements", [everything, index], {"axis": 2}, dims=dims, dtype=build.facts.dtype(new))
@@ -94,7 +94,7 @@ class Cache:
         """Keys or values up to the length of the longest entry only."""
         if self.starts is None:
             return present
-        build, (batch, heads, _, size) = self.site.build, known(self.site.build, present)
+        build, (batch, heads, _, size) = self.site.build, dims_of(self.site.build, present)
         end = build.reshape(self.total, (1,))
         found = build.node("Slice", [present, build.constant([0]), end, build.constant([2])], dtype=build.facts.dtype(present))
         build.facts.record(found, [batch, heads, build.facts.fresh(found, 2), size], None)
@@ -105,7 +105,7 @@ class Cache:
         if self.ends is None:
             return None
         build = self.site.build
-        batch = known(build, self.ends)[0]
+        batch = dims_of(build, self.ends)[0]
         seen = compared(build, "Less", self.positions(), column(build, self.ends))
         return build.reshape(seen, (batch, self.rows, 1))
 
@@ -113,9 +113,9 @@ class Cache:
         """(b, 1, t, 1): the positions of a present that belong to their entry; None: all do."""
         if self.ends is None:
             return None
-        build, length = self.site.build, known(self.site.build, present)[2]
+        build, length = self.site.build, dims_of(self.site.build, present)[2]
         seen = compared(build, "Less", places(build, length), column(build, self.ends))
-        return build.reshape(seen, (known(build, self.ends)[0], 1, length, 1))
+        return build.reshape(seen, (dims_of(build, self.ends)[0], 1, length, 1))
 
 
 def cache_of(site: Site, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, total: ir.Value) -> Cache:

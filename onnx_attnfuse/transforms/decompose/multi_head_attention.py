@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
-from onnx_attnfuse.transforms.decompose.padding import penalty
-from onnx_attnfuse.transforms.decompose.pieces import BY_HEAD, joined, known, merge_heads, split_heads
+from onnx_attnfuse.transforms.decompose.core import spell
+from onnx_attnfuse.transforms.decompose.padding import attention_inputs
+from onnx_attnfuse.transforms.decompose.pieces import BY_HEAD, joined, merge_heads, split_heads
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
 
@@ -20,24 +21,13 @@ def spelled(site: Site) -> Answer:
     site.takes_only("past_sequence_length", "cache_indirection")
     build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
     query, key, value = _operands(site, heads)
-    (batch, _, rows, size), fresh = known(build, query), known(build, key)[2]
-    triangle = bool(site.attribute("unidirectional", 0))
-    if triangle and rows not in {1, fresh}:
+    rows, fresh = dims_of(build, query)[2], dims_of(build, key)[2]
+    if site.attribute("unidirectional", 0) and rows not in {1, fresh}:
         raise Refused("kernels-disagree", f"kernels disagree on the triangle of {rows} queries and {fresh} keys", site.node.name)
     past = site.all_given("past_key", "past_value")
     if past:
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
-    padding = penalty(site, site.given("key_padding_mask"), (batch, rows, known(build, key)[2]), triangle=triangle)
-    problem = AttentionInputs(
-        query,
-        key,
-        value,
-        dtype,
-        heads,
-        site.number(size, "the head size"),
-        scale=site.attribute("scale"),
-        added=tuple(mask for mask in (site.given("attention_bias"), padding) if mask is not None),
-    )
+    problem = attention_inputs(site, (query, key, value), heads, site.given("key_padding_mask"))
     found = spell(build, problem)
     frontier = [*site.all_given("query", "key", "value", "bias"), *past]
     return Answer((merge_heads(build, found.result), key, value, build.cast(found.masked, dtype)), tuple(frontier))

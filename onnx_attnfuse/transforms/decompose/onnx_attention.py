@@ -9,7 +9,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.build import dims_of, largest
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
@@ -20,7 +20,6 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     chosen,
     compared,
     joined,
-    known,
     length_of,
     merge_heads,
     places,
@@ -37,14 +36,14 @@ def spelled(site: Site) -> Answer:
     """
     build, dtype = site.build, site.dtype()
     query, key, value = _operands(site)
-    _, heads, rows, size = known(build, query)
+    _, heads, rows, size = dims_of(build, query)
     past = site.all_given("past_key", "past_value")
     offset: Dim | ir.Value = 0
     if past:
         offset = site.dims(past[0])[2]
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
     mask, lengths = site.given("attn_mask"), site.given("nonpad_kv_seqlen")
-    columns = known(build, key)[2]
+    columns = dims_of(build, key)[2]
     seen: list[ir.Value] = []
     if mask is not None:
         _check(site, mask, columns)

@@ -20,7 +20,7 @@ def is_fused(node: ir.Node) -> bool:
 
 
 def speller(node: ir.Node) -> Speller | Reason:
-    """What spells the operator out, or why nothing does."""
+    """The function that spells a fused operator out, or why there is none."""
     info = info_of(node)
     if info is not None and info.decomposition is not None:
         return load(f"{info.decomposition}:spelled")

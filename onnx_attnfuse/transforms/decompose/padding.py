@@ -1,41 +1,58 @@
-"""What MultiHeadAttention and Attention add to the scores for padding and for the triangle, from every documented mask."""
+"""The bias that MultiHeadAttention and Attention add for padding and for the triangle, from every documented mask."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.build import dims_of, largest
+from onnx_attnfuse.graph.dtypes import widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.core import working_type
-from onnx_attnfuse.transforms.decompose.pieces import TRUTH, before, by_entry, chosen, compared, known, places
+from onnx_attnfuse.transforms.decompose.core import AttentionInputs
+from onnx_attnfuse.transforms.decompose.pieces import TRUTH, before, by_entry, chosen, compared, places
 from onnx_attnfuse.transforms.decompose.site import Site
 
 _DEFAULT_PADDING_FILL = -10000.0
 """Added to the scores of padding where `mask_filter_value` is not given."""
 
 
-def penalty(
-    site: Site, mask: ir.Value | None, sizes: tuple[Dim, Dim, Dim], *, triangle: bool, starts: bool = False
-) -> ir.Value | None:
-    """The penalty that masks scores: `mask_filter_value` for padding, and for the triangle the lowest number in its place.
+def attention_inputs(
+    site: Site, operands: tuple[ir.Value, ir.Value, ir.Value], heads: int, mask: ir.Value | None, *, starts: bool = False
+) -> AttentionInputs:
+    """The attention of the operator: its scale, its bias, and what the mask and the triangle add to the scores.
 
     Args:
         site: The operator.
+        operands: Queries (b, n, s, h), keys (b, n, t, h) and values (b, n, t, v), those of earlier positions included.
+        heads: How many heads there are.
         mask: Lengths or truth values, in any of the forms the operators take.
-        sizes: Entries, queries and keys.
-        triangle: Whether a row sees the keys up to its own only, which is as far from the last as the row is.
         starts: Whether (2b) are ends and starts.
-
-    Returns:
-        A value that broadcasts to (b, n, s, t), in the type of the scores; None if nothing is added.
 
     Raises:
         Refused: The mask has a shape that tells no form.
     """
+    batch, _, rows, size = dims_of(site.build, operands[0])
+    sizes = batch, rows, dims_of(site.build, operands[1])[2]
+    penalty = _penalty(site, mask, sizes, triangle=bool(site.attribute("unidirectional", 0)), starts=starts)
+    return AttentionInputs(
+        *operands,
+        site.dtype(),
+        heads,
+        site.number(size, "the head size"),
+        scale=site.attribute("scale"),
+        added=tuple(item for item in (site.given("attention_bias"), penalty) if item is not None),
+    )
+
+
+def _penalty(site: Site, mask: ir.Value | None, sizes: tuple[Dim, Dim, Dim], *, triangle: bool, starts: bool) -> ir.Value | None:
+    """The penalty that masks scores: `mask_filter_value` for padding, and for the triangle the lowest number in its place.
+
+    A triangle lets a row see the keys up to its own only, which is as far from the last as the row is. The value broadcasts to
+    (b, n, s, t), in the type of the scores; None if nothing is added.
+    """
     build, (_, rows, columns) = site.build, sizes
-    wide = working_type(site.dtype())
+    wide = widened(site.dtype())
     found, zero = None, build.scalar(0.0, wide)
     if mask is not None:
         kept = _kept(site, mask, sizes, starts=starts)
@@ -68,7 +85,7 @@ def _kept(site: Site, mask: ir.Value, sizes: tuple[Dim, Dim, Dim], *, starts: bo
 def _first(site: Site, mask: ir.Value, batch: Dim) -> ir.Value:
     """The first number of each entry, as integers like those of positions."""
     build = site.build
-    ends = mask if known(build, mask)[0] == batch else build.slice(mask, 0, 0, batch)
+    ends = mask if dims_of(build, mask)[0] == batch else build.slice(mask, 0, 0, batch)
     return build.cast(ends, ir.DataType.INT64)
 
 

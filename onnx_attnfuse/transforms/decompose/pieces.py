@@ -5,36 +5,29 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.known import Dims, broadcast
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.known import broadcast
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 INTEGER, TRUTH = ir.DataType.INT64, ir.DataType.BOOL
 BY_HEAD = (0, 2, 1, 3)
 
 
-def known(build: Builder, value: ir.Value) -> Dims:
-    """The shape of a value that was built from known ones."""
-    dims = build.facts.dims(value)
-    assert dims is not None
-    return dims
-
-
 def split_heads(build: Builder, value: ir.Value, heads: int, size: int) -> ir.Value:
     """(b, s, n·h) as (b, n, s, h)."""
-    batch, length, _ = known(build, value)
+    batch, length, _ = dims_of(build, value)
     return build.transpose(build.reshape(value, (batch, length, heads, size)), BY_HEAD)
 
 
 def merge_heads(build: Builder, value: ir.Value) -> ir.Value:
     """(b, n, s, h) as (b, s, n·h)."""
-    batch, heads, length, size = known(build, value)
+    batch, heads, length, size = dims_of(build, value)
     return build.reshape(build.transpose(value, BY_HEAD), (batch, length, heads * size))
 
 
 def repeat_heads(build: Builder, value: ir.Value, heads: int) -> ir.Value:
     """(b, m, t, h) with each head as often as it serves a head of the queries, which are consecutive."""
-    batch, own, length, size = known(build, value)
+    batch, own, length, size = dims_of(build, value)
     assert isinstance(own, int)
     if own == heads:
         return value
@@ -45,7 +38,7 @@ def repeat_heads(build: Builder, value: ir.Value, heads: int) -> ir.Value:
 
 def joined(build: Builder, values: list[ir.Value], axis: int) -> ir.Value:
     """Values one behind the other."""
-    shapes = [known(build, value) for value in values]
+    shapes = [dims_of(build, value) for value in values]
     length: Dim = shapes[0][axis]
     for dims in shapes[1:]:
         length = length + dims[axis]
@@ -72,12 +65,12 @@ def places(build: Builder, dim: Dim) -> ir.Value:
 
 def column(build: Builder, value: ir.Value) -> ir.Value:
     """(s) as (s, 1)."""
-    return build.reshape(value, (*known(build, value), 1))
+    return build.reshape(value, (*dims_of(build, value), 1))
 
 
 def by_entry(build: Builder, value: ir.Value) -> ir.Value:
     """(b) as (b, 1, 1, 1)."""
-    return build.reshape(value, (*known(build, value), 1, 1, 1))
+    return build.reshape(value, (*dims_of(build, value), 1, 1, 1))
 
 
 def arithmetic(build: Builder, op: str, left: ir.Value, right: ir.Value) -> ir.Value:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.pieces import INTEGER, arithmetic, joined, known, places
+from onnx_attnfuse.transforms.decompose.pieces import INTEGER, arithmetic, joined, places
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
 
@@ -48,7 +48,7 @@ def _table(site: Site, table: ir.Value, positions: ir.Value | None, rows: Dim, *
         first = build.cast(build.reshape(positions, ()), INTEGER)
         positions = arithmetic(build, "Add", places(build, rows), first)
     table = table if positions is None else looked_up(site, table, positions)
-    *leading, length, half = known(build, table)
+    *leading, length, half = dims_of(build, table)
     batch = leading[0] if leading else 1
     return build.reshape(table, (batch, 1, length, half) if by_head else (batch, length, 1, half))
 
@@ -61,7 +61,7 @@ def looked_up(site: Site, table: ir.Value, positions: ir.Value) -> ir.Value:
 
 def rotated(build: Builder, value: ir.Value, cos: ir.Value, sin: ir.Value, half: int, *, interleaved: bool) -> ir.Value:
     """Four axes, the first channels of the last turned in pairs; tables that broadcast to them, `half` columns each."""
-    dims, dtype = known(build, value), build.facts.dtype(value)
+    dims, dtype = dims_of(build, value), build.facts.dtype(value)
     size = dims[3]
     if interleaved:
         first, second = (build.slice(value, 3, start, 2 * half, 2) for start in (0, 1))

@@ -39,7 +39,7 @@ class Site:
         return self.inputs[place] if place < len(self.inputs) else None
 
     def all_given(self, *names: str) -> list[ir.Value]:
-        """Those of some inputs that are not left out."""
+        """The values of all named inputs that are not left out."""
         return [value for value in map(self.given, names) if value is not None]
 
     def operand(self, name: str) -> ir.Value:

@@ -11,7 +11,7 @@ from onnx_attnfuse.verify.model_result import Verification
 
 @dataclasses.dataclass(frozen=True)
 class ConversionReport(JsonReport):
-    """What became of the operators and weights of a model, and how far the result is from it."""
+    """Report of a conversion: counts of operators, casts and weights, and how far the result is from the original."""
 
     dtype: str
     nodes: int

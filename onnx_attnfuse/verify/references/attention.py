@@ -68,6 +68,6 @@ def projected(tokens: Array, weights: Array, bias: Array | None, sizes: Sequence
 
 
 class Attention(Operator):
-    """For onnx's evaluator."""
+    """The operator Attention for onnx's evaluator."""
 
     compute = staticmethod(attention)

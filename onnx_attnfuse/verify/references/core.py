@@ -1,4 +1,4 @@
-"""What the references share: element types, heads, and the softmax over the scores of a row."""
+"""Parts that the references share: element types, heads, and the softmax over the scores of a row."""
 
 from __future__ import annotations
 

@@ -104,6 +104,6 @@ def _operands(query: Array, key: Array | None, value: Array | None, heads: int, 
 
 
 class GroupQueryAttention(Operator):
-    """For onnx's evaluator."""
+    """The operator GroupQueryAttention for onnx's evaluator."""
 
     compute = staticmethod(group_query_attention)

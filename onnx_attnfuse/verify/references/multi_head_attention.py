@@ -96,6 +96,6 @@ def unpacked(packed: Array) -> list[Array]:
 
 
 class MultiHeadAttention(Operator):
-    """For onnx's evaluator."""
+    """The operator MultiHeadAttention for onnx's evaluator."""
 
     compute = staticmethod(multi_head_attention)

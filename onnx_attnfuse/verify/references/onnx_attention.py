@@ -109,7 +109,7 @@ def _padded(mask: Array, columns: int) -> Array:
 
 
 class Attention(Operator):
-    """For onnx's evaluator."""
+    """The operator Attention for onnx's evaluator."""
 
     op_domain = ""
     compute = staticmethod(onnx_attention)

@@ -35,6 +35,6 @@ def packed_attention(
 
 
 class PackedAttention(Operator):
-    """For onnx's evaluator."""
+    """The operator PackedAttention for onnx's evaluator."""
 
     compute = staticmethod(packed_attention)

@@ -78,6 +78,6 @@ def by_entry(
 
 
 class PackedMultiHeadAttention(Operator):
-    """For onnx's evaluator."""
+    """The operator PackedMultiHeadAttention for onnx's evaluator."""
 
     compute = staticmethod(packed_multi_head_attention)

@@ -34,6 +34,6 @@ def remove_padding(input: Array, sequence_token_count: Array) -> Results:  # noq
 
 
 class RemovePadding(Operator):
-    """For onnx's evaluator."""
+    """The operator RemovePadding for onnx's evaluator."""
 
     compute = staticmethod(remove_padding)

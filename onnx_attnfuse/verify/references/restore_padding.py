@@ -19,6 +19,6 @@ def restore_padding(input: Array, token_offset: Array) -> Results:  # noqa: A002
 
 
 class RestorePadding(Operator):
-    """For onnx's evaluator."""
+    """The operator RestorePadding for onnx's evaluator."""
 
     compute = staticmethod(restore_padding)

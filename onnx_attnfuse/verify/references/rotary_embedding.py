@@ -69,6 +69,6 @@ def rotated(array: Array, positions: Array, cos_cache: Array, sin_cache: Array, 
 
 
 class RotaryEmbedding(Operator):
-    """For onnx's evaluator."""
+    """The operator RotaryEmbedding for onnx's evaluator."""
 
     compute = staticmethod(rotary_embedding)
