@@ -12,6 +12,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
@@ -81,7 +82,7 @@ Condition = Callable[[AttentionParams], "Reason | Open | None"]
 
 def half_precision(params: AttentionParams) -> Reason | None:
     """The kernel takes float16 and bfloat16 only."""
-    if params.dtype in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
+    if params.dtype in HALVES:
         return None
     return Reason("not-half", f"takes float16 and bfloat16, not {params.dtype.name.lower()}")
 

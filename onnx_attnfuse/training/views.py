@@ -11,23 +11,23 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 
 _MAX_VIEW_CHAIN = 24
-_FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE])
 
 
 def over(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
     """The value that `indexed` is a view of, or was before it was converted to another float type; None if it is neither."""
     node = indexed.value.producer()
-    if is_standard(node, "Cast") and node.inputs[0] is not None and facts.dtype(node.inputs[0]) in _FLOATS:
+    if is_standard(node, "Cast") and node.inputs[0] is not None and facts.dtype(node.inputs[0]) in FLOATS:
         return IndexedValue(node.inputs[0], indexed.axes)
     return upward(indexed, facts)
 
 
 def under(node: ir.Node, axes: Axes, facts: Facts) -> IndexedValue | None:
     """The output of a view, or of a conversion between float types, of an input that lies as `axes`; None of other nodes."""
-    if is_standard(node, "Cast") and facts.dtype(node.outputs[0]) in _FLOATS:
+    if is_standard(node, "Cast") and facts.dtype(node.outputs[0]) in FLOATS:
         return IndexedValue(node.outputs[0], axes)
     return downward(node, axes, facts)
 

@@ -125,6 +125,15 @@ def test_an_operator_that_is_asked_for_is_taken_or_refused(target: str, kind: st
 
 
 @pytest.mark.parametrize("device", [CPU, SM80, SM90], ids=lambda device: device.name)
+@pytest.mark.parametrize("kind", ["plain", "padded", "causal", "cached"])
+def test_what_is_in_float64_is_read_and_left_as_no_operator_takes_it(kind: str, device: Device) -> None:
+    plan, codes = planned(kind, "double", device, opset=23)
+    assert plan == "left"
+    assert set(codes.split()) == {"no-kernel-for-type"}
+    assert planned(kind, "float", device, opset=23)[0] != "left"
+
+
+@pytest.mark.parametrize("device", [CPU, SM80, SM90], ids=lambda device: device.name)
 def test_a_new_opset_leaves_one_refusal_less(device: Device) -> None:
     old, new = (planned("plain", "float", device, opset)[1].split() for opset in (22, 23))
     assert [code for code in old if code != "old-opset"] == new

@@ -12,6 +12,7 @@ from onnx_attnfuse.attention.match.rotary import read_rotary
 from onnx_attnfuse.attention.match.rotary_op import read_rotary_node
 from onnx_attnfuse.attention.spec import Source
 from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
 
@@ -61,7 +62,7 @@ def _widened(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
     if not is_standard(node, "Cast") or node.inputs[0] is None:
         return None
     before = facts.dtype(node.inputs[0])
-    if facts.dtype(indexed.value) != ir.DataType.FLOAT or before not in {ir.DataType.FLOAT16, ir.DataType.BFLOAT16}:
+    if facts.dtype(indexed.value) != ir.DataType.FLOAT or before not in HALVES:
         return None
     return IndexedValue(node.inputs[0], indexed.axes)
 

@@ -7,8 +7,6 @@ import onnx_ir as ir
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.kernels.kernel import Condition, Request
 
-HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
-
 
 def only(*allowed: ir.DataType) -> Condition:
     """The operands have one of these element types."""

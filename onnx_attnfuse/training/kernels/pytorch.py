@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.kernels.aten import AtenKernel, Signature
 from onnx_attnfuse.training.kernels.conditions import (
-    HALVES,
     head_sizes,
     no_bias,
     no_bias_gradient,

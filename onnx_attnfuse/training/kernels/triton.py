@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.kernels import conditions
@@ -81,7 +82,7 @@ TRITON_FLASH = _TritonKernel(
     arch=80,
     switch="flash",
     conditions=(
-        conditions.only(*conditions.HALVES),
+        conditions.only(*HALVES),
         conditions.head_sizes(128, 1),
         conditions.same_head_sizes,
         conditions.no_dropout,
