@@ -155,9 +155,12 @@ def _is_asked(target: Target, plan_context: PlanContext) -> bool:
 
 
 def _is_default(target: Target, plan_context: PlanContext) -> bool:
-    """Whether a target is considered where nobody asks for it; of one without a kernel, why it is not used is told."""
+    """Whether a target is considered where nobody asks for it.
+
+    Of one without a kernel it is told why it is not used, unless its own record says which providers it is for.
+    """
     found = support(name_of(target), plan_context.device.provider)
-    return isinstance(found, Reason) or found.by_default
+    return not target.INFO.support if isinstance(found, Reason) else found.by_default
 
 
 def _plans(

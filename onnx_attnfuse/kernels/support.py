@@ -19,7 +19,8 @@ def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
     """
     info = by_key().get(op)
     of_operator = None if info is None else info.support.get(provider.name)
-    if op not in provider.operators and of_operator is None:
-        return Reason("no-kernel-for-device", f"it is not known whether {op} has a kernel on {provider.name}")
-    found = provider.operators.get(op, of_operator)
+    if op not in provider.operators:
+        unknown = Reason("no-kernel-for-device", f"it is not known whether {op} has a kernel on {provider.name}")
+        return unknown if of_operator is None else of_operator()
+    found = provider.operators[op]
     return Reason("no-kernel-for-device", f"{op} has no kernel on {provider.name}") if found is None else found

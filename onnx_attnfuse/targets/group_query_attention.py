@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
-from onnx_attnfuse.attention.masks.classify import Causal, Meaning, Window
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.predicates import Causal, Window
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Causal, Meaning
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.predicates import Causal
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import MaskEncoding

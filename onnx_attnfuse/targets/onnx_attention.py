@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Causal, Meaning
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.predicates import Causal
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators.onnx_attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
 from onnx_attnfuse.attention.axes.rearrange import arrange, cost, einops
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, Padding, Predicate
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
 from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.spec import AttentionSpec, Layouts, Source
 from onnx_attnfuse.graph.uses import producer_of

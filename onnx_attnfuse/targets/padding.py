@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
-from onnx_attnfuse.attention.masks.classify import Meaning, Padding, Predicate, position
+from onnx_attnfuse.attention.masks.classify import Meaning, position
 from onnx_attnfuse.attention.masks.expression import (
     And,
     Compare,
@@ -26,6 +26,7 @@ from onnx_attnfuse.attention.masks.expression import (
     Or,
     conjunction,
 )
+from onnx_attnfuse.attention.masks.predicates import Padding, Predicate
 from onnx_attnfuse.attention.masks.traverse import elements_of
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.graph import sizes

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes
 from onnx_attnfuse.attention.axes.rearrange import arrange, cost
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, Other
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.predicates import Other
 from onnx_attnfuse.attention.match import operands as sources
 from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.spec import Axes4, Source

@@ -50,6 +50,11 @@ def test_the_index_of_reason_codes_is_as_the_code_has_it() -> None:
     assert (_DOCS / "reasons.md").read_text(encoding="utf-8") == reasons.page(), "run `make reasons`"
 
 
+def test_every_command_has_its_help_on_the_page_of_commands() -> None:
+    (listed,) = re.findall(r":commands: (.+)", (_DOCS / "command_line.md").read_text(encoding="utf-8"))
+    assert listed.split(", ") == list(main._COMMANDS)
+
+
 def bullets(indent: str = "") -> set[str]:
     """What the bullets of the page of options begin with."""
     lines = re.findall(rf"^{indent}- (`.*?)[:\n]", (_DOCS / "options.md").read_text(encoding="utf-8"), re.MULTILINE)

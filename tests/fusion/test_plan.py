@@ -7,15 +7,21 @@ before sm90 lengths with offsets run the memory-efficient kernel; a triangle alo
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from onnx_attnfuse import OptionError
+from onnx_attnfuse.fusion import plan as plan_module
 from onnx_attnfuse.fusion.plan import PlanContext, make_plans
 from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.execution_provider import OpSupport
+from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.options import PaddingPolicy
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.targets import TARGETS
 from tests.support.planning import model_of, read, said
 
 CPU, SM80, SM90 = Device("cpu"), Device("cuda", 80), Device("cuda", 90)
@@ -119,10 +125,34 @@ def test_an_operator_that_is_asked_for_is_taken_or_refused(target: str, kind: st
 
 
 @pytest.mark.parametrize("device", [CPU, SM80, SM90], ids=lambda device: device.name)
+@pytest.mark.parametrize("kind", ["plain", "padded", "causal", "cached"])
+def test_what_is_in_float64_is_read_and_left_as_no_operator_takes_it(kind: str, device: Device) -> None:
+    plan, codes = planned(kind, "double", device, opset=23)
+    assert plan == "left"
+    assert set(codes.split()) == {"no-kernel-for-type"}
+    assert planned(kind, "float", device, opset=23)[0] != "left"
+
+
+@pytest.mark.parametrize("device", [CPU, SM80, SM90], ids=lambda device: device.name)
 def test_a_new_opset_leaves_one_refusal_less(device: Device) -> None:
     old, new = (planned("plain", "float", device, opset)[1].split() for opset in (22, 23))
     assert [code for code in old if code != "old-opset"] == new
     assert "old-opset" in old
+
+
+@pytest.mark.parametrize(
+    ("support", "told"),
+    [({}, " no-kernel-for-device"), ({"cpu": lambda: OpSupport("made up", frozenset(), frozenset())}, "")],
+)
+def test_an_operator_that_names_its_providers_is_told_of_nowhere_else(
+    support: Mapping[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = OpInfo(name="NewAttention", inputs={"query": "query"}, support=support)
+    unknown = Reason("no-kernel-for-device", "made up")
+    target = types.SimpleNamespace(INFO=info, ALONE=False, refuse=lambda spec, meaning, context: unknown)
+    monkeypatch.setattr(plan_module, "TARGETS", (*TARGETS, target))
+    assert planned("plain", "float", SM90) == (NONE, FLOAT_ON_CUDA + told)
+    assert planned("plain", "float", SM90, target="NewAttention") == ("left", "no-kernel-for-device")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 A tolerance is a part of the magnitude of the whole result. Some outcomes are of no such accuracy: two scores that tie in
 float16, a row whose fill has swallowed all but the last bits of its scores. So where results are apart, the original is run
-again: on inputs moved by one unit in the last place, five times, and in a wider type; where that does not settle it, more often. An element counts as right if it lies
-within what these runs span, widened on both sides by twice its extent and the tolerance; NaN and infinities have to be those
-of one of them. This is the backward error: the result is one that the original gives for inputs which no one could tell from
-those given. A model that is converted to float16 may also give what the original gives in float16, rounded at every node or
-where ONNX Runtime rounds on a CPU.
+again: on inputs moved by one unit in the last place, five times, and in a wider type; where that does not settle it, more often.
+An element counts as right if it lies within what these runs span, widened on both sides by twice its extent and the tolerance;
+NaN and infinities have to be those of one of them. This is the backward error: the result is one that the original gives for
+inputs which no one could tell from those given. A model that is converted to float16 may also give what the original gives in
+float16, rounded at every node or where ONNX Runtime rounds on a CPU.
 
 Of a float32 original the run in float64 counts only where it is near (`_NEAR`), as a measure of rounding: where it is far, as in
 rows that -1e9 is added to, float32 makes a rule of the rounding, and that rule has to be kept. Of a float16 original, whose

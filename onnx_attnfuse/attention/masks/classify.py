@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axis, leaves, length, named
+from onnx_attnfuse.attention.axes.factors import Axis, leaves, named
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks import simplify
+from onnx_attnfuse.attention.masks import predicates, simplify
 from onnx_attnfuse.attention.masks.biases import bias_kinds, with_slopes
 from onnx_attnfuse.attention.masks.expression import (
     FALSE,
@@ -23,12 +23,9 @@ from onnx_attnfuse.attention.masks.expression import (
     And,
     Apply,
     Choice,
-    Compare,
-    Element,
     Expression,
     Linear,
     Number,
-    Or,
     choice,
     combine,
     conjunction,
@@ -40,11 +37,10 @@ from onnx_attnfuse.attention.masks.expression import (
     truth,
 )
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.predicates import Causal, Other, Predicate
 from onnx_attnfuse.attention.masks.printer import Printer
-from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors, parts_of
+from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Mask, Replaced, RowRule, Scaled, step_gains
-from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Reason
 
 
@@ -56,56 +52,6 @@ class Parts:
     biases: tuple[Expression, ...] = ()
     fills: frozenset[float] = frozenset()
     """What masked scores are filled with or have added."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Causal:
-    """`j <= i + offset`."""
-
-    offset: Dim
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-    """`i <= j + reach`: keys further back than `reach` (plus the causal offset) are not seen."""
-
-    reach: Dim
-
-
-@dataclasses.dataclass(frozen=True)
-class Padding:
-    """A key is seen or not by all rows and heads of a batch entry alike, as data says."""
-
-    predicate: Expression
-
-
-@dataclasses.dataclass(frozen=True)
-class Segments:
-    """Rows see keys of their own segment."""
-
-
-@dataclasses.dataclass(frozen=True)
-class QueryPadding:
-    """A row sees its keys or none, as data says."""
-
-    predicate: Expression
-
-
-@dataclasses.dataclass(frozen=True)
-class Prefix:
-    """Keys up to a number are seen by all rows, later ones by later rows only."""
-
-    predicate: Expression
-
-
-@dataclasses.dataclass(frozen=True)
-class Other:
-    """A predicate of no known kind."""
-
-    predicate: Expression
-
-
-Predicate = Causal | Window | Padding | QueryPadding | Segments | Prefix | Other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,20 +102,20 @@ def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
     row, column = position(spec.query_axis), position(spec.key_axis)
     causal = [Causal(0)] if spec.causal else []
     allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
-    predicates = (*causal, *(_predicate(part, row, column, heads) for part in allowed))
-    kinds = _kinds(predicates, spec) + bias_kinds(parts.biases, axes)
+    found = (*causal, *(predicates.read(part, row, column, heads) for part in allowed))
+    kinds = predicates.kinds(found, spec) + bias_kinds(parts.biases, axes)
     words = [wording.write(part) for part in ((parts.allowed,) if allowed else ())]
     words = (["j <= i"] if causal else []) + words
     sentence = " and ".join(words)
     text = "; ".join(filter(None, [sentence, *(f"+ {wording.write(bias)}{with_slopes(bias, axes)}" for bias in parts.biases)]))
     return Meaning(
         allowed=parts.allowed,
-        predicates=predicates,
+        predicates=found,
         biases=parts.biases,
         text=text,
         kind=" + ".join(kinds) or "no_mask",
         fills=parts.fills,
-        rows_see_a_key=_rows_see_a_key(predicates, spec),
+        rows_see_a_key=predicates.rows_see_a_key(found, spec),
     )
 
 
@@ -290,93 +236,3 @@ def _total(biases: tuple[Expression, ...]) -> Expression:
     for bias in biases:
         total = bias if total == Number(0.0) else Apply("Add", (total, bias))
     return total
-
-
-def _predicate(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
-    used = index_factors(part)
-    is_data = any(index_factors(element) for element in elements_of(part))
-    if is_data and used & index_factors(column) and not used & (index_factors(row) | set(heads)):
-        return Padding(part)
-    if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
-        return QueryPadding(part)
-    if isinstance(part, Or) and _is_prefix(part, row, column):
-        return Prefix(part)
-    if not isinstance(part, Compare):
-        return Other(part)
-    if part.equal:
-        return Segments() if _is_segments(part.form, row, column) else Other(part)
-    behind, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
-    if not behind.terms:
-        return Causal(behind.offset * -1)
-    if not ahead.terms:
-        return Window(ahead.offset * -1)
-    return Other(part)
-
-
-def _is_prefix(part: Or, row: Linear, column: Linear) -> bool:
-    """`j <= i or j < number`, the number one for each batch entry at most."""
-    forms = [item.form for item in part.parts if isinstance(item, Compare) and not item.equal]
-    triangles = [form for form in forms if not combine(form, combine(column, row, -1), -1).terms]
-    rest = [combine(form, column, -1) for form in forms if form not in triangles]
-    counted = [form for form in rest if not index_factors(form) & (index_factors(row) | index_factors(column))]
-    return len(part.parts) == len(forms) == 2 and len(triangles) == len(counted) == 1
-
-
-def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
-    atoms = [(atom, coefficient) for atom, coefficient in form.terms if isinstance(atom, Element)]
-    if len(atoms) != 2 or len(form.terms) != 2 or form.offset != 0:
-        return False
-    (first, one), (second, other) = atoms
-    ends = {str(first.at[-1:] == (row,)), str(second.at[-1:] == (row,))}
-    return first.value is second.value and one == other * -1 and len(ends) == 2 and (column in {*first.at, *second.at})
-
-
-def _kinds(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> list[str]:
-    kinds: list[str] = []
-    causal = next((item for item in predicates if isinstance(item, Causal)), None)
-    window = any(isinstance(item, Window) for item in predicates)
-    padding = any(isinstance(item, Padding) for item in predicates)
-    triangle = None if causal is None else _triangle(causal, spec)
-    if window and triangle == "causal_shifted":
-        triangle = None
-        kinds.append("two_sided_window")
-    elif window:
-        kinds.append("sliding_window" if triangle else "anticausal")
-    if triangle:
-        kinds.append(f"padding_{triangle}" if padding else triangle)
-    elif padding:
-        kinds.append("padding")
-    if any(isinstance(item, Segments) for item in predicates):
-        kinds.append("segments")
-    names = {QueryPadding: "query_padding", Prefix: "prefix", Other: "arbitrary"}
-    kinds += [name for kind, name in names.items() if any(isinstance(item, kind) for item in predicates)]
-    return kinds
-
-
-def _triangle(causal: Causal, spec: AttentionSpec) -> str:
-    if causal.offset == 0:
-        return "causal"
-    bottom_right = causal.offset == length(spec.key_axis) - length(spec.query_axis)
-    return "causal_bottom_right" if bottom_right else "causal_shifted"
-
-
-def _possibly_empty(dim: Dim, spec: AttentionSpec) -> set[str]:
-    """The symbols of a size that may be 0 without the attention having no rows or no entries."""
-    certain = {leaf.size for axis in spec.axes.scores[:3] for leaf in leaves(axis)}
-    return {name for name in sizes.symbols(dim) if sizes.symbol(name) not in certain}
-
-
-def _rows_see_a_key(predicates: tuple[Predicate, ...], spec: AttentionSpec) -> bool:
-    """Whether key `i + offset` (or key 0, without a window) is allowed in every row."""
-    causal = [item for item in predicates if isinstance(item, Causal)]
-    windows = [item for item in predicates if isinstance(item, Window)]
-    if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
-        return False
-    offset = causal[0].offset if causal else 0
-    empty = _possibly_empty(offset, spec) if not windows else _possibly_empty(offset + windows[0].reach, spec)
-    if sizes.least(offset, empty) < 0:
-        return False
-    if not windows:
-        return True
-    room = length(spec.key_axis) - length(spec.query_axis) - offset
-    return sizes.least(room, empty) >= 0 and sizes.least(windows[0].reach + offset, empty) >= 0

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.masks.classify import Meaning, Padding
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.predicates import Padding
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.packing.region import Region, below, users
 from onnx_attnfuse.fusion.packing.token_axes import Marks, read_marks

@@ -59,8 +59,10 @@ class OpInfo:
     """A class: the operator in NumPy. None: nothing but a kernel or onnx's own evaluator says what it computes."""
     decomposition: str | None = None
     """A module with `spelled`, and where lengths are inputs `rehearsals`; None: it is not spelled out."""
-    support: Mapping[str, OpSupport] = dataclasses.field(default_factory=dict[str, "OpSupport"])
-    """What execution providers do with it, by their names; their own records tell of the operators that were there first."""
+    support: Mapping[str, Callable[[], OpSupport]] = dataclasses.field(default_factory=dict[str, "Callable[[], OpSupport]"])
+    """What execution providers do with it, by their names; their own records tell of the operators that were there first.
+
+    Functions, as the facts name element types, and the record itself imports nothing heavy."""
     describe: Callable[[OpNode], AttentionParams] | None = None
     """What a node that exists in a model asks of its kernel; it may raise Refused. None: its kernels are not forecast."""
 

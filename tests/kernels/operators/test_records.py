@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 import pytest
 
-from onnx_attnfuse.kernels import operators
-from onnx_attnfuse.kernels.operators import OpInfo, find, info_of, load, ranked, records, target_names
+from onnx_attnfuse.kernels import operators, providers
+from onnx_attnfuse.kernels.execution_provider import OpSupport
+from onnx_attnfuse.kernels.operators import OpInfo, by_key, find, info_of, load, ranked, records, target_names
+from onnx_attnfuse.kernels.support import support
+from onnx_attnfuse.reasons import Reason
 
 INFOS = sorted(records().values(), key=lambda info: info.key)
+HEAVY = ("'numpy'", "'onnx'", "'onnx_ir'", "'onnx_attnfuse.targets'", "'onnx_attnfuse.kernels.conditions'")
 every_record = pytest.mark.parametrize("info", INFOS, ids=lambda info: info.key)
 GROUPED = records()["com.microsoft", "GroupQueryAttention"]
 MULTI_HEAD = records()["com.microsoft", "MultiHeadAttention"]
@@ -165,32 +171,88 @@ def test_a_place_behind_all_inputs_has_no_role() -> None:
 
 
 NEW = """
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from onnx_attnfuse.kernels.operators.record import OpInfo
 
-INFO = OpInfo(name="NewAttention", inputs={"query": "query"}, rank=99)
+if TYPE_CHECKING:
+    from onnx_attnfuse.kernels.execution_provider import OpSupport
+
+
+def _on_cpu() -> OpSupport:
+    import onnx_ir as ir
+
+    from onnx_attnfuse.kernels.execution_provider import OpSupport
+
+    floats = frozenset([ir.DataType.FLOAT])
+    return OpSupport("made up", floats, floats)
+
+
+INFO = OpInfo(name="NewAttention", inputs={"query": "query"}, rank=99, support={"cpu": _on_cpu})
 """
 
 
-def test_a_new_file_is_enough(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def new_file(folder: pathlib.Path) -> Iterator[None]:
+    """The file of a new operator in a folder counts among the others."""
+    (folder / "new_attention.py").write_text(NEW, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "__path__", [*operators.__path__, str(folder)])
+        _forget()
+        yield
+    _forget()
+    sys.modules.pop("onnx_attnfuse.kernels.operators.new_attention", None)
+
+
+def _forget() -> None:
+    for table in (records, by_key):
+        table.cache_clear()
+
+
+def test_a_new_file_is_enough(tmp_path: pathlib.Path) -> None:
     known = set(records())
-    (tmp_path / "new_attention.py").write_text(NEW, encoding="utf-8")
-    monkeypatch.setattr(operators, "__path__", [*operators.__path__, str(tmp_path)])
-    records.cache_clear()
-    try:
+    with new_file(tmp_path):
         assert set(records()) == known | {("com.microsoft", "NewAttention")}
         assert [info.name for info in ranked()][-1] == "NewAttention"
         assert "NewAttention" in target_names()
-    finally:
-        records.cache_clear()
-        sys.modules.pop("onnx_attnfuse.kernels.operators.new_attention")
-    monkeypatch.undo()
     assert set(records()) == known
     assert "NewAttention" not in target_names()
+
+
+def test_a_new_file_tells_of_the_providers_that_it_knows(tmp_path: pathlib.Path) -> None:
+    with new_file(tmp_path):
+        cpu, cuda = (support("NewAttention", providers.provider(name)) for name in ("cpu", "cuda"))
+    assert isinstance(cpu, OpSupport)
+    assert (cpu.known_from, cpu.written) == ("made up", {ir.DataType.FLOAT})
+    assert cuda == Reason("no-kernel-for-device", "it is not known whether NewAttention has a kernel on cuda")
+
+
+def test_what_the_record_of_a_provider_says_comes_first(tmp_path: pathlib.Path) -> None:
+    cpu = providers.provider("cpu")
+    refusing = dataclasses.replace(cpu, operators={**cpu.operators, "NewAttention": None})
+    with new_file(tmp_path):
+        assert support("NewAttention", refusing) == Reason("no-kernel-for-device", "NewAttention has no kernel on cpu")
+
+
+def test_the_file_of_a_new_operator_imports_nothing_heavy(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "new_attention.py").write_text(NEW, encoding="utf-8")
+    code = f"""
+import sys
+from onnx_attnfuse.kernels import operators
+operators.__path__.append({str(tmp_path)!r})
+assert "NewAttention" in operators.target_names()
+print(sorted(sys.modules))
+"""
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'onnx_attnfuse.kernels.operators.new_attention'" in modules
+    assert not any(heavy in modules for heavy in HEAVY)
 
 
 def test_records_import_nothing_heavy() -> None:
     code = "import sys; from onnx_attnfuse.kernels.operators import records; records(); print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'onnx_attnfuse.kernels.operators.group_query_attention'" in modules
-    for heavy in ("'numpy'", "'onnx'", "'onnx_ir'", "'onnx_attnfuse.targets'", "'onnx_attnfuse.kernels.conditions'"):
+    for heavy in HEAVY:
         assert heavy not in modules

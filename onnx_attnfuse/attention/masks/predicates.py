@@ -1,0 +1,169 @@
+"""Predicates that masks are made of: which keys a row sees, as kinds that have a name, and how each is read.
+
+A kind is a dataclass with its name, and a line of `read`; a meaning (`classify.py`) is a conjunction of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from onnx_attnfuse.attention.axes.factors import Axis, leaves, length
+from onnx_attnfuse.attention.masks.expression import Compare, Element, Expression, Linear, Or, combine
+from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.sizes import Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal:
+    """`j <= i + offset`."""
+
+    offset: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """`i <= j + reach`: keys further back than `reach` (plus the causal offset) are not seen."""
+
+    reach: Dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """A key is seen or not by all rows and heads of a batch entry alike, as data says."""
+
+    predicate: Expression
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """Rows see keys of their own segment."""
+
+    name: ClassVar[str] = "segments"
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryPadding:
+    """A row sees its keys or none, as data says."""
+
+    predicate: Expression
+    name: ClassVar[str] = "query_padding"
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """Keys up to a number are seen by all rows, later ones by later rows only."""
+
+    predicate: Expression
+    name: ClassVar[str] = "prefix"
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    """A predicate of no known kind."""
+
+    predicate: Expression
+    name: ClassVar[str] = "arbitrary"
+
+
+Predicate = Causal | Window | Padding | QueryPadding | Segments | Prefix | Other
+_NAMED = (Segments, QueryPadding, Prefix, Other)
+"""Kinds that are told by their own name, in this order; the names of the others depend on what stands beside them."""
+
+
+def read(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
+    """The predicate that one part of a conjunction is.
+
+    Args:
+        part: Where a key is seen.
+        row: The position of the row, as a form over its factors.
+        column: The position of the key.
+        heads: The axis of heads.
+    """
+    used = index_factors(part)
+    is_data = any(index_factors(element) for element in elements_of(part))
+    if is_data and used & index_factors(column) and not used & (index_factors(row) | set(heads)):
+        return Padding(part)
+    if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
+        return QueryPadding(part)
+    if isinstance(part, Or) and _is_prefix(part, row, column):
+        return Prefix(part)
+    if not isinstance(part, Compare):
+        return Other(part)
+    if part.equal:
+        return Segments() if _is_segments(part.form, row, column) else Other(part)
+    behind, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
+    if not behind.terms:
+        return Causal(behind.offset * -1)
+    if not ahead.terms:
+        return Window(ahead.offset * -1)
+    return Other(part)
+
+
+def _is_prefix(part: Or, row: Linear, column: Linear) -> bool:
+    """`j <= i or j < number`, the number one for each batch entry at most."""
+    forms = [item.form for item in part.parts if isinstance(item, Compare) and not item.equal]
+    triangles = [form for form in forms if not combine(form, combine(column, row, -1), -1).terms]
+    rest = [combine(form, column, -1) for form in forms if form not in triangles]
+    counted = [form for form in rest if not index_factors(form) & (index_factors(row) | index_factors(column))]
+    return len(part.parts) == len(forms) == 2 and len(triangles) == len(counted) == 1
+
+
+def _is_segments(form: Linear, row: Linear, column: Linear) -> bool:
+    atoms = [(atom, coefficient) for atom, coefficient in form.terms if isinstance(atom, Element)]
+    if len(atoms) != 2 or len(form.terms) != 2 or form.offset != 0:
+        return False
+    (first, one), (second, other) = atoms
+    ends = {str(first.at[-1:] == (row,)), str(second.at[-1:] == (row,))}
+    return first.value is second.value and one == other * -1 and len(ends) == 2 and (column in {*first.at, *second.at})
+
+
+def kinds(predicates: Sequence[Predicate], spec: AttentionSpec) -> list[str]:
+    """The names of predicates, as reports have them."""
+    causal = next((item for item in predicates if isinstance(item, Causal)), None)
+    window = any(isinstance(item, Window) for item in predicates)
+    padding = any(isinstance(item, Padding) for item in predicates)
+    triangle = None if causal is None else _triangle(causal, spec)
+    names: list[str] = []
+    if window and triangle == "causal_shifted":
+        triangle = None
+        names.append("two_sided_window")
+    elif window:
+        names.append("sliding_window" if triangle else "anticausal")
+    if triangle:
+        names.append(f"padding_{triangle}" if padding else triangle)
+    elif padding:
+        names.append("padding")
+    return [*names, *dict.fromkeys(item.name for kind in _NAMED for item in predicates if isinstance(item, kind))]
+
+
+def _triangle(causal: Causal, spec: AttentionSpec) -> str:
+    if causal.offset == 0:
+        return "causal"
+    bottom_right = causal.offset == length(spec.key_axis) - length(spec.query_axis)
+    return "causal_bottom_right" if bottom_right else "causal_shifted"
+
+
+def _possibly_empty(dim: Dim, spec: AttentionSpec) -> set[str]:
+    """The symbols of a size that may be 0 without the attention having no rows or no entries."""
+    certain = {leaf.size for axis in spec.axes.scores[:3] for leaf in leaves(axis)}
+    return {name for name in sizes.symbols(dim) if sizes.symbol(name) not in certain}
+
+
+def rows_see_a_key(predicates: Sequence[Predicate], spec: AttentionSpec) -> bool:
+    """Whether key `i + offset` (or key 0, without a window) is allowed in every row."""
+    causal = [item for item in predicates if isinstance(item, Causal)]
+    windows = [item for item in predicates if isinstance(item, Window)]
+    if len(causal) + len(windows) < len(predicates) or len(causal) > 1 or len(windows) > 1:
+        return False
+    offset = causal[0].offset if causal else 0
+    empty = _possibly_empty(offset, spec) if not windows else _possibly_empty(offset + windows[0].reach, spec)
+    if sizes.least(offset, empty) < 0:
+        return False
+    if not windows:
+        return True
+    room = length(spec.key_axis) - length(spec.query_axis) - offset
+    return sizes.least(room, empty) >= 0 and sizes.least(windows[0].reach + offset, empty) >= 0
