@@ -11,7 +11,11 @@ from onnx.reference import ReferenceEvaluator
 from onnx_attnfuse.graph import dtypes, ops
 from onnx_attnfuse.graph.facts import Facts
 
-CLASSES = {name: found for name, found in vars(ops).items() if name.isupper() and name not in {"STANDARD", "CONTRIB"}}
+CLASSES = {
+    name: found
+    for name, found in vars(ops).items()
+    if name.isupper() and not name.startswith("_") and name not in {"STANDARD", "CONTRIB"}
+}
 DATA = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
 SECOND = {
     "Expand": [2, 2, 3],
