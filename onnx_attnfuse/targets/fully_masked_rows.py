@@ -98,7 +98,7 @@ def read_rows(
             rule.is_product
             and not has_key
             and len(rules) == len(spec.row_rules)
-            and context.bounds.lowest(spec.mask) == -math.inf
+            and (spec.unshifted or context.bounds.lowest(spec.mask) == -math.inf)
         ):
             raise Refused("weights-zeroed", "weights are multiplied by a mask, which leaves those of rows without a key NaN")
         if not (has_key and implied(meaning.allowed, kept_where(rule, context.reader))):
