@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import answer_shapes, check_shapes, known_elsewhere
+from onnx_attnfuse.graph.edit import answer_needless, check_shapes, known_elsewhere
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
@@ -101,7 +101,7 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order
     sweep([emitted.replaced, *inner])
     needless = [value for value in emitted.needless if known_elsewhere(value, {*inner, *emitted.needless}, builder)]
     for value in (*inner, *needless):
-        _answer_shapes(value, builder)
+        answer_needless(value, builder)
     sweep((*inner, *needless))
     for views in (_rotated_values(spec), _views(spec)):
         _drop_views(views, builder)
@@ -109,7 +109,7 @@ def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order
     for old, new in emitted.presents:
         if old.graph is not None:
             edit.connect([(old, new)], order.free([node for node in viewers(old) if node not in own], new))
-            _answer_shapes(old, builder)
+            answer_needless(old, builder)
     sweep([value for pair in emitted.presents for value in pair])
 
 
@@ -117,7 +117,7 @@ def _drop_views(values: Sequence[ir.Value], builder: Builder) -> None:
     """Removes those of `values`, nearest first, of which nothing but the shape is asked, and that is known elsewhere."""
     for value in values:
         if all(known_elsewhere(asked, set(values), builder) for node in shape_nodes(value) if (asked := node.inputs[0])):
-            _answer_shapes(value, builder)
+            answer_needless(value, builder)
             sweep([value])
 
 
@@ -135,9 +135,3 @@ def _rotated_values(spec: AttentionSpec) -> list[ir.Value]:
             found += [source.indexed.value for source in operand if source.rotary is None]
             found += [value for node in rotary.nodes for value in node.outputs]
     return list(dict.fromkeys(found))
-
-
-def _answer_shapes(value: ir.Value, builder: Builder) -> None:
-    """Gives what asks for the shape of a needless value the same numbers from elsewhere."""
-    if value.graph is not None and not value.is_graph_output() and not viewers(value):
-        answer_shapes(value, builder)

@@ -14,7 +14,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import shape_nodes
+from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
 
 
@@ -73,6 +73,12 @@ def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.N
         if value is old:
             graph.outputs[place] = new
     builder.facts.succeed(old, new)
+
+
+def answer_needless(value: ir.Value, builder: Builder) -> None:
+    """Answers for the shape of a value of which nothing else is asked any more."""
+    if value.graph is not None and not value.is_graph_output() and not viewers(value):
+        answer_shapes(value, builder)
 
 
 def answer_shapes(value: ir.Value, builder: Builder) -> None:

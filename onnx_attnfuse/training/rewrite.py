@@ -17,9 +17,8 @@ from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.spec import Axes4, Source
 from onnx_attnfuse.fusion.commit import inner_values
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.edit import answer_shapes, check_shapes
+from onnx_attnfuse.graph.edit import answer_needless, check_shapes
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
@@ -78,8 +77,7 @@ def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder, e
         edit.connect([(old, new)])
         sweep([old])
     for value in inner:
-        if value.graph is not None and not value.is_graph_output() and not viewers(value):
-            answer_shapes(value, builder)
+        answer_needless(value, builder)
     sweep(inner)
 
 
