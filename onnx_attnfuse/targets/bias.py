@@ -84,10 +84,10 @@ class BiasEmitter:
             elif isinstance(step, Floored) and total is not None:
                 held.append(self._above(total, step.low))
         for above in held:
-            total = self._filled(total, Replaced(above, True, -math.inf), None)
+            total = self._filled(total, above, True)
         for step in mask:
             if isinstance(step, Replaced):
-                total = self._filled(total, step, -math.inf if math.isinf(step.fill) else None)
+                total = self._filled(total, step.condition, step.keep_where, -math.inf if math.isinf(step.fill) else None)
         assert total is not None
         return total
 
@@ -106,7 +106,7 @@ class BiasEmitter:
                         raise Refused(
                             "weak-fill", f"scores are replaced by {fill:g}, which {self._dtype.name.lower()} does not have"
                         )
-                    total = self._filled(total, step, fill)
+                    total = self._filled(total, step.condition, step.keep_where, fill)
                 case Floored(low) if total is not None:
                     total = self._floored(total, low)
                 case _:
@@ -149,7 +149,7 @@ class BiasEmitter:
         for kept, fill, keep_where in ((*numbers, True), (*numbers[::-1], False)):
             if kept == 0 and fill is not None and fill <= ABSORBS and axes is not None:
                 low = -math.inf if math.isinf(fill) else -largest(self._dtype) / max(1.0, gain)
-                return self._filled(None, Replaced(IndexedValue(condition, axes), keep_where, fill), low)
+                return self._filled(None, IndexedValue(condition, axes), keep_where, low)
         return indexed
 
     def _with_scalar(self, op: str, indexed: IndexedValue, number: float) -> IndexedValue:
@@ -158,9 +158,11 @@ class BiasEmitter:
             self._builder.elementwise(op, [indexed.value, self._builder.scalar(number, dtype)], dtype), indexed.axes
         )
 
-    def _filled(self, total: IndexedValue | None, step: Replaced, fill: float | None) -> IndexedValue:
-        """A mask with a number, by default the lowest, where scores are replaced."""
-        condition = step.condition.refined()
+    def _filled(
+        self, total: IndexedValue | None, condition: IndexedValue, keep_where: bool, fill: float | None = None
+    ) -> IndexedValue:
+        """A mask with a number, by default the lowest, wherever a condition is not `keep_where`."""
+        condition = condition.refined()
         kept = IndexedValue(self._builder.cast(condition.value, ir.DataType.BOOL), condition.axes)
         if total is None:
             dtype = self._dtype
@@ -169,7 +171,7 @@ class BiasEmitter:
             dtype = self._builder.facts.dtype(total.value) or self._dtype
             kept, total = self._alike(kept, total)
         number = self._builder.scalar(-largest(dtype) if fill is None else fill, dtype)
-        chosen = [total.value, number] if step.keep_where else [number, total.value]
+        chosen = [total.value, number] if keep_where else [number, total.value]
         return IndexedValue(self._builder.elementwise("Where", [kept.value, *chosen], dtype), _union(kept.axes, total.axes))
 
     def _above(self, total: IndexedValue, low: float) -> IndexedValue:
