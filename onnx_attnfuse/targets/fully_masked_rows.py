@@ -245,9 +245,8 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
         lowest = min(lowest, -largest(spec.dtype))
     highest = LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
-        rows = _level_dead_rows(rows, compact, highest, builder)
-        assert rows.zero_query is not None
-        rows = dataclasses.replace(rows, bias=_raised(rows.bias or compact, rows.zero_query.value, builder))
+        level = _level_rows(compact, highest, builder)
+        rows = dataclasses.replace(_zeroing(rows, level, builder), bias=_raised(rows.bias or compact, level.value, builder))
     return rows
 
 
@@ -274,10 +273,15 @@ def _finite(compact: IndexedValue, fully_masked: ir.Value, builder: Builder) -> 
 
 def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, builder: Builder) -> Rows:
     """Rows of finite numbers up to `highest` only: all scores of such a row become 0, and the bias alone counts."""
+    return _zeroing(rows, _level_rows(compact, highest, builder), builder)
+
+
+def _level_rows(compact: IndexedValue, highest: float, builder: Builder) -> IndexedValue:
+    """Rows without a number above `highest`, but with a finite one."""
     has_key = _has_key(compact, "Greater", highest, builder)
     finite = _has_key(compact, "GreaterOrEqual", LOWEST_FLOAT32, builder)
     fully_masked = builder.elementwise("And", [finite, builder.elementwise("Not", [has_key], ir.DataType.BOOL)], ir.DataType.BOOL)
-    return _zeroing(rows, IndexedValue(fully_masked, (*compact.axes[:3], ())), builder)
+    return IndexedValue(fully_masked, (*compact.axes[:3], ()))
 
 
 def _zeroing(rows: Rows, fully_masked: IndexedValue, builder: Builder) -> Rows:
