@@ -40,9 +40,10 @@ class Options:
     """How rewrites are judged. `sites` runs each site before and after, `model` the whole model too, `none` nothing but what
     patterns of yours make. By default `sites` if onnxruntime is there."""
     padding: PaddingPolicy = "auto"
-    """What to do with forms of a mask that are exact for some batches only. `auto` puts them behind a test at run time where that
-    pays, and `guarded` wherever they are faster; `exact` leaves them out. `assume-right` takes it as given that padding is on the
-    right, `assume-none` that there is none and no batch of several entries gets several new tokens on top of a cache."""
+    """What to do with forms of a mask that are exact for some batches only. `guarded` puts them behind a test at run time
+    wherever they are faster, `auto` only where the form for all batches takes more memory than a test; `exact` leaves them out.
+    `assume-right` takes it as given that padding is on the right, `assume-none` that there is none and no batch of several
+    entries gets several new tokens on top of a cache."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
     target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})

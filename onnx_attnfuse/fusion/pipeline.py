@@ -99,17 +99,17 @@ def _report(run: Run) -> Report:
     """Applies all passes, and tells."""
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
-    seconds = time.perf_counter() - start
+    seconds, ops_after = time.perf_counter() - start, count_ops(run.model)
     fused = any(site.status in {"fused", "already-fused"} for site in run.sites)
     device, session = run.plan_context.device, None
     with contained(Subject("telling what was done")):
         run.notes += _around(run)
-        session = session_for(device if fused else Device(device.ep, device.arch))
+        session = session_for(device if fused else Device(device.ep, device.arch), has_if="If" in ops_after)
     return Report(
         sites=tuple(run.sites),
         seconds=seconds,
         ops_before=before,
-        ops_after=count_ops(run.model),
+        ops_after=ops_after,
         notes=tuple(run.notes),
         differing=run.verifier.differing,
         patterns=_patterns(run),

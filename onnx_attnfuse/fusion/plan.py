@@ -32,9 +32,8 @@ _WORTHWHILE_SHARE_OF_TIME = 0.85
 """Another way is taken if it needs at most this part of the time."""
 FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
 """From this many scores on, b·n·s·t, a way is faster than a bias."""
-GUARDED_FROM, GUARDED_KEYS_FROM = 1 << 25, 1 << 11
-"""From this many scores on, b·n·s·t, a faster way outweighs its test (decision 0006); with a cache, from this
-many keys on."""
+GUARDED_FROM = 1 << 32
+"""From this many scores on, b·n·s·t, a faster way spares more memory than its test takes (decision 0018)."""
 _ASSUMED_EXACT: Mapping[PaddingPolicy, frozenset[Precondition]] = {
     "assume-right": frozenset(["right_padded"]),
     "assume-none": frozenset(["always", "right_padded", "unpadded"]),
@@ -226,7 +225,8 @@ def _gains(
         if spec.dtype == ir.DataType.FLOAT and plan_context.device.provider.rounds_float16
         else []
     )
-    changed.append(("with --padding assume-right", spec, dataclasses.replace(plan_context, padding="assume-right")))
+    policies: tuple[PaddingPolicy, ...] = ("guarded", "assume-right")
+    changed += [(f"with --padding {padding}", spec, dataclasses.replace(plan_context, padding=padding)) for padding in policies]
     for change, other, under in changed:
         plans = [found for _, found in _plans(takers, other, meaning, under) if isinstance(found, Plan)]
         best = min((found.best for found in plans), key=lambda item: item.time, default=plan.best)
@@ -267,19 +267,15 @@ def _plan(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_co
             return Plan(item)
     if main.forecast.fails is not None and not (some and plan_context.may_test):
         return main.forecast.fails
-    best = min([main, *some], key=lambda item: item.time)
+    tested = _tested(main, some, spec, plan_context)
+    best = min([main, *tested], key=lambda item: item.time)
     asked = plan_context.always or plan_context.target != "auto" or plan_context.kernels is not None
     slower = None if asked else _slower(spec, best, plan_context)
     if slower is not None:
         return slower
-    if not plan_context.may_test:
-        return Plan(main)
-    if plan_context.target != "auto" and name_of(main.target) != plan_context.target:
+    if plan_context.may_test and plan_context.target != "auto" and name_of(main.target) != plan_context.target:
         return Plan(main, tuple(some[:1]))
-    guarded = (spec.cache is not None and not main.encoding.cached) or _is_large(
-        params_of(spec, main.encoding, main.target), plan_context
-    )
-    chosen = _selection(some, main) if guarded else ()
+    chosen = _selection(tested, main)
     return Plan(main, chosen if spec.cache is None else chosen[:1])
 
 
@@ -315,10 +311,16 @@ def _selection(some: Sequence[Lowering], main: Lowering) -> tuple[Lowering, ...]
     return tuple(chosen)
 
 
-def _is_large(params: AttentionParams, plan_context: PlanContext) -> bool:
-    """Whether a faster way outweighs its test: with a cache for all prompts, and for one position on top of many."""
-    settled = params.settled(plan_context.lengths)
-    if plan_context.padding == "guarded" or (params.cached and settled.rows != 1):
-        return True
-    size, least = (settled.columns, GUARDED_KEYS_FROM) if params.cached else (settled.scores, GUARDED_FROM)
-    return not isinstance(size, int) or size >= least
+def _tested(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Sequence[Lowering]:
+    """The faster ways that may stand behind tests.
+
+    All of them where that is asked for, and where `main` fails or takes more memory than a test; else those of which the caller
+    vouches for the batches, so that sizes alone are tested.
+    """
+    if not plan_context.may_test:
+        return ()
+    scores = params_of(spec, main.encoding, main.target).settled(plan_context.lengths).scores
+    is_huge = spec.cache is None and isinstance(scores, int) and scores >= GUARDED_FROM
+    if plan_context.padding == "guarded" or is_huge or main.forecast.fails is not None:
+        return some
+    return [item for item in some if item.encoding.when in plan_context.assumed and not item.encoding.single]

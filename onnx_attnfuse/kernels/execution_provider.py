@@ -93,8 +93,6 @@ class Switching:
     """Whether a wish for one kind of kernels switches others off, and lets kernels run on short sequences."""
     is_safe: bool = False
     """Whether every operator runs with any of the kernels switched off."""
-    words: Callable[[str], str] | None = None
-    """The kernels that a value of an option leaves, for a reader."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,6 +126,10 @@ class ExecutionProvider:
     """Whether fused operators give NaN in a row whose scores are all -inf, as Softmax does; if not known, the row is made NaN."""
     takes_if: bool | None = None
     """Whether an If costs no more than its test; if not, no form of a mask stands behind one."""
+    options_for_if: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Options of the provider without which an If takes memory of its own."""
+    option_words: Callable[[str, str], str] | None = None
+    """What an option of the provider, a name and a value, does, for a reader."""
     pays: frozenset[Paying] = frozenset()
     unfused_time: Callable[[AttentionParams, int, bool], float] | None = None
     """How long attention takes that is spelled out, on an architecture, with a guard against NaN or not; None: not known."""

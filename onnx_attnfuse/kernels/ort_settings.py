@@ -30,12 +30,12 @@ class Session:
 
     def lines(self) -> list[str]:
         """The settings for a reader, one a line; none where ONNX Runtime is left to itself."""
-        options = [f"{self.provider} {name}={value}{self._meaning(value)}" for name, value in self.provider_options.items()]
+        words = next((item.option_words for item in providers.every() if item.ort_name == self.provider), None)
+        options = [
+            f"{self.provider} {name}={value}{'' if words is None else f' ({words(name, value)})'}"
+            for name, value in self.provider_options.items()
+        ]
         return options + [f"export {name}={value}" for name, value in self.environment.items()]
-
-    def _meaning(self, value: str) -> str:
-        switchings = [item.switching for item in providers.every() if item.ort_name == self.provider]
-        return "".join(f" ({item.words(value)})" for item in switchings if item is not None and item.words is not None)
 
 
 def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True) -> Switches:
@@ -60,10 +60,12 @@ def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True)
     return Switches(off & switching.kernels if may_switch_off else frozenset(), any_length=switching.narrows and said)
 
 
-def session_for(device: Device) -> Session:
-    """The settings that say what `device.switches` says."""
+def session_for(device: Device, *, has_if: bool = False) -> Session:
+    """The settings that say what `device.switches` says, and those that a model with an If wants."""
     off, provider = device.switches.off, device.provider
+    options = provider.options_for_if if has_if else {}
     if device.switches == NOTHING_SAID or provider.switching is None:
-        return Session(provider.ort_name)
+        return Session(provider.ort_name, options)
     found = provider.switching.settings(device.arch, off)
-    return Session(provider.ort_name, found.options, found.environment, tuple(sorted(off)), device.switches.any_length)
+    chosen = {**found.options, **options}
+    return Session(provider.ort_name, chosen, found.environment, tuple(sorted(off)), device.switches.any_length)

@@ -62,7 +62,7 @@ def test_a_window_of_grouped_heads() -> None:
 
 def test_with_padding_it_has_the_batches_without_any() -> None:
     model = _model(_PADDED)
-    result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm80", verify="sites")
+    result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm80", padding="guarded", verify="sites")
     (site,) = result.report.sites
     assert site.op == "MultiHeadAttention"
     assert (site.mask_form or "").startswith("GroupQueryAttention causal, local_window_size 3, else attention_bias")

@@ -156,7 +156,8 @@ def test_a_second_run_changes_nothing() -> None:
         ({"padding": "assume-right"}, {"key_padding_mask 3b+2, else attention_bias b 1 1 t"}),
         ({"padding": "assume-right", "dim": {"s": 512}}, {"key_padding_mask 3b+2, else attention_bias b 1 1 t"}),
         ({"padding": "auto", "dim": {"b": 4, "s": 64}}, {"attention_bias b 1 1 t"}),
-        ({"padding": "auto", "dim": {"b": 16, "s": 4096}}, {"key_padding_mask 3b+2, else attention_bias b 1 1 t"}),
+        ({"padding": "auto", "dim": {"b": 16, "s": 4096}}, {"attention_bias b 1 1 t"}),
+        ({"padding": "auto", "dim": {"b": 16, "s": 16384}}, {"key_padding_mask 3b+2, else attention_bias b 1 1 t"}),
         ({"padding": "auto", "ep": "cpu", "arch": None}, {"attention_bias b 1 1 t"}),
     ],
 )

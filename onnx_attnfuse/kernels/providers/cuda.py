@@ -222,8 +222,14 @@ def _alone(arch: int) -> Mapping[str, Settings]:
     return {name: Settings({"sdpa_kernel": str(bits)}) for name, bits in {"flash": 1, **tensorrt, "efficient": 2}.items()}
 
 
-def _words(sdpa_kernel: str) -> str:
-    return ", ".join(name for name, bit in _BITS.items() if int(sdpa_kernel) & bit)
+_FOR_IF = {"use_ep_level_unified_stream": "1"}
+"""Spares 77 MB for each branch that runs (benchmarks/results/branches_h200.md)."""
+
+
+def _option_words(name: str, value: str) -> str:
+    if name in _FOR_IF:
+        return "the branches of If share one stream, and its memory"
+    return ", ".join(kernel for kernel, bit in _BITS.items() if int(value) & bit)
 
 
 def _architecture_here() -> int | None:
@@ -296,7 +302,9 @@ PROVIDER = ExecutionProvider(
     rounds_float16=True,
     keeps_nan_rows=False,
     takes_if=True,
+    options_for_if=_FOR_IF,
+    option_words=_option_words,
     pays=frozenset(["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias"]),
     unfused_time=_unfused_time,
-    switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True, words=_words),
+    switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True),
 )
