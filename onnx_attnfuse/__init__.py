@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from onnx_attnfuse.language.decorators import score_step, weight_step
     from onnx_attnfuse.language.registry.discovery import register
     from onnx_attnfuse.report.files import write_report
-    from onnx_attnfuse.report.model import Layouts, Report, SiteReport
+    from onnx_attnfuse.report.model import CaptureReport, Layouts, Report, SiteReport
     from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
     from onnx_attnfuse.transforms.half_precision.options import Conversion
     from onnx_attnfuse.transforms.half_precision.report import ConversionReport
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionFusionPass",
     "AttnFuseError",
+    "CaptureReport",
     "Conversion",
     "ConversionReport",
     "Converted",
@@ -104,6 +105,7 @@ __all__ = [
 
 _HOMES = {
     "AttentionFusionPass": "api",
+    "CaptureReport": "report.model",
     "Conversion": "transforms.half_precision.options",
     "ConversionReport": "transforms.half_precision.report",
     "Converted": "api",

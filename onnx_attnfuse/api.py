@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError
+from onnx_attnfuse.fusion import capturing
 from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.ort_settings import Session
@@ -71,15 +72,16 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
         The fused model, of the same kind, and the report.
 
     Raises:
-        ModelError: The model cannot be read.
-        OptionError: An option has no such value.
+        ModelError: The model cannot be read, or not be captured where `cuda_graph` asks for it.
+        OptionError: An option has no such value, or contradicts another.
         VerificationError: `verify="model"`, and the whole models differ.
     """
     fusion = Fusion(dataclasses.replace(options or Options(), **choices))
     loaded, kind = fusion.read(model)
     verifier = fusion.verifier
-    before = _original(model, loaded) if verifier.level == "model" else None
+    before = _original(model, loaded, fusion.options) if verifier.level == "model" else None
     report = fusion.fuse(loaded)
+    capturing.refuse_uncaptured(report, fusion.options)
     if before is not None:
         note = verifier.check_model(before, loaded)
         notes = (*report.notes, note) if note else report.notes
@@ -87,8 +89,12 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     return Result(io.to_kind(loaded, kind), report, loaded)
 
 
-def _original(model: io.AnyModel, loaded: ir.Model) -> str | ir.Model:
-    """The model as it was, for comparison: its file, or a copy of what was loaded."""
+def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = None) -> str | ir.Model:
+    """The model as it was, for comparison: its file, or a copy of what was loaded, with the sizes that are to be fixed."""
+    if options is not None and options.cuda_graph:
+        copy = loaded.clone()
+        capturing.fix(copy, options)
+        return copy
     return str(model) if isinstance(model, (str, pathlib.PurePath)) else loaded.clone()
 
 
@@ -196,9 +202,10 @@ class AttentionFusionPass(ir.passes.InPlacePass):
         self.report: Report | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Fuses in place; `modified` tells whether anything was fused."""
+        """Fuses in place; `modified` tells whether anything was fused, or sizes were fixed."""
         self.report = Fusion(self.options).fuse(model)
-        return ir.passes.PassResult(model, modified=self.report.fused > 0)
+        capturing.refuse_uncaptured(self.report, self.options)
+        return ir.passes.PassResult(model, modified=self.report.fused > 0 or self.options.cuda_graph)
 
 
 _LOG = logging.getLogger(__name__)

@@ -45,12 +45,16 @@ class Options:
     `assume-right` takes it as given that padding is on the right, `assume-none` that there is none and no batch of several
     entries gets several new tokens on top of a cache."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
+    """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact. With
+    `cuda_graph` it always has that length."""
     target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,
     finite-exponentials, or none. Repeatable; by default all of them hold. docs/assumptions.md says what each is."""
+    cuda_graph: bool = False
+    """Make a model that ONNX Runtime captures in a CUDA graph, of the sizes that `dim` tells and without a test at run time; a
+    model that it cannot capture is refused with the node that prevents it."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False

@@ -61,7 +61,8 @@ class Run:
         readers = self.statistics.counting(catalogue.readers, catalogue.subject, verifier.doubted)
         self.catalogue = dataclasses.replace(catalogue, readers=readers)
         device = resolve(options.ep, options.arch)
-        self.plan_context = PlanContext(device, options.padding, options.dim, options.always, options.target, dtype=dtype)
+        chosen = options.padding, options.dim, options.always, options.target
+        self.plan_context = PlanContext(device, *chosen, dtype=dtype, captured=options.cuda_graph)
         self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")

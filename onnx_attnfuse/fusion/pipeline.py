@@ -18,10 +18,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
-from onnx_attnfuse.fusion import passes
+from onnx_attnfuse.fusion import capturing, passes
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph.fixed_sizes import fold_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.ort_settings import session_for
@@ -70,6 +71,7 @@ class Fusion:
             MissingDependencyError: Verification was asked for and onnxruntime is absent.
             OptionError: An option has no such value.
         """
+        capturing.check_options(options)
         self.options = options
         self.catalogue = load(options)
         self.verifier = Verifier(options, self.catalogue.operators.values(), keep_evidence=keep_evidence, doubts=doubts)
@@ -86,7 +88,13 @@ class Fusion:
             model: The model.
             trace: Takes the attempts of patterns that came nearest.
             dtype: Plan as if attention was computed in this type; what is built serves nobody then.
+
+        Raises:
+            ModelError: The model is to be captured, and an input does not say how many axes it has.
+            OptionError: The model is to be captured, and sizes of its inputs are not told.
         """
+        if self.options.cuda_graph:
+            capturing.fix(model, self.options)
         with collecting() as failures:
             for pack in self.catalogue.broken:
                 tell(pack)
@@ -99,12 +107,17 @@ def _report(run: Run) -> Report:
     """Applies all passes, and tells."""
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
+    if run.options.cuda_graph:
+        with run.verifier.timer.step(_REWRITE):
+            fold_sizes(run.model, Assumed.of(run.options.assume))
     seconds, ops_after = time.perf_counter() - start, count_ops(run.model)
     fused = any(site.status in {"fused", "already-fused"} for site in run.sites)
-    device, session = run.plan_context.device, None
+    device, session, capture = run.plan_context.device, None, None
     with contained(Subject("telling what was done")):
         run.notes += _around(run)
         session = session_for(device if fused else Device(device.ep, device.arch), has_if="If" in ops_after)
+    with contained(Subject("telling what can be captured")):
+        capture = capturing.told(run.model, device.provider, folded=run.options.cuda_graph)
     return Report(
         sites=tuple(run.sites),
         seconds=seconds,
@@ -115,6 +128,7 @@ def _report(run: Run) -> Report:
         patterns=_patterns(run),
         policy=run.policy,
         session=session,
+        capture=capture,
         steps=dict(run.verifier.timer.seconds),
         pictures=tuple(run.pictures),
     )

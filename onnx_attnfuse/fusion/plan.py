@@ -91,6 +91,8 @@ class PlanContext:
     """The only kernels that may be forecast; None: any."""
     dtype: ir.DataType | None = None
     """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
+    captured: bool = False
+    """The model is to be captured, so that nothing is tested at run time."""
 
     def __post_init__(self) -> None:
         names = ("auto", *map(name_of, TARGETS), packed.NAME)
@@ -105,7 +107,7 @@ class PlanContext:
     @property
     def may_test(self) -> bool:
         """Whether a form that is exact for some batches may stand behind a test at run time."""
-        return self.padding != "exact" and bool(self.device.provider.takes_if)
+        return not self.captured and self.padding != "exact" and bool(self.device.provider.takes_if)
 
     @property
     def assumed(self) -> frozenset[Precondition]:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import onnx_ir as ir
 
 from onnx_attnfuse.kernels.conditions import AttentionParams, Condition, MaskForm
+from onnx_attnfuse.kernels.kernel_table import KernelTable
 from onnx_attnfuse.reasons import Reason
 
 Kernels: TypeAlias = tuple[tuple[str, tuple[Condition, ...]], ...]
@@ -96,6 +97,23 @@ class Switching:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Capture:
+    """Facts on models that are captured: what the device runs is recorded once, and then replayed without the host."""
+
+    name: str
+    """What the record is called."""
+    known_from: str
+    kernels: Callable[[], KernelTable]
+    """All kernels there are; what has none runs on the host."""
+    host_inputs: Mapping[tuple[str, str], tuple[int, ...]]
+    """The inputs that kernels read on the host, by domain and operator."""
+    waits: Mapping[tuple[str, str], str]
+    """The operators for which the host waits for the device, and for what."""
+    not_run: Callable[[ir.Node], str | None]
+    """What keeps a node on the host although there is a kernel."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class ExecutionProvider:
     """An execution provider: its names, its operators, and what else depends on it."""
 
@@ -135,3 +153,5 @@ class ExecutionProvider:
     """How long attention takes that is spelled out, on an architecture, with a guard against NaN or not; None: not known."""
     switching: Switching | None = None
     """None: no kernel is ever switched off."""
+    capture: Capture | None = None
+    """None: no model is captured."""

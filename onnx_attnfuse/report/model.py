@@ -50,6 +50,28 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class CaptureReport:
+    """Whether ONNX Runtime can capture the model as it is now, so that it is replayed without the host."""
+
+    name: str
+    """What the record is called: `CUDA graph`."""
+    possible: bool
+    """Whether it can, once `sizes` are fixed."""
+    sizes: tuple[str, ...] = ()
+    """The sizes of inputs that are symbols yet, by name; one without a name is called after its input and axis."""
+    blockers: tuple[Reason, ...] = ()
+    """What prevents it, with the nodes."""
+
+    def __str__(self) -> str:
+        for first in self.blockers[:1]:
+            others = len(self.blockers) - 1
+            return f"{self.name}: no, {first}" + (f"; {others} more prevent{'s' * (others == 1)} it" if others else "")
+        if self.sizes:
+            return f"{self.name}: can be captured once its sizes are fixed ({', '.join(self.sizes)}); --cuda-graph does that"
+        return f"{self.name}: can be captured"
+
+
+@dataclasses.dataclass(frozen=True)
 class PatternReport:
     """Tries, hits and time of one pattern."""
 
@@ -105,7 +127,7 @@ class Report(JsonReport):
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
-        "patterns", "policy", "session", "sites",
+        "patterns", "policy", "session", "capture", "sites",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -125,6 +147,8 @@ class Report(JsonReport):
     """Which kernels were wanted."""
     session: Session | None = None
     """What to start ONNX Runtime with."""
+    capture: CaptureReport | None = None
+    """Whether the model can be captured; None where the execution provider captures none."""
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     """Seconds by step; not part of the JSON."""
     pictures: tuple[SitePicture | None, ...] = dataclasses.field(default=(), repr=False)

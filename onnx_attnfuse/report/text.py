@@ -45,6 +45,8 @@ class ReportText:
             yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))
         if self.report.session is not None:
             yield from (Text(f"session: {line}") for line in self.report.session.lines())
+        if self.report.capture is not None:
+            yield Text(str(self.report.capture))
         if changes := _op_words(self.report):
             yield Text(f"operators: {changes}")
         yield Text(last_line(self.report, self.verb), style="bold")

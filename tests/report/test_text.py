@@ -9,7 +9,7 @@ from rich.console import Console
 
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import Layouts, Report, SiteReport
+from onnx_attnfuse.report.model import CaptureReport, Layouts, Report, SiteReport
 from onnx_attnfuse.report.text import ReportText
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -77,6 +77,21 @@ def test_what_onnx_runtime_is_told_stands_before_the_last_line() -> None:
     ):
         assert shown(report_of(fused(0), session=session)).splitlines()[-2] == line
     assert "session" not in shown(report_of(fused(0), session=Session("CPUExecutionProvider")))
+
+
+def test_whether_it_can_be_captured_is_told_in_a_line() -> None:
+    blockers = tuple(Reason("branches-on-host", f"{op} is control flow", f"{op}_1") for op in ("If", "Loop", "Scan"))
+    for capture, line in (
+        (CaptureReport("CUDA graph", True), "CUDA graph: can be captured"),
+        (
+            CaptureReport("CUDA graph", True, ("batch", "seq")),
+            "CUDA graph: can be captured once its sizes are fixed (batch, seq); --cuda-graph does that",
+        ),
+        (CaptureReport("CUDA graph", False, ("batch",), blockers[:1]), "CUDA graph: no, If is control flow [If_1]"),
+        (CaptureReport("CUDA graph", False, (), blockers[:2]), "CUDA graph: no, If is control flow [If_1]; 1 more prevents it"),
+        (CaptureReport("CUDA graph", False, (), blockers), "CUDA graph: no, If is control flow [If_1]; 2 more prevent it"),
+    ):
+        assert shown(report_of(fused(0), capture=capture)).splitlines()[-2] == line
 
 
 def test_a_gap_in_the_numbers_shows() -> None:

@@ -42,6 +42,7 @@ from onnx_attnfuse.kernels.conditions import (
     several_with_cache,
     up_to_rows,
 )
+from onnx_attnfuse.kernels.cuda_capture import CAPTURE
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
 from onnx_attnfuse.reasons import Reason
 
@@ -307,4 +308,5 @@ PROVIDER = ExecutionProvider(
     pays=frozenset(["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias"]),
     unfused_time=_unfused_time,
     switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True),
+    capture=CAPTURE,
 )

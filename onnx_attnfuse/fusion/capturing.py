@@ -1,0 +1,72 @@
+"""Models that ONNX Runtime captures, as `cuda_graph` asks for: sizes are fixed, and what still prevents it is told or refused."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph.fixed_sizes import fix_sizes, input_sizes, inputs_without_shape
+from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.capture import capture_blockers
+from onnx_attnfuse.kernels.device import resolve
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import CaptureReport, Report
+from onnx_attnfuse.targets import packed
+
+
+def check_options(options: Options) -> None:
+    """Checks that a model can be captured with these options at all, if that is asked for.
+
+    Raises:
+        OptionError: The execution provider captures no model, or another option asks for what cannot be captured.
+    """
+    if not options.cuda_graph:
+        return
+    ep = resolve(options.ep, options.arch).ep
+    if providers.provider(ep).capture is None:
+        others = " or ".join(item.name for item in providers.every() if item.capture is not None)
+        raise OptionError(f"cuda_graph is asked for, and {ep} captures no model; choose --ep {others} with it")
+    if options.padding == "guarded":
+        raise OptionError("padding is 'guarded', a test at run time, which no CUDA graph has; leave it or cuda_graph out")
+    if options.target == packed.NAME:
+        what = f"target is {packed.NAME!r}, for which the host counts tokens at run time, which no CUDA graph does"
+        raise OptionError(f"{what}; leave it or cuda_graph out")
+
+
+def fix(model: ir.Model, options: Options) -> None:
+    """Fixes the sizes of a model's inputs, in place.
+
+    Raises:
+        ModelError: An input does not say how many axes it has.
+        OptionError: Sizes are not told, or told for nothing.
+    """
+    names = input_sizes(model)
+    if untold := [name for name in names if name not in options.dim]:
+        asked = " ".join(f"--dim {name}=N" for name in untold)
+        raise OptionError(f"cuda_graph needs numbers for the sizes {', '.join(map(repr, untold))}; add {asked}")
+    fix_sizes(model, options.dim, Assumed.of(options.assume))
+
+
+def told(model: ir.Model, provider: ExecutionProvider, *, folded: bool) -> CaptureReport | None:
+    """Whether a model can be captured, None where the execution provider captures none."""
+    capture = provider.capture
+    if capture is None:
+        return None
+    unknown = (Reason("open-size", f"the input '{name}' has no shape") for name in inputs_without_shape(model))
+    blockers = (*unknown, *capture_blockers(model, capture, folded=folded))
+    return CaptureReport(capture.name, not blockers, input_sizes(model), blockers)
+
+
+def refuse_uncaptured(report: Report, options: Options) -> None:
+    """Refuses a model that is to be captured and cannot be.
+
+    Raises:
+        ModelError: Something prevents it, or it is not known.
+    """
+    if not options.cuda_graph or (report.capture is not None and report.capture.possible):
+        return
+    why = "it is not known whether it can be" if report.capture is None else str(report.capture.blockers[0])
+    raise ModelError(f"the model cannot be captured in a CUDA graph: {why}; leave --cuda-graph out, or change that in its source")

@@ -1,0 +1,147 @@
+"""Whether ONNX Runtime can capture a model on an execution provider, and if not, which nodes prevent it.
+
+    capture_blockers(model, provider.capture)       # a reason for each node, none if the model can be captured
+
+A captured model has fixed sizes. So what is computed from constants and from sizes alone is a constant; what else a kernel reads
+on the host is a blocker, and so are control flow, nodes without a kernel, and nodes for which the host waits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import onnx.defs
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import is_constant, subgraphs
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, STANDARD, is_standard, plain_domain
+from onnx_attnfuse.graph.scopes import Scope, scopes
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.execution_provider import Capture
+from onnx_attnfuse.kernels.kernel_table import Typed
+from onnx_attnfuse.reasons import Reason
+
+_RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
+
+
+def capture_blockers(model: ir.Model, capture: Capture, *, folded: bool = False) -> tuple[Reason, ...]:
+    """What prevents that a model is captured.
+
+    Args:
+        model: The model, nodes in topological order.
+        capture: What the execution provider captures.
+        folded: Whether sizes are fixed and what depends on them is folded, so that nothing may ask for a size any more.
+
+    Returns:
+        A reason for each node that prevents it, in the order of the graph.
+    """
+    search = _Search(model, capture, folded=folded)
+    search.read(model.graph)
+    return tuple(search.found)
+
+
+class _Search:
+    """The search through one model: what is a constant once sizes are fixed, and what was found."""
+
+    def __init__(self, model: ir.Model, capture: Capture, *, folded: bool) -> None:
+        self.model, self.capture, self.folded = model, capture, folded
+        self.kernels = capture.kernels()
+        self.scopes: dict[ir.Graph | ir.Function, Scope] = {scope.graph: scope for scope in scopes(model)}
+        self.fixed: set[ir.Value] = set()
+        """The values that depend on constants and sizes alone."""
+        self.found: dict[Reason, None] = {}
+
+    def read(self, graph: ir.Graph | ir.Function) -> None:
+        """Reads the nodes of a graph in their order, and the graphs that they run."""
+        scope = self.scopes[graph]
+        for node in graph:
+            if self._is_fixed_by(node, scope):
+                self.fixed.update(node.outputs)
+
+    def _is_fixed_by(self, node: ir.Node, scope: Scope) -> bool:
+        """Whether a node gives constants once sizes are fixed; what prevents a capture is noted."""
+        self.fixed.difference_update(node.outputs)
+        function = self.model.functions.get(node.op_identifier())
+        if function is not None:
+            self._call(node, function)
+            return False
+        if subgraphs(node):
+            return self._is_settled_flow(node)
+        if is_standard(node, *ASKS_SHAPE):
+            self._note_size(node)
+            return True
+        if is_standard(node, "Identity"):  # ONNX Runtime takes it out before it looks for kernels
+            return all(value is not None and self._is_fixed(value) for value in node.inputs)
+        if node.op_type not in _RANDOM and all(value is None or self._is_fixed(value) for value in node.inputs):
+            return True
+        self.found.update(dict.fromkeys(self._blockers(node, scope)))
+        return False
+
+    def _is_fixed(self, value: ir.Value) -> bool:
+        return value in self.fixed or is_constant(value)
+
+    def _call(self, node: ir.Node, function: ir.Function) -> None:
+        """Reads a function with the arguments of one of its calls."""
+        for place, formal in enumerate(function.inputs):
+            given = node.inputs[place] if place < len(node.inputs) else None
+            (self.fixed.add if given is None or self._is_fixed(given) else self.fixed.discard)(formal)
+        self.read(function)
+        self.fixed.update(
+            output for output, formal in zip(node.outputs, function.outputs, strict=False) if self._is_fixed(formal)
+        )
+
+    def _is_settled_flow(self, node: ir.Node) -> bool:
+        """Whether fixed sizes decide which branch is run, so that it takes the node's place, and give constants there."""
+        condition = node.inputs[0] if node.inputs else None
+        if self.folded or not is_standard(node, "If") or condition is None or not self._is_fixed(condition):
+            self.found[Reason("branches-on-host", f"{node.op_type} is control flow", label(node))] = None
+            return False
+        branches = subgraphs(node)
+        for branch in branches:
+            self.read(branch)
+        return all(self._is_fixed(value) for branch in branches for value in branch.outputs)
+
+    def _note_size(self, node: ir.Node) -> None:
+        if self.folded and node.inputs[0] is not None:
+            message = f"{node.op_type} asks for the size of '{node.inputs[0].name}', which is not known before the model runs"
+            self.found[Reason("open-size", message, label(node))] = None
+
+    def _blockers(self, node: ir.Node, scope: Scope) -> Iterator[Reason]:
+        """What prevents that a node is captured whose inputs are not all constants."""
+        op, domain, name = node.op_type, plain_domain(node.domain), label(node)
+        waits = self.capture.waits.get((domain, op))
+        if waits is not None:
+            yield Reason("waits-for-device", f"{op} waits for the device, as the host asks for {waits}", name)
+            return
+        version = _changed_in(domain, op, scope.opset)
+        refusal = self.kernels.refusal(domain, op, version, _typed(node.inputs, scope), _typed(node.outputs, scope))
+        if refusal is not None:
+            yield Reason("runs-on-host", f"{refusal}, so it runs on the host", name)
+            return
+        unable = self.capture.not_run(node)
+        if unable is not None:
+            yield Reason("runs-on-host", f"{op} with {unable} runs on the host", name)
+            return
+        for place in self.capture.host_inputs.get((domain, op), ()):
+            value = node.inputs[place] if place < len(node.inputs) else None
+            if value is not None and not self._is_fixed(value):
+                given = "an input, and would be the same in every replay" if value.is_graph_input() else "computed on the device"
+                yield Reason("read-on-host", f"{op} reads '{value.name}' on the host, which is {given}", name)
+
+
+def _typed(values: Sequence[ir.Value | None], scope: Scope) -> list[Typed]:
+    """Places and element types of those values whose type is known."""
+    types = ((place, None if value is None else scope.facts.dtype(value)) for place, value in enumerate(values))
+    return [(place, dtype) for place, dtype in types if dtype is not None]
+
+
+@functools.cache
+def _changed_in(domain: str, op: str, opset: int) -> int:
+    """The version of its domain in which an operator was last changed; 1 in other domains, and without a schema."""
+    if domain not in STANDARD:
+        return 1
+    try:
+        return onnx.defs.get_schema(op, opset).since_version
+    except onnx.defs.SchemaError:
+        return 1
