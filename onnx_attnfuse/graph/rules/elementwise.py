@@ -15,6 +15,12 @@ def _same(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [input_dims(node, 0, facts)]
 
 
+def _skip_norm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """A normalized sum, two statistics, and the sum itself."""
+    dims = input_dims(node, 0, facts)
+    return [dims, None, None, dims]
+
+
 def _broadcast(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [broadcast([input_dims(node, index, facts) for index in range(len(node.inputs))], facts)]
 
@@ -49,7 +55,8 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("Not IsNaN IsInf BitwiseNot Bernoulli RandomUniformLike RandomNormalLike EyeLike", _same),
     **rules("Acos Asin Atan Tan Sinh Cosh", _same),
     **rules("SoftmaxGrad SoftmaxGrad_13 DropoutGrad BitmaskDropout BitmaskDropoutGrad", _same),
-    **rules("LayerNormalization SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization", _same),
+    **rules("LayerNormalization SimplifiedLayerNormalization", _same),
+    **rules("SkipLayerNormalization SkipSimplifiedLayerNormalization", _skip_norm),
     **rules("BatchNormalization InstanceNormalization GroupNormalization RMSNormalization LpNormalization", _same),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),
     **rules("ScatterND ScatterElements Scatter TensorScatter ReverseSequence", _same),
