@@ -65,14 +65,13 @@ def operations(node: ir.Node, shapes: Shapes) -> int:
     """
     if not has_products(node):
         return 0
-    if has_unknown_attribute(node):
+    count = _attention if is_attention(node) else _COUNTED.get(node.op_type)
+    if count is None or has_unknown_attribute(node) or not (is_standard(node) or node.domain == CONTRIB):
         raise Unknown
-    if is_attention(node):
-        return _attention(node, shapes)
-    count = _COUNTED.get(node.op_type)
-    if count is None or not (is_standard(node) or node.domain == CONTRIB):
-        raise Unknown
-    return 2 * count(node, shapes)
+    try:
+        return 2 * count(node, shapes)
+    except (LookupError, TypeError, ValueError):  # operands that no operator takes, as only an invalid model has
+        raise Unknown from None
 
 
 def _matmul(node: ir.Node, shapes: Shapes) -> int:
@@ -145,8 +144,8 @@ def _attention(node: ir.Node, shapes: Shapes) -> int:
     pairs = _pairs(rows, columns, params, int(attribute(node, "local_window_size", -1)))
     inside = 0
     if node.op_type == "Attention" and node.domain == CONTRIB:
-        inside = 2 * shapes.count(node.inputs[0]) * shapes.of(node.inputs[1])[-1]
-    return 2 * batch * params.heads * pairs * (size + v_size) + inside
+        inside = shapes.count(node.inputs[0]) * shapes.of(node.inputs[1])[-1]
+    return batch * params.heads * pairs * (size + v_size) + inside
 
 
 def _pairs(rows: int, columns: int, params: AttentionParams, window: int) -> int:

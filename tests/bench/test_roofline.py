@@ -126,6 +126,12 @@ def test_an_attention_has_two_products_for_every_pair_that_its_attributes_leave(
     assert found.operations == {"float16": 2 * 2 * 2 * 64 * pairs}
 
 
+def test_an_attention_with_its_projections_inside_has_their_product_too() -> None:
+    body = f"""g (float[b, s, 8] x) => (float[b, s, 8] y) <{weight("w", 8, 24)}, {weight("c", 24)}>
+    {{ y = com.microsoft.Attention<num_heads = 2>(x, w, c) }}"""
+    assert counted(body, x=(3, 5, 8)).operations == {"float32": 2 * 3 * 5 * 8 * 24 + 2 * 2 * 3 * 5 * 5 * 8}
+
+
 def test_a_cache_is_read_and_attended_to_and_what_nothing_tells_the_size_of_is_named() -> None:
     cache = "float16[b, 4, p, 16]"
     body = f"""g (float16[b, s, 64] q, float16[b, s, 64] k, float16[b, s, 64] v, {cache} pk, {cache} pv)
@@ -166,6 +172,11 @@ def test_what_is_not_counted_is_told() -> None:
     assert found.left_out[:2] == ("LSTM", "MatMul")
     assert not found.operations
     assert found.weights == 4 * 8 * 6
+
+
+def test_operands_that_no_product_takes_are_not_counted() -> None:
+    found = counted("g (float[a] x, float[b] z) => (float[a, b] y) { y = Gemm(x, z) }", x=(3,), z=(3,))
+    assert found.left_out[0] == "Gemm"
 
 
 class Bert(torch.nn.Module):
