@@ -19,6 +19,8 @@ from onnx_attnfuse.graph.rules.reading import einsum_terms
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.describe_op import params_of_node
 
+PAST = 3
+"""The place of the earlier keys among the inputs of GroupQueryAttention."""
 _LOOKS_LIKE_ONE = re.compile("Attention|Conv|Einsum|GRU|Gemm|LSTM|MatMul|MoE|RNN")
 
 
@@ -50,6 +52,16 @@ class Shapes:
     def count(self, value: ir.Value | None) -> int:
         """How many elements a value has; raises as `of`."""
         return math.prod(self.of(value))
+
+
+def shares_cache(node: ir.Node, shapes: Shapes) -> bool:
+    """Whether the caches that an attention gives are as long as those it takes: one buffer, of which any part may be in use."""
+    if node.op_type != "GroupQueryAttention" or len(node.inputs) <= PAST or node.inputs[PAST] is None or len(node.outputs) < 2:
+        return False
+    try:
+        return shapes.of(node.inputs[PAST])[2] == shapes.of(node.outputs[1])[2] and shapes.of(node.inputs[0])[1] > 0
+    except Unknown:
+        return False
 
 
 def has_products(node: ir.Node) -> bool:
@@ -141,6 +153,8 @@ def _attention(node: ir.Node, shapes: Shapes) -> int:
         and isinstance(v_size, int)
     ):
         raise Unknown
+    if shares_cache(node, shapes):
+        columns = rows
     pairs = _pairs(rows, columns, params, int(attribute(node, "local_window_size", -1)))
     inside = 0
     if node.op_type == "Attention" and node.domain == CONTRIB:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from onnx_attnfuse.bench.products import Shapes, Unknown, operations
+from onnx_attnfuse.bench.products import PAST, Shapes, Unknown, operations, shares_cache
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
@@ -92,6 +92,8 @@ def work(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Work:
     tally = reader.count(graph)
     outputs = 0
     for value in graph.outputs:
+        if value in reader.in_place:
+            continue
         reader.read(value, tally)
         try:
             outputs += reader.size(value)
@@ -122,6 +124,8 @@ class _Reader:
         self._shapes = shapes
         self._outer = outer
         """The values of the caller by the inputs of a function."""
+        self.in_place: set[ir.Value] = set()
+        """Caches that are written where they lie, so that new positions only are written."""
 
     def count(self, graph: ir.Graph | ir.Function) -> _Tally:
         """What the nodes of a graph do."""
@@ -173,8 +177,13 @@ class _Reader:
             tally.add(self._call(node, function))
             return
         parts = is_standard(node, *_PARTS)
+        unread: Sequence[ir.Value | None] = ()
+        if shares_cache(node, self._shapes):
+            unread = node.inputs[PAST : PAST + 2]
+            self.in_place.update(node.outputs[1:3])
+            tally.left_out["what a cache in one buffer holds"] = None
         for index, value in enumerate(node.inputs):
-            if value is not None:
+            if value is not None and value not in unread:
                 self.read(value, tally, node if parts and index == 0 else None)
         self._nested(node, tally)
         try:

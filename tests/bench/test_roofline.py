@@ -145,6 +145,25 @@ def test_a_cache_is_read_and_attended_to_and_what_nothing_tells_the_size_of_is_n
     assert found.left_out == ("the output 'nk'", "the output 'nv'")
 
 
+@pytest.mark.parametrize("present", [20, 23], ids=["one buffer", "appended"])
+def test_of_a_cache_in_one_buffer_nobody_knows_how_much_is_in_use(present: int) -> None:
+    cache, given, row = "float16[2, 4, 20, 16]", f"float16[2, 4, {present}, 16]", "float16[b, s, 64]"
+    body = f"""g ({row} q, {row} k, {row} v, {cache} pk, {cache} pv, int32[b] last, int32 total)
+    => ({row} y, {given} nk, {given} nv)
+    {{ y, nk, nv = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 4>(q, k, v, pk, pv, last, total) }}"""
+    new, past = (2, 3, 64), (2, 4, 20, 16)
+    found = counted(body, q=new, k=new, v=new, pk=past, pv=past, last=(2,), total=())
+    tokens, keys = 2 * 2 * 3 * 64, 2 * 2 * 4 * 16
+    if present == 20:
+        assert (found.inputs, found.outputs) == (3 * tokens + 12, tokens)
+        assert found.operations == {"float16": 2 * 2 * 2 * 64 * (1 + 2 + 3)}
+        assert found.left_out == ("what a cache in one buffer holds",)
+    else:
+        assert (found.inputs, found.outputs) == (3 * tokens + 12 + 2 * keys * 20, tokens + 2 * keys * 23)
+        assert found.operations == {"float16": 2 * 2 * 2 * 64 * (21 + 22 + 23)}
+        assert found.left_out == ()
+
+
 def test_of_two_branches_the_one_that_does_less_counts() -> None:
     body = f"""g (bool test, float[b, 4] x) => (float[b, 4] y) <{weight("w", 4, 4)}, {weight("v", 4, 4)}>
     {{ y = If(test) <

@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnx_attnfuse
+from onnx_attnfuse.fusion.enabling import padded_columns
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels import providers
 from tests.support.bundled import run
@@ -135,6 +136,16 @@ def test_a_tied_embedding_is_padded_where_it_is_turned_and_no_second_one_is_writ
     started = onnx.load(options.optimized_model_filepath)
     assert [K, WIDE] in [list(item.dims) for item in started.graph.initializer]
     assert not {"Concat", "Transpose"} & {node.op_type for node in started.graph.node if "weights" not in node.output}
+
+
+def test_a_tied_embedding_that_onnxruntime_would_pad_in_every_run_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = "t = Transpose<perm = [1, 0]>(w) y = MatMul(seen, t) rows = Gather(w, ids)"
+    outputs = f"float16[b, s, {N}] y, float16[c, {K}] rows"
+    model = model_of(nodes, inputs=", int64[c] ids", outputs=outputs, turned=True)
+    monkeypatch.setattr(padded_columns, "_MOST_FOLDED", 2 * K * WIDE - 1)
+    assert optimized(model)[1] == 0
+    monkeypatch.setattr(padded_columns, "_MOST_FOLDED", 2 * K * WIDE)
+    assert optimized(model)[1] == 1
 
 
 _FLAT = "flat = Reshape(seen, two) y = Gemm{attributes}(flat, w{bias})"
