@@ -11,6 +11,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from onnx_attnfuse.bench.roofline import Limit, Work, limit
+from onnx_attnfuse.kernels.limits import limits_of
+
 Cells = dict[tuple[str, str], dict[str, dict[str, Any]]]
 """What was measured, by model and case, then by variant; of two measurements the later."""
 _TORCH = ("eager", "compile", "reduce-overhead")
@@ -60,6 +63,32 @@ def ratios(found: dict[str, dict[str, Any]]) -> list[str]:
     return [mine, plain, f"{others[best] / ours[mine]:.2f}", _NAMES.get(best, best)]
 
 
+def least(found: list[dict[str, Any]]) -> dict[tuple[str, str], Limit]:
+    """The least time that the GPU takes for each model and case, from the variant that does least; where its limits are known."""
+    limits: dict[tuple[str, str], Limit] = {}
+    for file in found:
+        device = limits_of(file["machine"].get("gpu", "").partition(",")[0])
+        for made in file["made"] if device else ():
+            for case, done in made.get("work", {}).items():
+                mine = limit(Work(**done), device)
+                before = limits.setdefault((made["name"], case), mine)
+                limits[made["name"], case] = min(before, mine, key=lambda item: item.ms)
+    return limits
+
+
+def shares(cells: Cells, limits: dict[tuple[str, str], Limit]) -> str:
+    """A table of limits, and of how much of them each variant reaches, in percent."""
+    variants = list(dict.fromkeys(label for found in cells.values() for label in found))
+    names = [_NAMES.get(label, label) for label in variants]
+    lines = ["| " + " | ".join(["model", "case", "limit, ms", "by", *names]) + " |", "|---" * (4 + len(names)) + "|"]
+    for (name, case), found in cells.items():
+        if (bound := limits.get((name, case))) is None:
+            continue
+        words = [f"{100 * bound.ms / found[label]['ms']:.0f}" if label in found else "" for label in variants]
+        lines.append("| " + " | ".join([name, case, f"{bound.ms:.3g}", bound.by, *words]) + " |")
+    return "\n".join(lines)
+
+
 def apart(cell: dict[str, Any]) -> str:
     """The largest and the mean difference from the export's result, and how many numbers are not finite."""
     if cell.get("difference") is None:
@@ -76,6 +105,9 @@ def main() -> None:
     heads = ("fastest of ours", "export / it", "best other / it", "best other")
     print("Milliseconds per run of the model, the median.\n")
     print(table(cells, columns, lambda cell: f"{cell['ms']:.3g}", ratios, *heads))
+    if limits := least(found):
+        print("\nThe least time for all bytes and products (limit), and how many percent of a run it is.\n")
+        print(shares(cells, limits))
     print("\nMB taken from the GPU.\n")
     print(table(cells, columns, lambda cell: f"{cell['megabytes']:.0f}", lambda found: []))
     results = [label for label in columns if label not in _TORCH]

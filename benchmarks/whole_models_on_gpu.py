@@ -44,7 +44,7 @@ class Results:
         part = self._path.with_name(f"{self._path.name}.part")
         part.write_text(json.dumps(self._found, indent=1) + "\n")
         part.replace(self._path)
-        shown = {key: value for key, value in found.items() if key not in {"operators", "fastest", "slowest", "runs"}}
+        shown = {key: value for key, value in found.items() if key not in {"operators", "work", "fastest", "slowest", "runs"}}
         print(json.dumps(shown), flush=True)
 
 

@@ -91,8 +91,19 @@ def make(spec: Spec, variant: Variant, folder: pathlib.Path, provider: str, arch
             case _:
                 pass
     found = {"seconds": round(time.perf_counter() - start, 1), "operators": operators(target), **more}
+    found["work"] = works(spec, target)
     notes.write_text(json.dumps(found))
     return found
+
+
+def works(spec: Spec, path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """What one run of a model does at least, by case; of steps in a row the first."""
+    from onnx_attnfuse.bench.roofline import work
+    from onnx_attnfuse.graph import io as models
+
+    model = models.load(path)
+    shapes = {case.label: {port.name: port.at(case.sizes) for port in spec.inputs} for case in spec.cases}
+    return {label: dataclasses.asdict(work(model, given)) for label, given in shapes.items()}
 
 
 def operators(path: pathlib.Path) -> dict[str, int]:

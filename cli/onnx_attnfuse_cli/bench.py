@@ -122,7 +122,19 @@ def _show(found: Contest) -> None:
     for item in found.figures:
         if item.failed is not None:
             click.echo(f"{item.name} failed: {item.failed}")
+    _show_share(found)
     click.echo("")
+
+
+def _show_share(found: Contest) -> None:
+    from onnx_attnfuse.bench.roofline import share_in_words
+
+    ours = found.figures[0]
+    if found.work is None or ours.ms is None:
+        return
+    click.echo(f"{ours.name}, {share_in_words(found.work, found.limit, ours.ms)}")
+    if found.work.left_out:
+        click.echo(f"    not counted: {', '.join(found.work.left_out)}")
 
 
 def _row(item: Figures) -> list[str]:

@@ -37,6 +37,8 @@ class Figures:
     """The smallest and the largest ratio of a round."""
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
+    share: float | None = None
+    """How much of the device's limit was reached: the least time that it takes, by the median; None where no limit is known."""
 
 
 def run(

@@ -12,8 +12,11 @@ from onnx_attnfuse.bench.compare import Figures
 from onnx_attnfuse.bench.contenders import check_names, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
 from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
+from onnx_attnfuse.bench.roofline import Limit, Work, limit, work
 from onnx_attnfuse.graph import io
-from onnx_attnfuse.kernels.providers import FALLBACK
+from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.kernels.limits import DeviceLimits, limits_of
+from onnx_attnfuse.kernels.providers import FALLBACK, provider
 from onnx_attnfuse.options import Options
 
 
@@ -30,6 +33,10 @@ class Contest:
     candidates: int
     note: str | None = None
     """Why there are no figures."""
+    work: Work | None = None
+    """What a run does at least, counted in the model as we fuse it."""
+    limit: Limit | None = None
+    """The least time for that on the device; None where its limits are not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,4 +80,17 @@ class Bench:
             folder = pathlib.Path(name)
             found, report = contenders(path, self.against, self.options, folder, self.seconds)
             figures = compare.run(found, inputs, folder, ep=self.ep, runs=self.runs, seconds=self.seconds)
-        return Contest(what, inputs.lengths, tuple(figures), report.fused + report.already_fused, report.candidates)
+            assert found[0].path is not None
+            done = work(io.load(found[0].path), {name: array.shape for name, array in inputs.feeds.items()})
+        device = device_limits(self.ep)
+        least = None if device is None else limit(done, device)
+        if least is not None:
+            figures = [dataclasses.replace(item, share=None if item.ms is None else least.ms / item.ms) for item in figures]
+        fused = report.fused + report.already_fused
+        return Contest(what, inputs.lengths, tuple(figures), fused, report.candidates, work=done, limit=least)
+
+
+def device_limits(ep: str) -> DeviceLimits | None:
+    """The limits of the device that an execution provider runs on here; None where they are not known."""
+    found = gpus.installed() if provider(ep).memory == "cuda" else ()
+    return limits_of(found[0].name) if found else None

@@ -18,7 +18,9 @@ from onnx_attnfuse.reasons import Reason
 
 Kernels: TypeAlias = tuple[tuple[str, tuple[Condition, ...]], ...]
 """Kernels in the order in which they are tried, each with its conditions; the last one takes all that is left."""
-Paying: TypeAlias = Literal["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias", "repeated-heads"]
+Paying: TypeAlias = Literal[
+    "split-gemm", "quotients", "skip-norm", "half-gelu", "padded-columns", "projection-bias", "repeated-heads"
+]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; ai.onnx Attention
 where heads share keys and values, even at the price of a newer opset."""
 

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from onnx_attnfuse.bench import op_sweep
+from onnx_attnfuse.bench import run as bench_run
 from onnx_attnfuse.bench.compare import figures, run
 from onnx_attnfuse.bench.contenders import Contender, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
@@ -19,6 +20,7 @@ from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
 from onnx_attnfuse.bench.process import Child, ChildError
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
+from onnx_attnfuse.kernels.limits import DeviceLimits
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse_cli.main import main
@@ -132,6 +134,20 @@ def test_contenders_run_and_those_that_fail_say_why(tmp_path: pathlib.Path) -> N
     assert results["original"].ratios == (1.0, 1.0)
 
 
+def test_the_share_of_the_limit_stands_beside_every_time(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = DeviceLimits("a device", 1e6, {"float32": 1e15}, "a test")
+    monkeypatch.setattr(bench_run, "device_limits", lambda ep: device)
+    path = small_models.written(WIDE, tmp_path / "model.onnx")
+    options = Options(ep="cpu", verify="none", dim={"b": 1, "s": 16, "t": 16})
+    whole, _ = bench_run.Bench(options, ["original", "onnxruntime:none"], runs=5).model(path)
+    assert whole.limit is not None
+    assert whole.limit.ms == pytest.approx(1e3 * 4 * (4 * 2 * 16 * 64 + 1) / 1e6, rel=1e-3)
+    ours, theirs, broken = whole.figures
+    assert ours.ms is not None
+    assert theirs.ms is not None
+    assert (ours.share, theirs.share, broken.share) == (whole.limit.ms / ours.ms, whole.limit.ms / theirs.ms, None)
+
+
 def test_a_child_has_a_time_limit(tmp_path: pathlib.Path) -> None:
     path = small_models.written(small_models.ATTENTION, tmp_path / "model.onnx")
     arrays = sample(io.load(path)).save(tmp_path / "inputs.npz")
@@ -200,10 +216,14 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert whole["lengths"] == alone["lengths"] == {"b": 1, "s": 16, "t": 16}
     assert [item["name"] for item in whole["figures"]] == ["attnfuse", "original"]
     assert all(item["failed"] is None and item["ms"] > 0 for item in (*whole["figures"], *alone["figures"]))
+    assert whole["work"]["operations"] == {"float32": 2 * 2 * 2 * 16 * 16 * 64}
+    assert whole["work"]["left_out"] == []
+    assert whole["limit"] is None
     assert main(["bench", path, "--runs", "5", "--against", "onnxruntime:none"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("whole model (b=1, s=128, t=128)\n    attnfuse fused 1 of 1\n")
     assert "onnxruntime:none failed: it failed on the model: " in out
+    assert "\nattnfuse, limit not known of this device; reached: " in out
     assert {item.name for item in tmp_path.iterdir()} == {"model.onnx"}
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
+from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
+from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
 
@@ -34,6 +36,12 @@ AFTER: tuple[EnablingRule, ...] = (
         "skip-norm",
     ),
     EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
+    EnablingRule(
+        "products with columns of zeros up to a multiple of eight, as kernels for tensor cores want them",
+        frozenset(["Gemm", "MatMul"]),
+        with_padded_columns,
+        "padded-columns",
+    ),
 )
 
 
@@ -52,4 +60,5 @@ def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider:
                 if change is not None:
                     edit.replace(change.results, change.frontier, node.name or node.op_type)
                     done[rule.does] += 1
+    fold(graph.builder.rearranged, graph.builder, "attnfuse/weight")
     return done

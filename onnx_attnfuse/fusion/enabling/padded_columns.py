@@ -1,0 +1,119 @@
+"""A product with a large constant weight whose columns are no multiple of eight, with columns of zeros up to the next one.
+
+Kernels for tensor cores read and write 16 bytes at a time. Where the rows of a weight and of the result are no multiple of that,
+as with the 50257 tokens of GPT-2, a slower kernel runs. Each column of a product is computed by itself, so those that are left
+after the cut are what they were.
+
+A weight that others read too, as the table of a tied embedding, is not kept twice: the padded one would be a second copy. Only
+where a product reads it turned there is a copy already, which ONNX Runtime makes when a session starts, and that one is padded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.dtypes import HALVES
+
+_MULTIPLE = 8
+"""Elements of 16 bits in 16 bytes; 64 and 128 are to be measured (benchmarks/columns_on_gpu.py)."""
+_FEWEST_ROWS, _FEWEST_COLUMNS = 256, 4096
+_MOST_FOLDED = 1 << 30
+"""Bytes up to which ONNX Runtime computes a constant when a session starts; more than that it would compute in every run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """The weight of a product."""
+
+    table: ir.Value
+    """The constant."""
+    turned: bool
+    """Whether the product reads its transpose."""
+    shared: bool
+    """Whether others read the constant too."""
+
+
+def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """`x @ w` as `(x @ [w, 0])[..., :n]`, and the same for Gemm."""
+    facts = builder.facts
+    if not is_standard(node, "MatMul", "Gemm") or has_unknown_attribute(node):
+        return None
+    result, x, operand = node.outputs[0], node.inputs[0], node.inputs[1]
+    dims, dtype = facts.dims(result), facts.dtype(result)
+    weight = None if operand is None else _weight_of(operand)
+    if x is None or weight is None or not dims or dtype is None or dtype not in HALVES or facts.dtype(weight.table) != dtype:
+        return None
+    shape = facts.dims(weight.table)
+    lies_across = bool(attribute(node, "transB", 0)) != weight.turned
+    if shape is None or len(shape) != 2:
+        return None
+    rows, columns = reversed(shape) if lies_across else shape
+    if not isinstance(rows, int) or not isinstance(columns, int) or dims[-1] != columns:
+        return None
+    missing = -columns % _MULTIPLE
+    if missing == 0 or rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS:
+        return None
+    if weight.shared and (not weight.turned or rows * (columns + missing) * dtype.itemsize > _MOST_FOLDED):
+        return None
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is not None and not _is_paddable(bias, columns, builder):
+        return None
+    padded = _padded(weight.table, 0 if lies_across else 1, missing, builder)
+    if weight.turned:
+        padded = builder.transpose(padded, [1, 0])
+    if not weight.shared:
+        builder.rearranged.append(padded)
+    inputs = [x, padded, *([] if bias is None else [_padded_bias(bias, columns, missing, builder)])]
+    attributes = {name: item.value for name, item in node.attributes.items()}
+    wide = [*dims[:-1], columns + missing]
+    product = builder.node(node.op_type, inputs, attributes, dims=wide, dtype=dtype, hint=f"{node.name}/padded")
+    frontier = [x] if bias is None or constant_tensor(bias) is not None else [x, bias]
+    return EnablingChange(((result, builder.slice(product, len(dims) - 1, 0, columns)),), tuple(frontier))
+
+
+def _weight_of(operand: ir.Value) -> _Weight | None:
+    """The constant that a product reads, itself or turned; None if it is none."""
+    node, turned = operand.producer(), False
+    if is_standard(node, "Transpose") and node.inputs[0] is not None:
+        if attribute(node, "perm", [1, 0]) != [1, 0] or _is_shared(operand):
+            return None
+        operand, turned = node.inputs[0], True
+    return None if constant_tensor(operand) is None else _Weight(operand, turned, _is_shared(operand))
+
+
+def _is_shared(value: ir.Value) -> bool:
+    return len(value.uses()) > 1 or value.is_graph_output()
+
+
+def _padded(value: ir.Value, axis: int, missing: int, builder: Builder) -> ir.Value:
+    """A constant with zeros behind it along an axis."""
+    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
+    assert dims is not None
+    assert dtype is not None
+    sizes = [missing if place == axis else dim for place, dim in enumerate(dims)]
+    zeros = builder.constant(np.zeros([size for size in sizes if isinstance(size, int)], dtype.numpy()))
+    wide = [dim + missing if place == axis else dim for place, dim in enumerate(dims)]
+    return builder.node("Concat", [value, zeros], {"axis": axis}, dims=wide, dtype=dtype)
+
+
+def _is_paddable(bias: ir.Value, columns: int, builder: Builder) -> bool:
+    """Whether a bias is the same for all columns, or a constant with one number or more for each."""
+    dims = builder.facts.dims(bias)
+    if dims is None or (dims and dims[-1] not in {1, columns}):
+        return False
+    return not dims or dims[-1] == 1 or (constant_tensor(bias) is not None and all(isinstance(dim, int) for dim in dims))
+
+
+def _padded_bias(bias: ir.Value, columns: int, missing: int, builder: Builder) -> ir.Value:
+    dims = builder.facts.dims(bias)
+    if not dims or dims[-1] != columns:
+        return bias
+    padded = _padded(bias, len(dims) - 1, missing, builder)
+    builder.rearranged.append(padded)
+    return padded
