@@ -15,6 +15,8 @@ Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """What to do with forms of a mask that are exact for some batches only."""
+CachePolicy = Literal["as-is", "shared"]
+"""What becomes of the keys and values of earlier positions."""
 TargetName: TypeAlias = str
 """A fused operator that has a record, or `auto`; those of ai.onnx have their domain before them. `packed` is
 PackedMultiHeadAttention on tokens without padding, which is removed once and restored once."""
@@ -44,6 +46,9 @@ class Options:
     wherever they are faster, `auto` only where the form for all batches takes more memory than a test; `exact` leaves them out.
     `assume-right` takes it as given that padding is on the right, `assume-none` that there is none and no batch of several
     entries gets several new tokens on top of a cache."""
+    cache: CachePolicy = "as-is"
+    """What becomes of a decoder's cache. `as-is` keeps a past that grows; `shared` makes past and present one buffer of a fixed
+    length, the form in which onnxruntime-genai runs a decoder, where all of its attentions can be."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact. With
     `cuda_graph` it always has that length."""
@@ -51,7 +56,8 @@ class Options:
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,
-    finite-exponentials, or none. Repeatable; by default all of them hold. docs/assumptions.md says what each is."""
+    finite-exponentials, padded-rows-unused, padding-at-the-ends, or none. Repeatable; by default all of them hold.
+    docs/assumptions.md says what each is."""
     cuda_graph: bool = False
     """Make a model that ONNX Runtime captures in a CUDA graph, of the sizes that `dim` tells and without a test at run time; a
     model that it cannot capture is refused with the node that prevents it."""

@@ -1,0 +1,39 @@
+"""The interface of a decoder whose cache is one buffer, as whoever runs it in a loop needs to know it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedDecoder:
+    """A decoder whose past and present keys and values are one buffer of a fixed length, (b, kv_heads, max_length, head_size)."""
+
+    layers: int
+    """The number of attentions with a cache."""
+    num_heads: int
+    kv_heads: int
+    head_size: int
+    hidden_size: int | None
+    """The channels of a token, where they are known."""
+    vocab_size: int | None
+    """The channels of the logits, where they are known."""
+    context_length: int | None
+    """The most positions that the tables of the model have; None: it computes them for any."""
+    input_ids: str
+    """The input with the new tokens, (b, s) int64; empty where the model takes embeddings."""
+    inputs_embeds: str | None
+    """The input with the embeddings of the new tokens, (b, s, hidden_size); None where the model takes tokens."""
+    attention_mask: str
+    """The input (b, total) int64 with 1 for each token, cached or new, and 0 for padding."""
+    position_ids: str | None
+    """The input (b, s) int64 with the positions of the new tokens; None where the model counts them itself."""
+    past_keys: tuple[str, ...]
+    """The inputs of the cache, one for each layer in the order of the layers; so are the next three."""
+    past_values: tuple[str, ...]
+    logits: str
+    """The output (b, s, vocab_size)."""
+    present_keys: tuple[str, ...]
+    present_values: tuple[str, ...]
+    window: int | None
+    """How many keys a row sees, itself counted; None: all before it."""
