@@ -164,6 +164,15 @@ def test_of_a_cache_in_one_buffer_nobody_knows_how_much_is_in_use(present: int) 
         assert found.left_out == ()
 
 
+def test_a_sum_that_a_normalization_gives_out_too_is_known() -> None:
+    row = "float[b, s, 8]"
+    body = f"""g ({row} x, {row} z) => ({row} y, {row} n) <{weight("w", 8, 8)}, {weight("c", 8)}>
+    {{ n, mean, deviation, total = com.microsoft.SkipLayerNormalization(x, z, c) y = MatMul(total, w) }}"""
+    found = counted(body, x=(3, 5, 8), z=(3, 5, 8))
+    assert found.operations == {"float32": 2 * 3 * 5 * 8 * 8}
+    assert found.left_out == ()
+
+
 def test_of_two_branches_the_one_that_does_less_counts() -> None:
     body = f"""g (bool test, float[b, 4] x) => (float[b, 4] y) <{weight("w", 4, 4)}, {weight("v", 4, 4)}>
     {{ y = If(test) <
