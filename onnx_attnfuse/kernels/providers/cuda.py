@@ -302,6 +302,7 @@ PROVIDER = ExecutionProvider(
     measured_with={"arena_extend_strategy": "kSameAsRequested"},
     rounds_float16=True,
     keeps_nan_rows=False,
+    rotates_each_token=True,
     takes_if=True,
     options_for_if=_FOR_IF,
     option_words=_option_words,
