@@ -94,7 +94,7 @@ class Fusion:
             ModelError: The model is to be captured, and an input does not say how many axes it has.
             OptionError: The model is to be captured, and sizes of its inputs are not told.
         """
-        if self.options.cuda_graph:
+        if self.options.cuda_graph and self.options.cache != "shared":
             capturing.fix(model, self.options)
         with collecting() as failures:
             for pack in self.catalogue.broken:
@@ -110,6 +110,8 @@ def _report(run: Run) -> Report:
     _apply_all(run)
     if run.options.cuda_graph:
         with run.verifier.timer.step(_REWRITE):
+            if run.options.cache == "shared":  # the size of the buffer is one that the source has not
+                capturing.fix(run.model, run.options)
             fold_sizes(run.model, Assumed.of(run.options.assume))
     seconds, ops_after = time.perf_counter() - start, count_ops(run.model)
     fused = any(site.status in {"fused", "already-fused"} for site in run.sites)

@@ -33,6 +33,7 @@ from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.sizes import Dim, evaluate, symbols
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
@@ -176,13 +177,18 @@ class _Sharing:
         lengths = read_lengths(builder, mask, *sizes, padded=self._is_padded(sites))
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
-        order, is_rearranged = Order(graph), self._may_rearrange(sites) and length(axes.i) != 1
+        order, is_rearranged = Order(graph), self._may_rearrange(sites) and self._told(length(axes.i)) != 1
         buffered = target.Buffered(lengths.last, lengths.total, is_rearranged)
         attended = [attend(site, buffered, self._context, order, edit) for site in sites]
         if is_rearranged:
             self._rearrange(attended, lengths)
         graph.sort()
         return attended
+
+    def _told(self, size: Dim) -> Dim:
+        """A size, as a number where it is to be fixed to one."""
+        numbers = self._plan_context.lengths if self._plan_context.captured else {}
+        return evaluate(size, numbers) if symbols(size) <= numbers.keys() else size
 
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
         """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
