@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.fixed_sizes import fix_sizes, input_sizes, inputs_without_shape
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.capture import capture_blockers
@@ -50,13 +53,15 @@ def fix(model: ir.Model, options: Options) -> None:
     fix_sizes(model, options.dim, Assumed.of(options.assume))
 
 
-def told(model: ir.Model, provider: ExecutionProvider, *, folded: bool) -> CaptureReport | None:
-    """Whether a model can be captured, None where the execution provider captures none."""
+def told(
+    model: ir.Model, provider: ExecutionProvider, *, folded: bool, known: Mapping[ir.Graph | ir.Function, Facts] | None = None
+) -> CaptureReport | None:
+    """Whether a model can be captured, None where the execution provider captures none; arguments are those of the search."""
     capture = provider.capture
     if capture is None:
         return None
     unknown = (Reason("open-size", f"the input '{name}' has no shape") for name in inputs_without_shape(model))
-    blockers = (*unknown, *capture_blockers(model, capture, folded=folded))
+    blockers = (*unknown, *capture_blockers(model, capture, folded=folded, known=known))
     return CaptureReport(capture.name, not blockers, input_sizes(model), blockers)
 
 

@@ -120,7 +120,8 @@ def _report(run: Run) -> Report:
         run.notes += _around(run)
         session = session_for(device if fused else Device(device.ep, device.arch), has_if="If" in ops_after)
     with contained(Subject("telling what can be captured")):
-        capture = capturing.told(run.model, device.provider, folded=run.options.cuda_graph)
+        folded, known = run.options.cuda_graph, {part.scope.graph: part.scope.facts for part in run.graphs}
+        capture = capturing.told(run.model, device.provider, folded=folded, known=None if folded else known)
     return Report(
         sites=tuple(run.sites),
         seconds=seconds,

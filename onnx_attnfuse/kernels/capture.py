@@ -8,15 +8,17 @@ on the host is a blocker, and so are control flow, nodes without a kernel, and n
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx.defs
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_constant, subgraphs
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, STANDARD, is_standard, plain_domain
-from onnx_attnfuse.graph.scopes import Scope, scopes
+from onnx_attnfuse.graph.scopes import scopes
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.execution_provider import Capture
 from onnx_attnfuse.kernels.kernel_table import Typed
@@ -25,41 +27,57 @@ from onnx_attnfuse.reasons import Reason
 _RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
 
 
-def capture_blockers(model: ir.Model, capture: Capture, *, folded: bool = False) -> tuple[Reason, ...]:
+def capture_blockers(
+    model: ir.Model, capture: Capture, *, folded: bool = False, known: Mapping[ir.Graph | ir.Function, Facts] | None = None
+) -> tuple[Reason, ...]:
     """What prevents that a model is captured.
 
     Args:
         model: The model, nodes in topological order.
         capture: What the execution provider captures.
         folded: Whether sizes are fixed and what depends on them is folded, so that nothing may ask for a size any more.
+        known: The facts of the main graph and of each function, where there are some already.
 
     Returns:
         A reason for each node that prevents it, in the order of the graph.
     """
-    search = _Search(model, capture, folded=folded)
-    search.read(model.graph)
+    parts = {model.graph, *model.functions.values()}
+    if known is None or not parts <= set(known):
+        known = {scope.graph: scope.facts for scope in scopes(model) if scope.graph in parts}
+    search = _Search(model, capture, known, folded=folded)
+    search.read(model.graph, _Part(known[model.graph], _opset(model)))
     return tuple(search.found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The main graph or a function, with the graphs nested in it: what is known of its values, and its opset."""
+
+    facts: Facts
+    opset: int
+
+
+def _opset(part: ir.Model | ir.Function, default: int = 1) -> int:
+    return part.opset_imports.get("", part.opset_imports.get("ai.onnx", default))
 
 
 class _Search:
     """The search through one model: what is a constant once sizes are fixed, and what was found."""
 
-    def __init__(self, model: ir.Model, capture: Capture, *, folded: bool) -> None:
-        self.model, self.capture, self.folded = model, capture, folded
+    def __init__(self, model: ir.Model, capture: Capture, known: Mapping[ir.Graph | ir.Function, Facts], *, folded: bool) -> None:
+        self.model, self.capture, self.known, self.folded = model, capture, known, folded
         self.kernels = capture.kernels()
-        self.scopes: dict[ir.Graph | ir.Function, Scope] = {scope.graph: scope for scope in scopes(model)}
         self.fixed: set[ir.Value] = set()
         """The values that depend on constants and sizes alone."""
         self.found: dict[Reason, None] = {}
 
-    def read(self, graph: ir.Graph | ir.Function) -> None:
+    def read(self, graph: ir.Graph | ir.Function, part: _Part) -> None:
         """Reads the nodes of a graph in their order, and the graphs that they run."""
-        scope = self.scopes[graph]
         for node in graph:
-            if self._is_fixed_by(node, scope):
+            if self._is_fixed_by(node, part):
                 self.fixed.update(node.outputs)
 
-    def _is_fixed_by(self, node: ir.Node, scope: Scope) -> bool:
+    def _is_fixed_by(self, node: ir.Node, part: _Part) -> bool:
         """Whether a node gives constants once sizes are fixed; what prevents a capture is noted."""
         self.fixed.difference_update(node.outputs)
         function = self.model.functions.get(node.op_identifier())
@@ -67,7 +85,7 @@ class _Search:
             self._call(node, function)
             return False
         if subgraphs(node):
-            return self._is_settled_flow(node)
+            return self._is_settled_flow(node, part)
         if is_standard(node, *ASKS_SHAPE):
             self._note_size(node)
             return True
@@ -75,7 +93,7 @@ class _Search:
             return all(value is not None and self._is_fixed(value) for value in node.inputs)
         if node.op_type not in _RANDOM and all(value is None or self._is_fixed(value) for value in node.inputs):
             return True
-        self.found.update(dict.fromkeys(self._blockers(node, scope)))
+        self.found.update(dict.fromkeys(self._blockers(node, part)))
         return False
 
     def _is_fixed(self, value: ir.Value) -> bool:
@@ -86,12 +104,12 @@ class _Search:
         for place, formal in enumerate(function.inputs):
             given = node.inputs[place] if place < len(node.inputs) else None
             (self.fixed.add if given is None or self._is_fixed(given) else self.fixed.discard)(formal)
-        self.read(function)
+        self.read(function, _Part(self.known[function], _opset(function, _opset(self.model))))
         self.fixed.update(
             output for output, formal in zip(node.outputs, function.outputs, strict=False) if self._is_fixed(formal)
         )
 
-    def _is_settled_flow(self, node: ir.Node) -> bool:
+    def _is_settled_flow(self, node: ir.Node, part: _Part) -> bool:
         """Whether fixed sizes decide which branch is run, so that it takes the node's place, and give constants there."""
         condition = node.inputs[0] if node.inputs else None
         if self.folded or not is_standard(node, "If") or condition is None or not self._is_fixed(condition):
@@ -99,7 +117,7 @@ class _Search:
             return False
         branches = subgraphs(node)
         for branch in branches:
-            self.read(branch)
+            self.read(branch, part)
         return all(self._is_fixed(value) for branch in branches for value in branch.outputs)
 
     def _note_size(self, node: ir.Node) -> None:
@@ -107,15 +125,16 @@ class _Search:
             message = f"{node.op_type} asks for the size of '{node.inputs[0].name}', which is not known before the model runs"
             self.found[Reason("open-size", message, label(node))] = None
 
-    def _blockers(self, node: ir.Node, scope: Scope) -> Iterator[Reason]:
+    def _blockers(self, node: ir.Node, part: _Part) -> Iterator[Reason]:
         """What prevents that a node is captured whose inputs are not all constants."""
         op, domain, name = node.op_type, plain_domain(node.domain), label(node)
         waits = self.capture.waits.get((domain, op))
         if waits is not None:
             yield Reason("waits-for-device", f"{op} waits for the device, as the host asks for {waits}", name)
             return
-        version = _changed_in(domain, op, scope.opset)
-        refusal = self.kernels.refusal(domain, op, version, _typed(node.inputs, scope), _typed(node.outputs, scope))
+        version = _changed_in(domain, op, part.opset)
+        inputs, outputs = (_typed(values, part.facts) for values in (node.inputs, node.outputs))
+        refusal = self.kernels.refusal(domain, op, version, inputs, outputs)
         if refusal is not None:
             yield Reason("runs-on-host", f"{refusal}, so it runs on the host", name)
             return
@@ -130,9 +149,9 @@ class _Search:
                 yield Reason("read-on-host", f"{op} reads '{value.name}' on the host, which is {given}", name)
 
 
-def _typed(values: Sequence[ir.Value | None], scope: Scope) -> list[Typed]:
+def _typed(values: Sequence[ir.Value | None], facts: Facts) -> list[Typed]:
     """Places and element types of those values whose type is known."""
-    types = ((place, None if value is None else scope.facts.dtype(value)) for place, value in enumerate(values))
+    types = ((place, None if value is None else facts.dtype(value)) for place, value in enumerate(values))
     return [(place, dtype) for place, dtype in types if dtype is not None]
 
 

@@ -92,5 +92,7 @@ def test_explain_says_of_every_model_whether_it_can_be_captured(folder: pathlib.
     assert "CUDA graph: can be captured once its sizes are fixed (b, s, t); --cuda-graph does that" in capsys.readouterr().out
     assert main(["explain", "counting.onnx", "--ep", "cuda"]) == 0
     assert "CUDA graph: no, NonZero waits for the device" in capsys.readouterr().out
+    assert main(["explain", "counting.onnx", *ASKED, *SIZES]) == 0
+    assert "CUDA graph: no, NonZero waits for the device" in capsys.readouterr().out
     assert main(["explain", "model.onnx", "--ep", "cpu"]) == 0
     assert "CUDA graph" not in capsys.readouterr().out

@@ -13,8 +13,10 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.fusion import capturing
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.fixed_sizes import input_sizes
+from onnx_attnfuse.kernels import providers
 from tests.support.bundled import BUNDLED, cases, name_of, run
 
 NAMED = {path.stem: path for path in BUNDLED}
@@ -55,6 +57,13 @@ def test_without_it_the_report_says_that_sizes_have_to_be_fixed_first() -> None:
     report = onnx_attnfuse.explain(BERT, ep="cuda", arch="sm80", padding="exact")
     assert str(report.capture) == ("CUDA graph: can be captured once its sizes are fixed (batch, seq); --cuda-graph does that")
     assert report.to_dict()["capture"] == {"name": "CUDA graph", "possible": True, "sizes": ("batch", "seq"), "blockers": ()}
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=name_of)
+def test_what_is_told_of_a_fused_model_is_what_is_read_off_it_anew(path: pathlib.Path) -> None:
+    result = onnx_attnfuse.optimize(path, ep="cuda", arch="sm80", verify="none", padding="guarded")
+    assert result.report.capture is not None
+    assert result.report.capture == capturing.told(result.model, providers.provider("cuda"), folded=False)
 
 
 def test_a_test_at_run_time_prevents_a_capture_and_is_not_written_into_a_model_that_is_captured() -> None:
