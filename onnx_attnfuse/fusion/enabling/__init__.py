@@ -37,7 +37,7 @@ AFTER: tuple[EnablingRule, ...] = (
     ),
     EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
     EnablingRule(
-        "products with columns of zeros up to a multiple of eight, as kernels for tensor cores want them",
+        "products with columns of zeros up to a multiple of 64, as kernels for tensor cores want them",
         frozenset(["Gemm", "MatMul"]),
         with_padded_columns,
         "padded-columns",

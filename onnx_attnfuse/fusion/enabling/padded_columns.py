@@ -1,4 +1,4 @@
-"""A product with a large constant weight whose columns are no multiple of eight, with columns of zeros up to the next one.
+"""A product with a large constant weight whose columns are no multiple of eight, with columns of zeros up to one of 64.
 
 Kernels for tensor cores read and write 16 bytes at a time. Where the rows of a weight and of the result are no multiple of that,
 as with the 50257 tokens of GPT-2, a slower kernel runs. Each column of a product is computed by itself, so those that are left
@@ -20,8 +20,9 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 
-_MULTIPLE = 8
-"""Elements of 16 bits in 16 bytes; 64 and 128 are to be measured (benchmarks/columns_on_gpu.py)."""
+_ALIGNED, _MULTIPLE = 8, 64
+"""What kernels for tensor cores ask for, and what columns are brought to: faster than 8, and 128 is no faster
+(benchmarks/results/columns_h200.md)."""
 _FEWEST_ROWS, _FEWEST_COLUMNS = 256, 4096
 _MOST_FOLDED = 1 << 30
 """Bytes up to which ONNX Runtime computes a constant when a session starts; more than that it would compute in every run."""
@@ -57,7 +58,7 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     if not isinstance(rows, int) or not isinstance(columns, int) or dims[-1] != columns:
         return None
     missing = -columns % _MULTIPLE
-    if missing == 0 or rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS:
+    if columns % _ALIGNED == 0 or rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS:
         return None
     if weight.shared and (not weight.turned or rows * (columns + missing) * dtype.itemsize > _MOST_FOLDED):
         return None

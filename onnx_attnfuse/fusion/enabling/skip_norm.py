@@ -68,6 +68,7 @@ def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
     made = producer_of(fused)
     for unused in made.outputs[1:3]:
         unused.name = ""
+        unused.dtype = ir.DataType.FLOAT  # statistics are in float32 whatever is normalized
     facts.copy(total, made.outputs[3])
     frontier = tuple(value for value in inputs[:2] if value is not None)
     return EnablingChange(((norm.result, fused), (total, made.outputs[3])), frontier)

@@ -88,7 +88,7 @@ def test_each_enabling_rule_has_a_name_of_its_own_that_some_provider_knows() -> 
     names = [rule.pays for rule in (*BEFORE, *AFTER)]
     assert len(set(names)) == len(names)
     known: set[Paying] = set().union(*(record.pays for record in providers.every()))
-    assert set(names) - known == {"padded-columns"}, "not measured yet: benchmarks/columns_on_gpu.py"
+    assert set(names) <= known
 
 
 def test_a_chain_that_leaves_some_attention_without_a_kernel_is_no_record() -> None:
