@@ -12,7 +12,7 @@ import pytest
 import onnx_attnfuse
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, session, steps
-from tests.support.decoders import LOGITS, PADDED, UNPADDED, WINDOWED, decoder
+from tests.support.decoders import LOGITS, PADDED, SINKS, UNPADDED, WINDOWED, decoder
 
 _EXPORTS = sorted((pathlib.Path(__file__).parent / "exports").glob("*.onnx"))
 """Exports by `python -m models.export --only NAME`, without the lines of Python that nodes are from."""
@@ -155,6 +155,40 @@ def test_a_window_counts_tokens() -> None:
     result = _shared(model)
     assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, local_window_size 4, shared buffer"}
     _assert_serves(model, result, _LEFT, (1, 1, 1))
+
+
+def test_sinks_go_into_the_operator() -> None:
+    model = decoder(**SINKS)
+    result = _shared(model)
+    nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
+    assert [bool(node.input[11]) for node in nodes] == [True, True]
+    for padding in _PADDINGS.values():
+        _assert_serves(model, result, padding, (1, 1))
+
+
+def test_a_decoder_of_embeddings() -> None:
+    model = decoder(embedded=True)
+    result = _shared(model)
+    found = result.report.decoder
+    assert found is not None
+    assert (found.input_ids, found.inputs_embeds, found.hidden_size) == ("", "inputs_embeds", 64)
+    _assert_serves(model, result, _LEFT, (1, 1))
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["positions are given", "positions are counted"])
+@pytest.mark.parametrize("fixed", [{"b": 1}, {"s": 1}, {"total": "past + s"}], ids=str)
+def test_axes_of_a_fixed_length_and_a_mask_whose_length_is_a_sum(fixed: dict[str, int | str], *, given: bool) -> None:
+    model = decoder(given=given)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            size = fixed.get(dim.dim_param)
+            if isinstance(size, int):
+                dim.dim_value = size
+            elif size is not None:
+                dim.dim_param = size
+    result = _shared(model)
+    prompt = [[1]] if "s" in fixed else [[0, 1, 1, 0, 1]]
+    _assert_serves(model, result, prompt, (1, 1) if "s" in fixed else (3, 1))
 
 
 def test_outputs_of_the_last_token_are_those_of_the_last_token_of_the_source() -> None:
