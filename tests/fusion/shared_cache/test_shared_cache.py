@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.fusion.shared_cache import lengths, share
+from onnx_attnfuse.graph.build import Builder
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, session, steps
 from tests.support.decoders import LOGITS, PADDED, SINKS, UNPADDED, WINDOWED, decoder
@@ -210,6 +215,53 @@ def test_padding_that_is_vouched_for_is_not_rearranged() -> None:
     ]  # fmt: skip
     _assert_serves(model, right, _RIGHT, (1, 1))
     _assert_serves(model, none, _FULL, (1, 1))
+
+
+def test_what_differs_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer whose lengths are one too long, as a mistake of ours would make them."""
+    model = decoder()
+    whole = lengths.read_lengths
+
+    def longer(builder: Builder, *given: Any, **named: Any) -> lengths.Lengths:
+        found = whole(builder, *given, **named)
+        one = builder.constant(np.asarray(1, np.int32))
+        return dataclasses.replace(found, last=builder.elementwise("Sub", [found.last, one], ir.DataType.INT32))
+
+    monkeypatch.setattr(share, "read_lengths", longer)
+    result = _shared(model)
+    assert result.report.decoder is None
+    assert result.report.differing == 1
+    assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
+    assert {site.op for site in result.report.sites} == {"Attention"}
+    usual = onnx_attnfuse.optimize(decoder(), ep="cpu").model
+    assert [node.op_type for node in result.model.graph.node] == [node.op_type for node in usual.graph.node]
+    assert [item.name for item in result.model.graph.input] == [item.name for item in usual.graph.input]
+
+
+def test_what_fails_is_taken_back_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(share, "settle", broken)
+    result = _shared(decoder(seen=UNPADDED, rotated=False))
+    assert result.report.decoder is None
+    assert [failure.kind for failure in result.report.failures] == ["defect"]
+    assert {site.op for site in result.report.sites} == {"Attention"}
+    assert "attention_mask" not in {item.name for item in result.model.graph.input}
+    session(result.model)
+
+
+@pytest.mark.parametrize("assume", [("none",), ("named-sizes", "nonempty-axes", "large-fills", "bounded-scores")])
+def test_what_a_buffer_takes_for_granted_can_be_taken_back(assume: tuple[str, ...]) -> None:
+    result = _shared(decoder(), assume=assume)
+    assert result.report.decoder is None
+
+
+def test_a_window_takes_it_that_padding_does_not_lie_between_tokens() -> None:
+    names = tuple(name for name in ASSUMPTIONS if name != "padding-at-the-ends")
+    left, shared = _shared(decoder(seen=WINDOWED), assume=names), _shared(decoder(), assume=names)
+    assert {reason.code for site in left.report.sites for reason in site.reasons} == {"padding-kept"}
+    assert (left.report.decoder is None, shared.report.decoder is None) == (True, False)
 
 
 def test_a_second_run_finds_nothing_to_do() -> None:
