@@ -66,8 +66,10 @@ def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: S
 
 def _lengths_of(builder: Builder, mask: ir.Value) -> ir.Value:
     """How long a mask is, for each entry, (b) int32: counted where it lies, as a shape would have to be copied to a GPU."""
-    same = builder.cast(builder.elementwise("Equal", [mask, mask], ir.DataType.BOOL), _SMALL)
-    return builder.reduce("ReduceSum", same, [1], keep=False)
+    kept = builder.cast(builder.cast(mask, ir.DataType.BOOL), _SMALL)
+    none = builder.elementwise("Sub", [kept, kept], _SMALL)
+    ones = builder.elementwise("Add", [none, builder.constant(np.asarray(1, np.int32))], _SMALL)
+    return builder.reduce("ReduceSum", ones, [1], keep=False)
 
 
 def answer_for_past(builder: Builder, past: ir.Value) -> None:
