@@ -118,9 +118,10 @@ _PAGE = """\
 
 {versions}; {machine}, {cores} cores that others use too, float32.
 
-A Llama of {layers} layers, {hidden} channels, {heads} heads of {head} and {kv_heads} of keys, {vocabulary} tokens, exported by {exporter}.
-A prompt of {prompt} tokens, then {steps} more, one sequence. Medians of {rounds} rounds in which every model runs once; `×` is the median
-of ratios within a round, above 1 where it is faster than the model builder's model of the same weights.
+A Llama of {layers} layers, {hidden} channels, {heads} heads of {head} and {kv_heads} of keys, {vocabulary} tokens,
+exported by {exporter}. A prompt of {prompt} tokens, then {steps} more, one sequence. Medians of {rounds} rounds in which every
+model runs once; `×` is the median of ratios within a round, above 1 where it is faster than the model builder's model of the
+same weights.
 
 | threads | model | tokens/s | × | prompt ms | × |
 |---|---|---|---|---|---|

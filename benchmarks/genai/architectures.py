@@ -28,6 +28,7 @@ _MORE |= {"tie_word_embeddings": False}  # else the last token wins by far
 _SIZE, _GROUPED = SIZE | _MORE, GROUPED | _MORE
 _LOCAL = LOCAL | _MORE | {"head_dim": _HEAD, "query_pre_attn_scalar": _HEAD, "sliding_window": 6}
 _GPT2 = {"n_embd": 4 * _HEAD, "n_layer": 2, "n_head": 4, "n_positions": _LENGTH, "tie_word_embeddings": False}
+_TOKENS = {"vocab_size": _VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 _OPT = {"ffn_dim": 48, "word_embed_proj_dim": 4 * _HEAD, "activation_function": "gelu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "batched_mm"}
 
@@ -68,9 +69,7 @@ _ALL = (
     Decoder("qwen3, norms of q and k", "Qwen3", _GROUPED | {"head_dim": _HEAD}),
     Decoder("gemma2, cap and windows", "Gemma2", _LOCAL | {"attn_logit_softcapping": 5.0}, attention="eager"),
     Decoder("gemma3, windows", "Gemma3", _LOCAL, config="Gemma3TextConfig"),
-    Decoder(
-        "gpt2", "GPT2", _GPT2 | {"vocab_size": _VOCABULARY, "bos_token_id": 1, "eos_token_id": 1}, 4, model="GPT2LMHeadModel"
-    ),
+    Decoder("gpt2", "GPT2", _GPT2 | _TOKENS, 4, model="GPT2LMHeadModel"),
     Decoder("gpt_neox, partly rotary", "GPTNeoX", _SIZE, 4),
     Decoder("opt, counts positions", "OPT", _SIZE | _OPT, 4, positions=False),
     Decoder("phi, partly rotary", "Phi", _SIZE, 4),
