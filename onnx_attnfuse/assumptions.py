@@ -10,8 +10,9 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
-    "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range", "finite-exponentials"
-]
+    "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range", "finite-exponentials",
+    "padded-rows-unused", "padding-at-the-ends",
+]  # fmt: skip
 
 ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "large-fills": "a number of -1000 or less that is added to a score, or put in its place, masks it",
@@ -21,6 +22,8 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
     "indices-in-range": "an index computed at run time into a mask stays inside the row that it is meant for",
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
+    "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used",
+    "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
 }
 """Each assumption, and what it says."""
 

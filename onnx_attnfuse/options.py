@@ -15,6 +15,8 @@ Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` while a long step goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """What to do with forms of a mask that are exact for some batches only."""
+CachePolicy = Literal["as-is", "shared"]
+"""What becomes of the keys and values of earlier positions."""
 TargetName: TypeAlias = str
 """A fused operator that has a record, or `auto`; those of ai.onnx have their domain before them. `packed` is
 PackedMultiHeadAttention on tokens without padding, which is removed once and restored once."""
@@ -43,13 +45,17 @@ class Options:
     """What to do with forms of a mask that are exact for some batches only. `auto` puts them behind a test at run time where that
     pays, and `guarded` wherever they are faster; `exact` leaves them out. `assume-right` takes it as given that padding is on the
     right, `assume-none` that there is none and no batch of several entries gets several new tokens on top of a cache."""
+    cache: CachePolicy = "as-is"
+    """What becomes of a decoder's cache. `as-is` keeps a past that grows; `shared` makes past and present one buffer of a fixed
+    length, the form in which onnxruntime-genai runs a decoder, where all of its attentions can be."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact."""
     target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,
-    finite-exponentials, or none. Repeatable; by default all of them hold. docs/assumptions.md says what each is."""
+    finite-exponentials, padded-rows-unused, padding-at-the-ends, or none. Repeatable; by default all of them hold.
+    docs/assumptions.md says what each is."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False

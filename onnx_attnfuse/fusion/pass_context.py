@@ -21,6 +21,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
 from onnx_attnfuse.fusion.plan import PlanContext, make_plans
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
+from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
@@ -37,6 +38,7 @@ from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -80,6 +82,8 @@ class Run:
         """How often each enabling rule was applied."""
         self.changes: Counter[str] = Counter()
         """What each pass counted, by its name."""
+        self.decoder: ServedDecoder | None = None
+        """The decoder whose cache became a buffer."""
 
     @functools.cached_property
     def total(self) -> int:
@@ -102,6 +106,8 @@ class PassContext:
         """The version of the run in which candidates were looked for."""
         self.fused: tuple[SiteFuser, list[SiteReport]] | None = None
         """What fused the candidates, and a report on each; None: fusing has failed, or was not begun."""
+        self.shared = SharedCache()
+        """What became of the cache; attentions that share its buffer are no candidates any more."""
         self.failure: Reason | None = None
         """Why the last pass that failed did."""
 
@@ -126,7 +132,7 @@ class PassContext:
 
         def undo() -> None:
             self.origin.restore()
-            self.fused = None
+            self.fused, self.shared, self.run.decoder = None, SharedCache(), None
             self.run.version += 1
 
         return undo

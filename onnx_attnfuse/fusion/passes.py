@@ -94,6 +94,26 @@ def draw(graph: PassContext) -> int:
     return 0
 
 
+def share_cache(graph: PassContext) -> int:
+    """Makes the cache of a decoder one buffer, where that is asked for; its attentions are done with then."""
+    run = graph.run
+    if run.options.cache != "shared":
+        return 0
+    from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
+
+    fuser = graph.new_site_fuser()
+    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context)
+    run.notes += [] if found.note is None else [found.note]
+    graph.shared = found
+    if found.decoder is None:
+        return 0
+    run.decoder = found.decoder
+    kept = {item.node for item in graph.candidates if item.node not in found.sites}
+    candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
+    graph.candidates = [item for item in candidates if item.node in kept]
+    return len(found.sites)
+
+
 def pack_attention(graph: PassContext) -> int:
     """Packs what can be packed, where that is asked for."""
     run = graph.run
@@ -154,7 +174,7 @@ def _finished(graph: PassContext, fuser: SiteFuser, found: list[SiteReport]) -> 
     """Takes down what was fused; returns the number of attentions that were tried, each of which may have changed something."""
     if fuser.unsorted:
         graph.scope.graph.sort()
-    graph.fused, graph.run.replaced = (fuser, found), fuser.replaced
+    graph.fused, graph.run.replaced = (fuser, graph.shared.joined(found)), fuser.replaced
     return len(found)
 
 
@@ -172,9 +192,10 @@ def tell_sites(graph: PassContext) -> int:
     """Tells what became of the attentions; changes nothing."""
     run, found, reason = graph.run, [] if graph.fused is None else graph.fused[1], graph.failure
     if graph.fused is None and reason is not None:
-        found = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
+        left = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
+        found = graph.shared.joined(left)
     run.sites += found
-    run.pictures += run.album.pictures(graph.candidates, len(found))
+    run.pictures += run.album.pictures([*graph.shared.candidates, *graph.candidates], len(found))
     for site in found:
         log_site(site)
     run.notes += graph.patterns.notes(found)

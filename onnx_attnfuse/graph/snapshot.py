@@ -10,10 +10,10 @@ from onnx_attnfuse.graph.constants import subgraphs
 
 
 class Snapshot:
-    """One graph and those nested in it: order, connections, names, types and initializers. Taken in linear time."""
+    """One graph and those nested in it: inputs, order, connections, names, types and initializers. Taken in linear time."""
 
     def __init__(self, graph: ir.Graph | ir.Function) -> None:
-        self._graph = graph
+        self._graph, self._given = graph, tuple(graph.inputs)
         self._parts = [(part, tuple(part), tuple(part.outputs), _initializers(part)) for part in _parts(graph)]
         self._inputs = [(node, tuple(node.inputs)) for _, nodes, _, _ in self._parts for node in nodes]
         values = [value for part, nodes, _, held in self._parts for value in _values(part, nodes, held)]
@@ -39,6 +39,9 @@ class Snapshot:
                 node.replace_input_with(place, value)
         for part, nodes, _, _ in self._parts:
             part.extend(nodes)
+        if tuple(self._graph.inputs) != self._given:
+            self._graph.inputs.clear()
+            self._graph.inputs.extend(self._given)
         self._restore_values()
 
     def _restore_values(self) -> None:

@@ -15,6 +15,7 @@ from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
+from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "skipped", "not-attention"]
@@ -129,6 +130,8 @@ class Report(JsonReport):
     """Seconds by step; not part of the JSON."""
     pictures: tuple[SitePicture | None, ...] = dataclasses.field(default=(), repr=False)
     """One for each site if they were asked for, else none; not part of the JSON."""
+    decoder: ServedDecoder | None = None
+    """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
 
     @property
     def candidates(self) -> int:

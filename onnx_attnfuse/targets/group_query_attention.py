@@ -58,7 +58,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     if not _is_causal(spec, meaning):
         return Reason("not-causal", "GroupQueryAttention is for attention to the row's own position and those before it")
     rest = [item for item in meaning.predicates if not isinstance(item, (Causal, Window))]
-    if meaning.biases or _window(spec, meaning) is None or (rest and not is_padding(rest, spec)):
+    if meaning.biases or window_of(spec, meaning) is None or (rest and not is_padding(rest, spec)):
         return Reason("mask-form", "GroupQueryAttention takes a causal triangle and a window, nothing besides")
     if spec.sink is not None and not {leaf for axis in spec.sink.axes for leaf in leaves(axis)} <= set(axes.n):
         return Reason("sink-differs", "GroupQueryAttention takes one sink for each head, and here it differs by row")
@@ -72,7 +72,7 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
 
     Several new positions on top of cached ones are taken for one batch entry only.
     """
-    windowed = _window(spec, meaning) != -1
+    windowed = window_of(spec, meaning) != -1
     padded = any(not isinstance(item, (Causal, Window)) for item in meaning.predicates)
     one = 1 in {length(spec.axes.b), length(spec.axes.i)}
     return (
@@ -87,8 +87,25 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
     )
 
 
-def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
+def emit(
+    spec: AttentionSpec,
+    meaning: Meaning,
+    context: BuildContext,
+    encoding: MaskEncoding,
+    *,
+    flat: bool = False,
+    buffered: tuple[ir.Value, ir.Value] | None = None,
+) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
+
+    Args:
+        spec: The attention.
+        meaning: What its mask means.
+        context: What to build with.
+        encoding: How the mask is handed over.
+        flat: Of no effect here.
+        buffered: Where past and present are one buffer, the place of the last key in each entry, (b) int32, and how many
+            positions there are, a scalar int32; else both are told by the lengths of the keys.
 
     Raises:
         Refused: An operand cannot be brought into its layout.
@@ -97,8 +114,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs_rotary)
-    last, total = _lengths(builder, length(axes.b), length(axes.j))
-    window = _window(spec, meaning)
+    last, total = buffered or _lengths(builder, length(axes.b), length(axes.j))
+    window = window_of(spec, meaning)
     assert window is not None
     attributes: dict[str, Any] = {
         "num_heads": axes.num_heads,
@@ -123,6 +140,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         inputs["head_sink"] = builder.cast(heads, spec.dtype)
     fused = operator(builder, spec, INFO, inputs, attributes, outputs=3)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
+    words += ["shared buffer"] if buffered is not None else []
     form = f"{INFO.name} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
 
@@ -145,7 +163,7 @@ def _is_causal(spec: AttentionSpec, meaning: Meaning) -> bool:
     return len(triangles) == 1 and triangles[0].offset == length(spec.axes.j) - length(spec.axes.i)
 
 
-def _window(spec: AttentionSpec, meaning: Meaning) -> int | None:
+def window_of(spec: AttentionSpec, meaning: Meaning) -> int | None:
     """How many keys a row sees, itself counted; -1: all before it; None: that is not known."""
     windows = [item for item in meaning.predicates if isinstance(item, Window)]
     if not windows:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from onnx_attnfuse.verify.decoder_loop import Loop
     from onnx_attnfuse.verify.equivalence import EquivalenceChecker
     from onnx_attnfuse.verify.references.core import Operator as ReferenceOperator
     from onnx_attnfuse.verify.verdict import Verdict
@@ -152,6 +153,25 @@ class Verifier:
                 self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
         refutation = self._refuted[key]
         return meaning if refutation is None else distrusted(meaning, refutation)
+
+    def check_loop(self, before: ir.Model, after: ir.Model, loop: Loop) -> Verified | None:
+        """Judges a decoder whose cache became a buffer, run in a loop; None where nothing is judged.
+
+        Raises:
+            Refused: It differs, or could not be shown equal.
+        """
+        if self.level == "none":
+            return None
+        from onnx_attnfuse.verify.decoder_loop import check_decoder
+
+        with self.timer.step("verify the decoder"):
+            verdict = check_decoder(before, after, loop, self._operators)
+        if verdict.undecided is not None:
+            raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
+        if not verdict.equal:
+            self.differing += 1
+            raise Refused("differs", verdict.detail)
+        return Verified(verdict.max_abs_error, verdict.cases)
 
     def check_model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
         """Judges whole models, if asked for; returns a line for the report.

@@ -1,4 +1,5 @@
-"""The examples of the documentation, run as they stand there; the one for Olive is run by `make test-olive`."""
+"""The examples of the documentation, run as they stand there; the one for Olive is run by `make test-olive`, that for decoders
+by the tests of shared caches."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _SLOW = pytest.mark.exhaustive
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*_WRITTEN, "as_an_olive_pass"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*_WRITTEN, "as_an_olive_pass", "decode_with_a_shared_cache"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW if "export" in name else ()) for name in _WRITTEN])

@@ -1,0 +1,82 @@
+"""One attention of a decoder as the operator that reads and writes the buffer, in the place of the source's nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.candidates import anchor_of
+from onnx_attnfuse.fusion.commit import check_apart, commit
+from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
+from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
+from onnx_attnfuse.graph.edit import answer_needless, connect
+from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.rewriting import Edit
+from onnx_attnfuse.targets import group_query_attention as target
+from onnx_attnfuse.targets.base import BuildContext, Emitted
+
+KEY, VALUE = 1, 2
+"""Which outputs of the operator are the buffer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """An attention that shares a buffer."""
+
+    site: CachedSite
+    emitted: Emitted
+    present: tuple[ir.Value, ir.Value]
+    """The outputs of the model that are the buffer afterwards."""
+
+    @property
+    def node(self) -> ir.Node:
+        """The operator."""
+        return self.emitted.node
+
+
+def attend(site: CachedSite, lengths: Lengths, context: BuildContext, order: Order, edit: Edit) -> Attended:
+    """Builds the operator and puts it in the place of the attention.
+
+    Raises:
+        Refused: An operand cannot be brought into its layout, or keys and values are used elsewhere.
+    """
+    builder, spec, count = context.builder, site.spec, len(edit.added)
+    check_apart(spec, order)
+    builder.at(anchor_of(spec))
+    pasts = [IndexedValue(value, indexed.axes) for value, indexed in zip(site.past, site.cache.past, strict=True)]
+    spec = dataclasses.replace(spec, cache=dataclasses.replace(site.cache, past=(pasts[0], pasts[1])))
+    (encoding,) = target.encodings(spec, site.meaning)
+    emitted = target.emit(spec, site.meaning, context, encoding, buffered=(lengths.last, lengths.total))
+    given = [item for item in emitted.node.inputs if item in site.past]
+    if given != list(site.past) or any(
+        new is not output for (_, new), output in zip(emitted.presents, emitted.node.outputs[KEY:], strict=False)
+    ):
+        raise Refused("cache-layout", "the cache does not lie as batch, heads, positions, channels", spec.name)
+    order.add(edit.added[count:], anchor_of(spec))
+    commit(spec, dataclasses.replace(emitted, presents=()), builder, order, edit)
+    for old, new in emitted.presents:
+        _give_out(old, new, context)
+    outputs = emitted.node.outputs
+    return Attended(site, emitted, (outputs[KEY], outputs[VALUE]))
+
+
+def _give_out(old: ir.Value, new: ir.Value, context: BuildContext) -> None:
+    """Gives out the buffer in the place of keys or values that the source put together.
+
+    Raises:
+        Refused: They are used elsewhere too.
+    """
+    builder = context.builder
+    answer_needless(old, builder)
+    for node in {node for node, _ in old.uses()}:
+        sweep(node.outputs)
+    if (others := viewers(old)) or old.uses():
+        name = others[0].name if others else None
+        raise Refused("cache-used", f"'{old.name}', keys or values with the new ones, is used elsewhere too", name)
+    connect(old, new, builder, [])
+    sweep([old])

@@ -1,0 +1,242 @@
+"""New tokens in an order in which padding stands behind the real ones, as the buffer holds real tokens only.
+
+A causal attention of tokens in that order gives each real token what it gives it in the source's, and every operator that
+computes each token by itself does so in any order. So there is a region around the attentions in which tokens stand in the new
+order: they are rearranged where they enter it, and put back wherever anything outside reads them. What mixes tokens, or is not
+known, stays outside and sees the order of the source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens
+from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, is_standard, subgraphs
+from onnx_attnfuse.graph.edit import connect
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
+from onnx_attnfuse.reasons import Reason, Refused
+
+_INT, _TRUTH = ir.DataType.INT64, ir.DataType.BOOL
+_TOKENS: Marks = ("b", "s", "")
+_PLACES: Marks = ("b", "s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """The two orders of new tokens, each as places in the other, (b, s) int64."""
+
+    back: ir.Value
+    """For each token of the source where it stands: real ones first, each kind in its order."""
+    front: ir.Value
+    """For each place the token of the source that stands there."""
+
+
+def new_order(builder: Builder, mask: ir.Value, batch: Dim, new: Dim) -> Order:
+    """Emits the order of the new tokens; `mask` is theirs, (b, s)."""
+    whole = [batch, new]
+    kept = builder.cast(mask, _TRUTH)
+    ones = builder.cast(kept, _INT)
+    rank = builder.node("CumSum", [ones, builder.constant(np.asarray(1))], dims=whole, dtype=_INT)
+    count = builder.reduce("ReduceSum", ones, [1])
+    numbers = [builder.constant(np.asarray(0)), builder.reshape(builder.shape([new]), []), builder.constant(np.asarray(1))]
+    places = builder.expand(
+        builder.reshape(builder.node("Range", numbers, dims=[new], dtype=_INT), [1, new]), whole, [True, False]
+    )
+    behind = builder.elementwise("Add", [builder.elementwise("Sub", [places, rank], _INT), count], _INT)
+    ahead = builder.elementwise("Sub", [rank, builder.constant([1])], _INT)
+    back = builder.node("Where", [kept, ahead, behind], dims=whole, dtype=_INT)
+    front = builder.node("ScatterElements", [places, back, places], {"axis": 1}, dims=whole, dtype=_INT)
+    return Order(back, front)
+
+
+class Compaction:
+    """Rearranges the tokens of one graph around its attentions."""
+
+    def __init__(self, builder: Builder, tokens: Tokens, order: Order) -> None:
+        self._builder, self._tokens, self._order = builder, tokens, order
+        self._marks: dict[ir.Value, Marks] = {}
+        """Values of the region, and those that enter it."""
+        self._members: dict[ir.Node, dict[int, Marks]] = {}
+        """The nodes of the region, with the places of inputs that consist of tokens."""
+        self._inside: dict[ir.Value, None] = {}
+        """Values that nodes of the region give."""
+        self._moved: dict[tuple[ir.Value, Marks], ir.Value] = {}
+
+    def apply(self, attentions: Sequence[ir.Node]) -> None:
+        """Rearranges tokens in front of the attentions and puts them back behind, in place.
+
+        Raises:
+            Refused: A value would be needed in two layouts at once.
+        """
+        for node in attentions:
+            self._take(node, self._attention(node), {node.outputs[0]: _TOKENS})
+        self._walk_up()
+        readers = self._readers()
+        for node, places in self._members.items():
+            for place, marks in places.items():
+                value = node.inputs[place]
+                if value is not None and value not in self._inside:
+                    node.replace_input_with(place, self._moved_to_front(value, marks))
+        for value, outside in readers.items():
+            restored = self._gathered(value, self._marks[value], self._order.back)
+            if value.is_graph_output():
+                connect(value, restored, self._builder, [])
+            for node in outside:
+                for place, item in enumerate(node.inputs):
+                    if item is value:
+                        node.replace_input_with(place, restored)
+
+    def _attention(self, node: ir.Node) -> dict[int, Marks]:
+        """The inputs of an attention that consist of tokens."""
+        info = group_query_attention.INFO
+        found: dict[int, Marks] = dict.fromkeys(range(3), _TOKENS)
+        if info.input(node, "position_ids") is not None:
+            found[info.place("position_ids")] = _PLACES
+        return found
+
+    def _take(self, node: ir.Node, places: dict[int, Marks], outputs: dict[ir.Value, Marks]) -> None:
+        """Makes a node one of the region."""
+        self._members[node] = places
+        for value, marks in outputs.items():
+            self._note(value, marks)
+            self._inside[value] = None
+
+    def _note(self, value: ir.Value, marks: Marks) -> None:
+        if self._marks.setdefault(value, marks) != marks:
+            raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
+
+    def _walk_up(self) -> None:
+        """Takes in whatever computes tokens of the region one by one."""
+        pending = list(self._members)
+        seen = set[ir.Value]()
+        while pending:
+            node = pending.pop()
+            for place, marks in self._members[node].items():
+                value = node.inputs[place]
+                above = None if value is None else value.producer()
+                if value is None or above is None or value in seen or value in self._inside:
+                    continue
+                seen.add(value)
+                found = self._step(above, value, marks) if self._tokens.is_full(value, marks) else None
+                if found is None or above in self._members:
+                    continue
+                self._take(above, *found)
+                pending.append(above)
+
+    def _step(self, node: ir.Node, value: ir.Value, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
+        """Inputs and outputs of a node that computes each token by itself; None if it does not, or is not known to."""
+        if is_standard(node, "Gather") and (found := self._embedding(node, marks)) is not None:
+            return found, {node.outputs[0]: marks}
+        if node.domain == CONTRIB and node.op_type == rotary_embedding.INFO.name:
+            return self._rotation(node, marks)
+        step = read_step(node, value, marks, self._tokens)
+        if isinstance(step, Reason):
+            return None
+        return dict(step.marks), dict(zip(node.outputs, step.outputs, strict=False))
+
+    def _embedding(self, node: ir.Node, marks: Marks) -> dict[int, Marks] | None:
+        """Rows of a table that is the same for all tokens."""
+        table, index = node.inputs
+        facts, axis = self._tokens.facts, attribute(node, "axis", 0)
+        rank = None if index is None else facts.rank(index)
+        dims = None if table is None else facts.dims(table)
+        if axis != 0 or rank is None or dims is None or any(marks[rank:]) or len(dims) + rank - 1 != len(marks):
+            return None
+        return {1: marks[:rank]} if index is not None and self._tokens.is_full(index, marks[:rank]) else None
+
+    def _rotation(self, node: ir.Node, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
+        """A rotation of each token by its own place in the tables."""
+        places = node.inputs[1]
+        if places is None or marks not in {_TOKENS, ("b", "", "s", "")}:
+            return None
+        if self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
+            first = self._builder.elementwise("Add", [self._order.front, places], _INT)
+            node.replace_input_with(1, first)
+            return {0: marks}, {node.outputs[0]: marks}
+        return ({0: marks, 1: _PLACES}, {node.outputs[0]: marks}) if self._tokens.is_full(places, _PLACES) else None
+
+    def _readers(self) -> dict[ir.Value, list[ir.Node]]:
+        """The values of the region that are read outside, in the source's order, and by whom."""
+        graph = self._builder.graph
+        live = _live(graph)
+        found: dict[ir.Value, list[ir.Node]] = {}
+        for value in self._inside:
+            users = dict.fromkeys(
+                node
+                for node, place in value.uses()
+                if node in live and node.op_type not in ASKS_SHAPE and place not in self._members.get(node, {})
+            )
+            if any(node.graph is not graph for node in users):
+                raise Refused("control-flow", f"'{value.name}' is read in a branch or body")
+            if any(node in self._members for node in users):
+                raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
+            if users or value.is_graph_output():
+                found[value] = list(users)
+        return found
+
+    def _moved_to_front(self, value: ir.Value, marks: Marks) -> ir.Value:
+        """A value that enters the region, with its tokens in the new order and one for each entry of the batch."""
+        key = value, marks
+        if key not in self._moved:
+            self._moved[key] = self._gathered(self._spread(value, marks), marks, self._order.front)
+        return self._moved[key]
+
+    def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:
+        """A value that may be one for all entries of the batch, for each of them."""
+        builder, facts = self._builder, self._builder.facts
+        if self._tokens.is_full(value, marks):
+            return value
+        dims = facts.dims(value)
+        if dims is None or any(len(mark) > 1 for mark in marks):
+            raise Refused("two-layouts", f"'{value.name}' is not laid out by batch and position")
+        dims = (*[1] * (len(marks) - len(dims)), *dims)
+        wanted = [self._tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
+        where = [bool(mark) and dim != size for mark, dim, size in zip(marks, dims, wanted, strict=True)]
+        value = builder.reshape(value, dims)
+        return builder.expand(value, wanted, where) if any(where) else value
+
+    def _gathered(self, value: ir.Value, marks: Marks, order: ir.Value) -> ir.Value:
+        """The tokens of a value in another order."""
+        builder, facts = self._builder, self._builder.facts
+        dims, dtype = facts.dims(value), facts.dtype(value)
+        assert dims is not None
+        if marks in {("bs",), ("bs", "")}:
+            split = builder.reshape(value, [self._tokens.batch, self._tokens.length, *dims[1:]])
+            return builder.reshape(self._gathered(split, ("b", "s", *marks[1:]), order), dims)
+        if sorted(filter(None, marks)) != ["b", "s"] or marks.index("b") > marks.index("s"):
+            raise Refused("two-layouts", f"'{value.name}' is not laid out by batch and position")
+        if marks == _PLACES:
+            return builder.node("GatherElements", [value, order], {"axis": 1}, dims=dims, dtype=dtype)
+        lead = [marks.index("b"), marks.index("s")]
+        perm = [*lead, *(axis for axis in range(len(marks)) if axis not in lead)]
+        turned = builder.transpose(value, perm)
+        index = builder.reshape(order, [self._tokens.batch, self._tokens.length, 1])
+        found = builder.node("GatherND", [turned, index], {"batch_dims": 1}, dims=facts.dims(turned), dtype=dtype)
+        return builder.transpose(found, [perm.index(axis) for axis in range(len(perm))])
+
+
+def _live(graph: ir.Graph | ir.Function) -> set[ir.Node]:
+    """The nodes that the outputs of a graph need, those in branches and bodies too."""
+    found: set[ir.Node] = set()
+    pending: list[ir.Value | None] = list(graph.outputs)
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        pending += node.inputs
+        for nested in subgraphs(node):
+            inner: Iterable[ir.Node] = nested.all_nodes()
+            for item in inner:
+                found.add(item)
+                pending += item.inputs
+    return found

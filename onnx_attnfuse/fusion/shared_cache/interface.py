@@ -1,0 +1,153 @@
+"""The inputs and outputs of a decoder: what they are before anything is done, and their names and shapes afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.fusion.shared_cache.attend import Attended
+from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.targets.layout import shared_heads
+from onnx_attnfuse.verify.input_kinds import kinds
+
+LENGTH, TOTAL = "max_sequence_length", "total_sequence_length"
+"""The names of the buffer's length, and of that of an added mask."""
+_POSITIONS = 2
+"""The axis of positions in a cache, (b, heads, positions, channels)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """What the inputs and outputs of a decoder are; the values stay what they are called."""
+
+    tokens: ir.Value | None
+    embeddings: ir.Value | None
+    positions: ir.Value | None
+    logits: ir.Value
+    hidden_size: int | None
+    vocab_size: int | None
+    context_length: int | None
+
+
+def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -> Interface:
+    """What the inputs and outputs of a decoder are.
+
+    Raises:
+        Refused: It has no input of tokens, or no output that could be logits.
+    """
+    axes = sites[0].spec.axes
+    whole = length(axes.b), length(axes.i)
+    found = kinds(graph, facts)
+    new = [value for value in graph.inputs if value.const_value is None and (facts.dims(value) or ())[:2] == whole]
+    named = {found[value.name or ""].name: value for value in reversed(new) if facts.rank(value) == 2}
+    embedded = [value for value in new if facts.rank(value) == 3 and value.dtype is not None and value.dtype.is_floating_point()]
+    tokens, positions = named.get("ids"), named.get("positions")
+    if tokens is None and not embedded:
+        raise Refused("no-decoder", "the model has no input (batch, new positions) of tokens, or of their embeddings")
+    presents = {value for site in sites for value in site.present}
+    outputs = [value for value in graph.outputs if value not in presents and facts.rank(value) == 3]
+    if not outputs:
+        raise Refused("no-decoder", "the model has no output (batch, positions, channels) besides its cache")
+    hidden = None
+    if tokens is None:
+        hidden = (facts.dims(embedded[0]) or ())[-1:]
+    else:
+        tables = [node.inputs[0] for node, place in tokens.uses() if is_standard(node, "Gather") and place == 1]
+        hidden = next(((facts.dims(table) or ())[-1:] for table in tables if table is not None), None)
+    width = (facts.dims(outputs[0]) or (None,))[-1]
+    return Interface(
+        tokens,
+        None if tokens is not None else embedded[0],
+        positions,
+        outputs[0],
+        hidden[0] if hidden and isinstance(hidden[0], int) else None,
+        width if isinstance(width, int) else None,
+        _context_length(graph, tokens, facts),
+    )
+
+
+def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts) -> int | None:
+    """The rows of the smallest table that is read by position: one of floats that tokens do not choose from."""
+    rows: list[int] = []
+    for node in graph:
+        if not is_standard(node, "Gather") or node.inputs[0] is None or node.inputs[1] is tokens:
+            continue
+        tensor = constant_tensor(node.inputs[0])
+        dims = facts.dims(node.inputs[1]) if node.inputs[1] is not None else None
+        if tensor is not None and tensor.dtype.is_floating_point() and dims and len(tensor.shape) == 2:
+            first = tensor.shape[0]
+            rows += [first] if isinstance(first, int) and not _reads(node.inputs[1], tokens) else []
+    return min(rows, default=None)
+
+
+def _reads(value: ir.Value | None, tokens: ir.Value | None) -> bool:
+    """Whether an index is made of tokens."""
+    while value is not None and value is not tokens:
+        node = value.producer()
+        value = None if node is None or not node.inputs else node.inputs[0]
+    return value is tokens and tokens is not None
+
+
+def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
+    """A new input (batch, total) int64 that tells lengths, of a model that has no mask."""
+    batch = length(site.spec.axes.b)
+    dims = [batch if isinstance(batch, int) else str(batch), TOTAL]
+    name = builder.name("attention_mask")
+    value = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.INT64))
+    first_past = next(place for place, item in enumerate(graph.inputs) if item in site.past)
+    graph.inputs.insert(first_past, value)
+    total = builder.facts.fresh(value, 1)
+    builder.facts.record(value, [batch, total], ir.DataType.INT64)
+    return value
+
+
+def settle(builder: Builder, attended: Sequence[Attended]) -> None:
+    """Names the parts of the buffer by layer, and gives them its length."""
+    for layer, item in enumerate(attended):
+        for what, past, present in zip(("key", "value"), item.site.past, item.present, strict=True):
+            for value, name in ((past, f"past_key_values.{layer}.{what}"), (present, f"present.{layer}.{what}")):
+                if value.name != name:
+                    value.name = builder.name(name)
+            dims = [LENGTH if axis == _POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
+            past.shape, present.shape = ir.Shape(dims), ir.Shape(dims)
+            present.type = past.type
+
+
+def served(interface: Interface, mask: ir.Value, attended: Sequence[Attended]) -> ServedDecoder:
+    """What a caller of the decoder needs to know."""
+    spec = attended[0].site.spec
+    windows = {item.site.window for item in attended}
+    heads, size = length(shared_heads(spec)), length(spec.axes.h)
+    assert isinstance(heads, int)
+    assert isinstance(size, int)
+    return ServedDecoder(
+        layers=len(attended),
+        num_heads=spec.axes.num_heads,
+        kv_heads=heads,
+        head_size=size,
+        hidden_size=interface.hidden_size,
+        vocab_size=interface.vocab_size,
+        context_length=interface.context_length,
+        input_ids=_name(interface.tokens) or "",
+        inputs_embeds=_name(interface.embeddings),
+        attention_mask=mask.name or "",
+        position_ids=_name(interface.positions),
+        past_keys=tuple(item.site.past[0].name or "" for item in attended),
+        past_values=tuple(item.site.past[1].name or "" for item in attended),
+        logits=interface.logits.name or "",
+        present_keys=tuple(item.present[0].name or "" for item in attended),
+        present_values=tuple(item.present[1].name or "" for item in attended),
+        window=windows.pop() if len(windows) == 1 else None,
+    )
+
+
+def _name(value: ir.Value | None) -> str | None:
+    return None if value is None else value.name

@@ -1,0 +1,192 @@
+"""Which attentions of a decoder can share one buffer for past and present, and why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning, position
+from onnx_attnfuse.attention.masks.expression import Element, Linear, NonZero, combine, scaled
+from onnx_attnfuse.attention.masks.predicates import Padding, Window
+from onnx_attnfuse.attention.spec import AttentionSpec, Cache
+from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, RESHAPES
+from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets import group_query_attention as target
+from onnx_attnfuse.targets.base import BuildContext
+
+_SAME = CASTS | RESHAPES
+"""Operators that leave elements in their order, whole numbers and truth values what they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSite:
+    """An attention whose cache can be a buffer."""
+
+    node: ir.Node
+    """The Softmax or attention node that it is found at."""
+    spec: AttentionSpec
+    meaning: Meaning
+    past: tuple[ir.Value, ir.Value]
+    """The graph inputs with the earlier keys and values."""
+    present: tuple[ir.Value, ir.Value]
+    """The values in the place of which the operator gives the buffer; graph outputs."""
+    mask: ir.Value | None
+    """The graph input (b, past + s) that tells tokens from padding; None: every key counts."""
+    window: int | None
+    """How many keys a row sees, itself counted; None: all before it."""
+
+    @property
+    def cache(self) -> Cache:
+        """How its keys and values come about."""
+        assert self.spec.cache is not None
+        return self.spec.cache
+
+    @property
+    def past_length(self) -> Size:
+        """The symbol for the number of earlier positions."""
+        size = length(self.cache.past_axis)
+        assert isinstance(size, Size)
+        return size
+
+
+def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> CachedSite:
+    """An attention with a cache, as a site that shares a buffer.
+
+    Raises:
+        Refused: It cannot.
+    """
+    facts, cache = context.builder.facts, spec.cache
+    assert cache is not None
+    reason = target.refuse(spec, meaning, context)
+    if reason is not None:
+        raise Refused(reason.code, reason.message, reason.node)
+    earlier = length(cache.past_axis)
+    if not isinstance(earlier, Size) or len(earlier.atoms) != 1 or earlier.factor != 1 or earlier.atoms[0].evaluate is not None:
+        raise Refused("cache-kept", "the number of earlier positions is not a size of its own, which a caller chooses", spec.name)
+    key, value = (_input_behind(indexed) for indexed in cache.past)
+    for past, present, indexed in zip((key, value), cache.present, cache.past, strict=True):
+        _check_only_appended(past, indexed.value, present.value, spec)
+        if not present.value.is_graph_output():
+            raise Refused("cache-kept", f"'{present.value.name}', keys or values with the new ones, is no output", spec.name)
+    window = target.window_of(spec, meaning)
+    present_key, present_value = (indexed.value for indexed in cache.present)
+    mask = _padding_input(spec, meaning, facts)
+    return CachedSite(node, spec, meaning, (key, value), (present_key, present_value), mask, None if window == -1 else window)
+
+
+def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
+    """Checks that attentions have one cache: the same earlier positions, new ones and padding, each its own keys and values.
+
+    Raises:
+        Refused: They have not.
+    """
+    first = sites[0]
+    pasts = [value for site in sites for value in site.past]
+    if len(set(pasts)) < len(pasts):
+        raise Refused("caches-differ", "two attentions append to the same earlier keys or values", first.spec.name)
+    for site in sites[1:]:
+        if site.past_length != first.past_length or length(site.spec.axes.i) != length(first.spec.axes.i):
+            raise Refused("caches-differ", "the caches of two attentions are not known to be of the same length", site.spec.name)
+        if length(site.spec.axes.b) != length(first.spec.axes.b):
+            raise Refused("caches-differ", "two attentions are not known to have the same batch", site.spec.name)
+        if site.mask is not first.mask:
+            raise Refused("caches-differ", "two attentions have different padding", site.spec.name)
+    dims = None if first.mask is None else facts.dims(first.mask)
+    if dims is not None and (len(dims) != 2 or dims[0] != length(first.spec.axes.b)):
+        raise Refused("caches-differ", "the mask does not have a row for each entry of the batch", first.spec.name)
+
+
+def _input_behind(indexed: IndexedValue) -> ir.Value:
+    """The graph input that a value is.
+
+    Raises:
+        Refused: It is computed.
+    """
+    value = indexed.value
+    while (node := value.producer()) is not None and is_copy(node):
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+    if not value.is_graph_input() or value.const_value is not None:
+        raise Refused("cache-kept", f"the earlier keys or values '{value.name}' are no input of the model")
+    return value
+
+
+def _check_only_appended(past: ir.Value, given: ir.Value, present: ir.Value, spec: AttentionSpec) -> None:
+    """Checks that nothing but the appending looks at the elements of the earlier keys or values."""
+    pending, copies = [past], set[ir.Value]()
+    while pending:
+        value = pending.pop()
+        copies.add(value)
+        if value.is_graph_output():
+            raise Refused("cache-used", f"the earlier keys or values '{past.name}' are an output too", spec.name)
+        for node in viewers(value):
+            if is_copy(node):
+                pending.append(node.outputs[0])
+            elif node is not present.producer():
+                raise Refused("cache-used", f"the earlier keys or values '{past.name}' are used elsewhere too", node.name)
+    assert given in copies
+
+
+def _padding_input(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> ir.Value | None:
+    """The graph input whose element at (b, j) says that a key is no padding; None where nothing is padding.
+
+    Raises:
+        Refused: Padding is something else.
+    """
+    paddings = [item for item in meaning.predicates if isinstance(item, Padding)]
+    if not paddings:
+        return None
+    found = {_mask_behind(item, spec, facts) for item in paddings}
+    mask = found.pop() if len(found) == 1 else None
+    if mask is None:
+        raise Refused("padding-unread", "which keys are padding is not what an input (b, past + new) says", spec.name)
+    return mask
+
+
+def _mask_behind(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | None:
+    """The graph input (b, t) of which the element at (b, j) is read, whatever shape it was brought into."""
+    if not isinstance(padding.predicate, NonZero):
+        return None
+    element: Element = padding.predicate.element
+    value, dims = element.value, facts.dims(element.value)
+    if dims is None or not all(isinstance(form, Linear) for form in element.at):
+        return None
+    read = _flat([form for form in element.at if isinstance(form, Linear)], dims)
+    while (node := value.producer()) is not None:
+        if not is_standard(node, *_SAME) or node.inputs[0] is None or _is_fraction(node.inputs[0], facts):
+            return None
+        value = node.inputs[0]
+    shape = facts.dims(value)
+    if not value.is_graph_input() or shape is None or len(shape) != 2:
+        return None
+    wanted = _flat([position(spec.axes.b), position(spec.axes.j)], shape)
+    return value if read == wanted else None
+
+
+def _is_fraction(value: ir.Value, facts: Facts) -> bool:
+    """Whether a cast may make 0 of what is not 0."""
+    dtype = facts.dtype(value)
+    return dtype is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL)
+
+
+def _flat(at: Sequence[Linear], dims: Sequence[Dim]) -> Linear:
+    """The place of an element when the axes are laid one after the other."""
+    total = Linear(())
+    for axis, form in enumerate(at):
+        total = combine(total, scaled(form, sizes.product(dims[axis + 1 :])))
+    return total
+
+
+def has_window(sites: Sequence[CachedSite]) -> bool:
+    """Whether an attention leaves out keys that lie too far back."""
+    return any(isinstance(item, Window) for site in sites for item in site.meaning.predicates)

@@ -1,0 +1,38 @@
+"""What became of the cache of a decoder, as it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.serving.decoder import ServedDecoder
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedCache:
+    """What became of the cache of one graph."""
+
+    decoder: ServedDecoder | None = None
+    """The decoder; None: the cache is as it was."""
+    sites: Mapping[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
+    """The attentions that share the buffer, by the node that each was found at."""
+    candidates: tuple[Candidate, ...] = ()
+    """These as they were found, in order."""
+    reasons: Mapping[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
+    """Why the caches of others were left, by the names of the attentions."""
+    note: str | None = None
+    """A line on the model."""
+
+    def joined(self, others: Sequence[SiteReport]) -> list[SiteReport]:
+        """The reports on all attentions: those that share the buffer, then `others`, with why the cache of each was left."""
+        reasons = [self.reasons.get(site.name) for site in others]
+        told = [
+            site if reason is None else dataclasses.replace(site, reasons=(*site.reasons, reason))
+            for site, reason in zip(others, reasons, strict=True)
+        ]
+        return [*(self.sites[item.node] for item in self.candidates), *told]

@@ -1,0 +1,254 @@
+"""The cache of a decoder as one buffer of a fixed length, where that is asked for: all of its attentions, or none.
+
+    shared = share_cache(graph, context, candidates, plan_context)
+
+The past as an input and the present as an output get the length of the buffer, `max_sequence_length`; the mask tells lengths.
+What was built is run in a loop against the source before it is kept (`verify/decoder_loop.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.assumed import assumed_by
+from onnx_attnfuse.attention.masks.classify import understand
+from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.fusion.commit import check_lengths
+from onnx_attnfuse.fusion.packing.token_axes import Tokens
+from onnx_attnfuse.fusion.plan import PlanContext, params_of
+from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
+from onnx_attnfuse.fusion.report_site import unfused
+from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
+from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
+from onnx_attnfuse.fusion.shared_cache.interface import added_mask, read_interface, served, settle
+from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, answer_for_past, read_lengths
+from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
+from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.forecast import forecast
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.rewriting import Edit, GraphContext
+from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.targets import TARGETS
+from onnx_attnfuse.targets import group_query_attention as target
+from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.verdict import Verified
+
+_TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
+_SHARING = Subject("sharing the buffer of the cache")
+
+
+def share_cache(
+    graph: GraphContext, context: BuildContext, candidates: Sequence[Candidate], plan_context: PlanContext
+) -> SharedCache:
+    """Makes the cache of a graph one buffer, or leaves all as it was.
+
+    Args:
+        graph: The graph.
+        context: What attentions are built with.
+        candidates: Its attentions.
+        plan_context: What is planned for, and what is taken of padding.
+    """
+    cached = [item for item in candidates if item.spec is not None and item.spec.cache is not None]
+    if not cached or not isinstance(graph.scope.graph, ir.Graph) or graph.scope.graph is not graph.model.graph:
+        return SharedCache(note="no attention has a cache that could be a buffer" if not cached else None)
+    sharing = _Sharing(graph, context, plan_context)
+    sites = sharing.read(cached)
+    if sharing.reasons:
+        return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
+    snapshot, facts = Snapshot(graph.scope.graph), graph.scope.facts
+    origins = dict(facts.origins)
+
+    def undo() -> None:
+        snapshot.restore()
+        facts.origins.clear()
+        facts.origins.update(origins)
+
+    with contained(_SHARING, graph.scope.path, undo) as attempt:
+        return dataclasses.replace(sharing.share(sites), candidates=tuple(cached))
+    assert attempt.reason is not None
+    return SharedCache(reasons=_named({item.node: attempt.reason for item in cached}), note=_left(attempt.reason))
+
+
+def _named(reasons: Mapping[ir.Node, Reason]) -> dict[str, Reason]:
+    """Reasons by the names of attentions."""
+    return {label(node): reason for node, reason in reasons.items()}
+
+
+def _left(reason: Reason) -> str:
+    return f"the cache is as it was: {reason}"
+
+
+class _Sharing:
+    """The attentions of one graph on their way to one buffer."""
+
+    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext) -> None:
+        self._graph, self._context, self._plan_context = graph, context, plan_context
+        self._found: dict[ir.Node, SiteReport] = {}
+        self.reasons: dict[ir.Node, Reason] = {}
+
+    def read(self, cached: Sequence[Candidate]) -> list[CachedSite]:
+        """The attentions as sites; those that cannot be have their reason in `reasons`."""
+        sites: list[CachedSite] = []
+        for candidate in cached:
+            assert candidate.spec is not None
+            try:
+                sites.append(self._site(candidate, candidate.spec))
+            except Refused as refused:
+                self.reasons[candidate.node] = refused.reason
+        if not self.reasons:
+            try:
+                check_together(sites, self._graph.scope.facts)
+                self._check_assumed(sites)
+            except Refused as refused:
+                self.reasons = {candidate.node: refused.reason for candidate in cached}
+        return sites
+
+    def _site(self, candidate: Candidate, spec: AttentionSpec) -> CachedSite:
+        graph = self._graph
+        check_lengths(spec)
+        meaning = graph.check_mask(spec, understand(spec, self._context.reader))
+        found = dataclasses.replace(
+            unfused(candidate, graph.scope),
+            mask=meaning.kind,
+            mask_text=meaning.text or None,
+            assumptions=assumed_by(spec, meaning, graph.scope.facts),
+        )
+        self._found[candidate.node] = found
+        return read_site(candidate.node, spec, meaning, self._context)
+
+    def _check_assumed(self, sites: Sequence[CachedSite]) -> None:
+        """Checks that what a buffer of real tokens takes for granted may be.
+
+        Raises:
+            Refused: A caller has taken it back.
+        """
+        assumed = self._graph.scope.facts.assumed.names
+        if not self._is_padded(sites):
+            return
+        if "padded-rows-unused" not in assumed:
+            raise Refused("padding-kept", "what rows of padding give differs, and is not taken to be unused")
+        if has_window(sites) and "padding-at-the-ends" not in assumed:
+            raise Refused("padding-kept", "a window counts padding between tokens, which is not taken to lie at the ends only")
+
+    def _is_padded(self, sites: Sequence[CachedSite]) -> bool:
+        return sites[0].mask is not None and self._plan_context.padding != "assume-none"
+
+    def share(self, sites: Sequence[CachedSite]) -> SharedCache:
+        """Builds the buffer, and has the whole model judged.
+
+        Raises:
+            Refused: It cannot be built, or differs.
+        """
+        graph = self._graph
+        before = graph.model.clone()
+        interface = read_interface(graph.model.graph, graph.scope.facts, sites)
+        names = _Names(graph.model.graph, sites)
+        with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
+            mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
+            attended = self._attended(sites, mask, edit)
+            settle(self._context.builder, attended)
+            decoder = served(interface, mask, attended)
+            loop = names.loop(decoder, any_padding=self._may_rearrange(sites), only_ends=has_window(sites))
+            verified = graph.verifier.check_loop(before, graph.model, loop)
+            reports = {item.site.node: self._report(item, sites, verified) for item in attended}
+            return SharedCache(decoder, reports, note=_note(decoder, sites[0], rearranged=self._may_rearrange(sites)))
+        assert edit.reason is not None
+        raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
+
+    def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> list[Attended]:
+        """Puts operators that share the buffer in the place of attentions."""
+        graph, builder, axes = self._graph.model.graph, self._context.builder, sites[0].spec.axes
+        sizes = length(axes.b), length(axes.i), sites[0].past_length
+        lengths = read_lengths(builder, mask, *sizes, padded=self._is_padded(sites))
+        for past in (value for site in sites for value in site.past):
+            answer_for_past(builder, past)
+        order = Order(graph)
+        attended = [attend(site, lengths, self._context, order, edit) for site in sites]
+        if self._may_rearrange(sites) and length(axes.i) != 1:
+            self._rearrange(attended, lengths)
+        graph.sort()
+        return attended
+
+    def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
+        """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
+        return self._is_padded(sites) and self._plan_context.padding != "assume-right"
+
+    def _rearrange(self, attended: Sequence[Attended], lengths: Lengths) -> None:
+        """Puts padding behind the real tokens, wherever the attentions see them."""
+        used, axes = self._context.builder, attended[0].site.spec.axes
+        builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with what is rearranged
+        builder.at(next(iter(self._graph.model.graph)))
+        tokens = Tokens(builder.facts, length(axes.b), length(axes.i))
+        order = new_order(builder, lengths.new, tokens.batch, tokens.length)
+        Compaction(builder, tokens, order).apply([item.node for item in attended])
+
+    def _report(self, attended: Attended, sites: Sequence[CachedSite], verified: Verified | None) -> SiteReport:
+        """The report on one attention."""
+        site, plan_context = attended.site, self._plan_context
+        assumed: set[AssumptionName] = set()
+        if self._is_padded(sites):
+            assumed = {"padded-rows-unused", *(("padding-at-the-ends",) if has_window([site]) else ())}
+        found = self._found[site.node]
+        (encoding,) = target.encodings(site.spec, site.meaning)
+        params = params_of(site.spec, encoding, _TARGET).settled(plan_context.lengths)
+        return dataclasses.replace(
+            found,
+            status="fused",
+            op=target.INFO.name,
+            domain=target.INFO.domain,
+            scale=None if site.spec.scale_values else attended.emitted.scale,
+            mask_form=attended.emitted.mask,
+            kernel=kernel_of_forecast(forecast(params, plan_context.device), plan_context.device),
+            layout=attended.emitted.layouts,
+            verified=verified,
+            assumptions=tuple(name for name in ASSUMPTIONS if name in {*found.assumptions, *assumed}),
+        )
+
+
+class _Names:
+    """What inputs and outputs are called before they are renamed."""
+
+    def __init__(self, model: ir.Graph, sites: Sequence[CachedSite]) -> None:
+        self._pasts = [value.name or "" for site in sites for value in site.past]
+        self._presents = [value.name or "" for site in sites for value in site.present]
+        self._outputs = [value.name or "" for value in model.outputs if value.name not in self._presents]
+        self._masked = sites[0].mask is not None
+
+    def loop(self, decoder: ServedDecoder, *, any_padding: bool, only_ends: bool) -> Loop:
+        """How the source and the result are run in a loop."""
+        pasts = [name for pair in zip(decoder.past_keys, decoder.past_values, strict=True) for name in pair]
+        presents = [name for pair in zip(decoder.present_keys, decoder.present_values, strict=True) for name in pair]
+        return Loop(
+            tokens=decoder.input_ids or decoder.inputs_embeds or "",
+            mask=decoder.attention_mask,
+            is_padded=self._masked,
+            positions=decoder.position_ids,
+            pasts=tuple(zip(self._pasts, pasts, strict=True)),
+            presents=tuple(zip(self._presents, presents, strict=True)),
+            outputs=tuple(self._outputs),
+            any_padding=any_padding,
+            only_ends=only_ends,
+        )
+
+
+def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str:
+    """A line on the cache of the model."""
+    what = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
+    if first.mask is None:
+        return f"{what}; '{decoder.attention_mask}', an input that was added, tells how many there are"
+    if not rearranged:
+        return f"{what}; '{decoder.attention_mask}' tells how many there are, and padding is taken to be none or on the right"
+    return f"{what}; '{decoder.attention_mask}' tells how many there are, and padding may lie anywhere"

@@ -1,0 +1,259 @@
+"""Judging a decoder whose cache became one buffer: source and result are run in a loop, as a caller who generates does.
+
+    verdict = check_decoder(before, after, loop)
+
+A prompt and some steps, for one entry and for several, without padding and with padding on either side or in between. The source
+gets a past that grows by what it gave out, the result a buffer that is longer than what it holds, with other numbers behind. At
+every token that is no padding both must give the same. Nothing is known here of how either was built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.verify.input_kinds import Kind, kinds
+from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.model_session import session
+from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.tolerance import compare
+from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
+
+_TOLERANCES = {ir.DataType.FLOAT: 1e-3, ir.DataType.FLOAT16: 5e-2, ir.DataType.BFLOAT16: 2e-1}
+"""Those of whole models, as a part of the magnitude of an output."""
+_PROMPT, _CHUNK, _STEPS, _WARM, _SPARE = 6, 3, 3, 4, 3
+_OTHER = 5
+"""The length of axes that have nothing to do with the cache."""
+_FEW_TOKENS = 10
+Pattern = Literal["none", "left", "right", "holes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """How a decoder is run in a loop: names of inputs and outputs, where they differ first those of the source."""
+
+    tokens: str
+    """The input with the new tokens or their embeddings, (b, s, ...)."""
+    mask: str
+    """The input (b, past + s); the source may have none."""
+    is_padded: bool
+    """Whether the mask tells tokens from padding; else it only tells lengths."""
+    positions: str | None
+    pasts: tuple[tuple[str, str], ...]
+    presents: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    """The outputs besides the cache."""
+    any_padding: bool
+    """Padding may lie anywhere; else nowhere but behind the tokens of a prompt."""
+    only_ends: bool
+    """Nothing is claimed of padding that lies between tokens."""
+
+
+def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators = ()) -> Verdict:
+    """Whether a decoder with a buffer gives what the source gives with a cache that grows.
+
+    Args:
+        before: The source.
+        after: The decoder with the buffer.
+        loop: How both are run.
+        operators: Operators of other domains in NumPy.
+    """
+    if not available():
+        return undecided("onnxruntime is not installed")
+    try:
+        source = session(before, operators=operators)
+    except (RuntimeRefusal, ModelError) as refusal:
+        return by_this_runtime(undecided(f"the original does not load: {refusal}"))
+    try:
+        result = session(after, operators=operators)
+    except (RuntimeRefusal, ModelError) as refusal:
+        return by_this_runtime(Verdict(False, 0.0, 0, f"with a buffer the model does not load: {refusal}"))
+    return by_this_runtime(_Judge(before, source, result, loop).verdict())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """One run of the loop: the new positions of each step, and which of them are tokens."""
+
+    batch: int
+    pattern: Pattern
+    warm: bool
+    """It begins with a past of random numbers."""
+    steps: tuple[int, ...]
+
+    def __str__(self) -> str:
+        padding = "without padding" if self.pattern == "none" else f"with padding in '{self.pattern}'"
+        return f"{self.batch} entries, {padding}, {'after a past, ' if self.warm else ''}steps of {list(self.steps)}"
+
+
+class _Judge:
+    """Two decoders, and what they are fed."""
+
+    def __init__(self, before: ir.Model, source: Session | Reference, result: Session | Reference, loop: Loop) -> None:
+        self._source, self._result, self._loop = source, result, loop
+        facts = Facts(before.graph)
+        self._dims: dict[str, Dims] = {value.name or "": facts.dims(value) or () for value in before.graph.inputs}
+        self._dtypes = {value.name or "": facts.dtype(value) for value in before.graph.inputs}
+        self._kinds: Mapping[str, Kind] = kinds(before.graph, facts)
+        self._fixed = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
+        self._rng = np.random.default_rng(0)
+        dtype = self._dtypes[loop.pasts[0][0]]
+        self._tolerance = _TOLERANCES.get(dtype or ir.DataType.FLOAT, max(_TOLERANCES.values()))
+
+    def verdict(self) -> Verdict:
+        largest, count, refused = 0.0, 0, ""
+        for cases in (self._cases(warm=False), self._cases(warm=True)):
+            for case in cases:
+                try:
+                    error, detail = self._run(case)
+                except _SourceRefusal as refusal:
+                    refused = str(refusal)
+                    continue
+                except RuntimeRefusal as refusal:
+                    return Verdict(False, largest, count, f"{case}: with a buffer it does not run: {refusal}")
+                if detail:
+                    return Verdict(False, max(error, largest), count + 1, f"{case}: {detail}")
+                largest, count = max(error, largest), count + 1
+        if not count:
+            return undecided(f"the original does not run: {refused or 'no sizes fit its inputs'}")
+        return Verdict(True, largest, count, f"equal in {count} loops")
+
+    def _cases(self, *, warm: bool) -> Iterator[_Case]:
+        """Loops that the sizes of the source allow; on top of a past several entries get one token each at a time."""
+        fixed_batch, fixed_new = self._fixed["batch"], self._fixed["new"]
+        patterns = list[Pattern](["none"])
+        if self._loop.is_padded:
+            patterns.append("right")
+        if self._loop.is_padded and self._loop.any_padding:
+            patterns += ["left"] if self._loop.only_ends else ["left", "holes"]
+        for batch, pattern in itertools.product([fixed_batch] if isinstance(fixed_batch, int) else [1, 3], patterns):
+            prompt = [] if warm else [_PROMPT]
+            steps = [*([_CHUNK] if batch == 1 and self._loop.any_padding else []), *[1] * _STEPS]
+            if isinstance(fixed_new, int):
+                prompt = [] if warm else [fixed_new]
+                steps = [fixed_new] * _STEPS if batch == 1 or fixed_new == 1 else []
+            if self._loop.only_ends and pattern == "right":  # what comes after it would have it in between
+                steps = []
+            if prompt or steps:
+                yield _Case(batch, pattern, warm, (*prompt, *steps))
+
+    def _run(self, case: _Case) -> tuple[float, str]:
+        """The largest error of one loop, and where both differ beyond what is allowed."""
+        loop, past = self._loop, _WARM if case.warm else 0
+        keep = self._kept(case, past)
+        others = self._others(case.batch)
+        grown, buffer = self._first(case.batch, keep[:, :past], sum(case.steps))
+        largest, seen = 0.0, past
+        for new in case.steps:
+            now = keep[:, : seen + new]
+            fed = {**others, **self._new(now, new)}
+            mask = {loop.mask: now.astype(self._numpy(loop.mask))}
+            given = dict(zip((old for old, _ in loop.pasts), grown, strict=True))
+            try:
+                old = self._source.run([*loop.outputs, *(name for name, _ in loop.presents)], self._taken(fed | mask | given))
+            except RuntimeRefusal as refusal:
+                raise _SourceRefusal(str(refusal)) from refusal
+            given = dict(zip((name for _, name in loop.pasts), buffer, strict=True))
+            got = self._result.run([*loop.outputs, *(name for _, name in loop.presents)], fed | mask | given)
+            grown, buffer = old[len(loop.outputs) :], got[len(loop.outputs) :]
+            for name, left, right in zip(loop.outputs, old, got, strict=False):
+                found = compare(*_of_tokens(left, right, now[:, seen:]), self._tolerance)
+                largest = max(largest, found.max_abs_error)
+                if not found.equal:
+                    return largest, f"'{name}' differs in step {[seen, seen + new]}: {found.detail}"
+            seen += new
+        return largest, ""
+
+    def _taken(self, fed: Mapping[str, Array]) -> dict[str, Array]:
+        """What of it the source has inputs for."""
+        return {name: array for name, array in fed.items() if name in self._dims}
+
+    def _kept(self, case: _Case, past: int) -> Array:
+        """Where tokens are, (b, all positions); rows of a batch differ, and every row begins with one at least."""
+        total, first = past + sum(case.steps), past or case.steps[0]
+        keep = np.ones((case.batch, total), bool)
+        for row in range(case.batch):
+            padding = (row + 1) % first if case.batch > 1 else first // 2
+            if case.pattern == "left":
+                keep[row, :padding] = False
+            elif case.pattern == "right":
+                keep[row, first - padding : first] = False
+            elif case.pattern == "holes":
+                keep[row, [place for place in range(1, total) if (place * 7 + row) % 3 == 1]] = False
+        return keep
+
+    def _first(self, batch: int, keep: Array, more: int) -> tuple[list[Array], list[Array]]:
+        """The past that a loop begins with: as it grows, and as a buffer that has the tokens only and other numbers behind."""
+        grown: list[Array] = []
+        buffers: list[Array] = []
+        past = keep.shape[1]
+        for name, _ in self._loop.pasts:
+            heads, channels = (self._size(self._dims[name][axis]) for axis in (1, 3))
+            dtype = self._numpy(name)
+            numbers = self._rng.standard_normal((batch, heads, past, channels)).astype(dtype)
+            buffer = (3 * self._rng.standard_normal((batch, heads, past + more + _SPARE, channels))).astype(dtype)
+            for row in range(batch):
+                tokens = numbers[row][:, keep[row]]
+                buffer[row, :, : tokens.shape[1]] = tokens
+            grown.append(numbers)
+            buffers.append(buffer)
+        return grown, buffers
+
+    def _new(self, keep: Array, new: int) -> dict[str, Array]:
+        """The new tokens, and their positions counted over tokens as a caller does."""
+        loop, batch = self._loop, keep.shape[0]
+        dims, kind = self._dims[loop.tokens], self._kinds[loop.tokens]
+        if len(dims) == 2:
+            below = min(kind.below or _FEW_TOKENS, np.iinfo(np.int32).max)
+            tokens = self._rng.integers(0, below, (batch, new)).astype(self._numpy(loop.tokens))
+        else:
+            shape = (batch, new, *(self._size(dim) for dim in dims[2:]))
+            tokens = self._rng.standard_normal(shape).astype(self._numpy(loop.tokens))
+        fed = {loop.tokens: tokens}
+        if loop.positions is not None:
+            counted = np.maximum(keep.astype(np.int64).cumsum(1) - 1, 0)[:, keep.shape[1] - new :]
+            fed[loop.positions] = counted.astype(self._numpy(loop.positions))
+        return fed
+
+    def _others(self, batch: int) -> dict[str, Array]:
+        """Inputs that stay the same in all steps."""
+        own = {self._loop.tokens, self._loop.mask, self._loop.positions, *(name for name, _ in self._loop.pasts)}
+        found: dict[str, Array] = {}
+        for name in self._kinds.keys() - own:
+            dims = self._dims[name]
+            shape = [batch if dim == self._fixed["batch"] else self._size(dim) for dim in dims]
+            dtype = self._numpy(name)
+            is_float = np.issubdtype(dtype, np.floating) or dtype.kind == "V"
+            found[name] = (self._rng.standard_normal(shape) if is_float else np.ones(shape)).astype(dtype)
+        return found
+
+    @staticmethod
+    def _size(dim: sizes.Dim) -> int:
+        return dim if isinstance(dim, int) else sizes.evaluate(dim, dict.fromkeys(sizes.symbols(dim), _OTHER))
+
+    def _numpy(self, name: str) -> np.dtype[np.generic]:
+        dtype = self._dtypes.get(name)
+        return np.dtype(np.int64) if dtype is None else dtype.numpy()
+
+
+class _SourceRefusal(Exception):
+    """The source does not run with sizes that were tried."""
+
+
+def _of_tokens(left: Array, right: Array, keep: Array) -> tuple[Array, Array]:
+    """What two outputs say of tokens: of all new ones, or of the last where an output is of the last only."""
+    whole: Sequence[int] = keep.shape
+    if left.shape != right.shape or left.ndim < 2 or left.shape[0] != whole[0]:
+        return left, right
+    if left.shape[1] == whole[1]:
+        return left[keep], right[keep]
+    return left[keep[:, -1]], right[keep[:, -1]]
