@@ -63,13 +63,15 @@ def contenders(folder: pathlib.Path, exporter: str) -> dict[str, pathlib.Path]:
     export = folders.exported(DECODER, exporter, folder / f"{exporter}.onnx")
     fused = folder / "fused.onnx"
     onnx_attnfuse.optimize(export, ep="cpu").save(fused)
-    shared, built = folder / "shared", folder / "built"
+    shared, right, built = folder / "shared", folder / "right", folder / "built"
     folders.shared(export, config, shared)
+    folders.shared(export, config, right, "--padding", "assume-right")
     if not built.exists():
         folders.built(config, built)
     return {
         "builder of onnxruntime-genai": built,
         "attnfuse --cache shared": shared,
+        "the same with --padding assume-right": right,
         "attnfuse, growing cache": folders.growing(DECODER, fused, config, folder / "fused"),
         "export as it is, growing cache": folders.growing(DECODER, export, config, folder / "growing"),
     }

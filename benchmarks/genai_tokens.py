@@ -72,17 +72,18 @@ def rows(decoder: Decoder, folder: pathlib.Path) -> Iterator[Row]:
 
 def _truths(decoder: Decoder) -> _Truths:
     given, made = runs.prompts(decoder.settings["vocab_size"]), model(decoder)
-    one = runs.by_torch(made, given[:1], STEPS)
-    after = runs.by_torch(made, [given[0] + one.tokens[0][:_FIRST] + given[1]], _MORE)
+    longest = max(given, key=len)
+    one = runs.by_torch(made, [longest], STEPS)
+    after = runs.by_torch(made, [longest + one.tokens[0][:_FIRST] + given[0]], _MORE)
     return _Truths(given, one, runs.by_torch(made, given, STEPS), after)
 
 
 def _found(genai: runs.Genai, truths: _Truths) -> tuple[runs.Comparison, ...]:
-    given = truths.prompts
+    given, longest = truths.prompts, max(truths.prompts, key=len)
     return (
-        runs.compared(genai.generated(given[:1], STEPS), truths.one),
+        runs.compared(genai.generated([longest], STEPS), truths.one),
         runs.compared(genai.generated(given, STEPS), truths.batch),
-        runs.compared(genai.continued(given[0], _FIRST, given[1], _MORE), truths.after),
+        runs.compared(genai.continued(longest, _FIRST, given[0], _MORE), truths.after),
     )
 
 
@@ -126,7 +127,7 @@ def page(made: list[Row]) -> str:
         equal=sum(row.is_equal for row in made),
         count=len(made),
         steps=STEPS,
-        one=runs.LENGTHS[0],
+        one=max(runs.LENGTHS),
         lengths=", ".join(map(str, runs.LENGTHS)),
         more=_MORE,
         first=_FIRST,

@@ -59,14 +59,14 @@ def growing(decoder: Decoder, model: pathlib.Path, config: pathlib.Path, folder:
     return folder
 
 
-def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path) -> str:
-    """What `attnfuse optimize --cache shared` makes of an export, and what it says.
+def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *more: str) -> str:
+    """What `attnfuse optimize --cache shared`, with more options, makes of an export, and what it says.
 
     Raises:
         RuntimeError: It ends with another status than 0, or without a config.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["--cache", "shared", "--ep", "cpu", "--hf-config", str(config / "config.json"), "-o", str(folder / MODEL)]
+    options = ["--cache", "shared", "--ep", "cpu", "--hf-config", str(config / "config.json"), "-o", str(folder / MODEL), *more]
     said = _ran("onnx_attnfuse_cli", "optimize", str(model), *options)
     if not (folder / genai_config.FILE).exists():
         raise RuntimeError(f"no {genai_config.FILE}: {said}")

@@ -20,8 +20,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, where onnxrunt
 PAD, EOS = 0, 1
 NEAR = 1e-4
 """Two logits that are nearer are a tie, which rounding decides."""
-LENGTHS = (11, 4, 7)
-"""Tokens of the prompts of a batch; the first by itself is the single run. The longest comes before and the shortest inside."""
+LENGTHS = (4, 11, 7)
+"""Tokens of the prompts of a batch. The longest is neither the first nor the last, and by itself it is the single run."""
 Tokens = list[list[int]]
 
 

@@ -1,7 +1,7 @@
 """The genai_config.json with which onnxruntime-genai runs a decoder whose cache is one buffer.
 
-content = genai_config(decoder, filename="model.onnx", ep="cpu", config=read_config(pathlib.Path("config.json")))
-write(content, pathlib.Path("folder"))
+planned = plan(decoder, session, pathlib.Path("folder/model.onnx"), read_config(pathlib.Path("config.json")))
+planned.write()
 
 The type is `decoder`, which stands for any decoder of text: what others stand for is in the graph. A window of the attentions
 is in their nodes, and stays out of the config: there it would have the runtime keep no more than a window of the cache.
@@ -18,6 +18,8 @@ from typing import Any, cast
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.staging import staged
+from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
 FILE = "genai_config.json"
@@ -46,11 +48,13 @@ def genai_config(
         provider_options: Options of the execution provider.
 
     Raises:
-        OptionError: The config contradicts the model, or onnxruntime-genai has no way to feed this model.
+        OptionError: The config contradicts the model, or onnxruntime-genai cannot run this model (`unfit`).
     """
+    if (reason := unfit(decoder, config)) is not None:
+        raise OptionError(reason)
     facts = _facts(decoder, config or {})
     chosen = [{} if ep == "cpu" else {ep: dict(provider_options or {})}]
-    names = _templates(decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values)
+    names = _templates(decoder)
     inputs = {
         "input_ids": decoder.input_ids,
         "attention_mask": decoder.attention_mask,
@@ -91,6 +95,51 @@ def genai_config(
 def assumed(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """One line for each entry that neither the model nor the config tells, with what stands there and what to do about it."""
     return _facts(decoder, config or {}).assumed
+
+
+def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> str | None:
+    """Why onnxruntime-genai cannot run a decoder, with what to do about it; None where it can."""
+    if not decoder.input_ids:
+        return "onnxruntime-genai feeds tokens and the model takes embeddings; export it with its embedding"
+    if not _templates(decoder):
+        few = ", ".join(names[0] for names in _cache_names(decoder))
+        what = "onnxruntime-genai wants names of caches that differ in the number of the layer alone"
+        return f"{what}, unlike {few}, ...; export the model with such names"
+    if decoder.vocab_size is None and (config or {}).get("vocab_size") is None:
+        return "the model does not say how many tokens there are; name its config.json with --hf-config"
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A genai_config.json that is to be written."""
+
+    content: Mapping[str, Any]
+    path: pathlib.Path
+    assumed: tuple[str, ...]
+    """What nobody tells, a line each."""
+
+    def write(self) -> None:
+        """Writes the file; see `write`."""
+        write(self.content, self.path.parent)
+
+
+def plan(decoder: ServedDecoder, session: Session, model: pathlib.Path, config: Mapping[str, Any] | None = None) -> Planned:
+    """The genai_config.json for a model that is about to be written.
+
+    Args:
+        decoder: The interface of the model.
+        session: The settings that the model was made for.
+        model: The model's file; the config goes into its folder.
+        config: What `read_config` gives.
+
+    Raises:
+        OptionError: The config contradicts the model, onnxruntime-genai cannot run it, or the folder has a config of another.
+    """
+    check_free(model.parent)
+    (ep,) = (name for name in providers.names() if providers.provider(name).ort_name == session.provider)
+    content = genai_config(decoder, filename=model.name, ep=ep, config=config, provider_options=session.provider_options)
+    return Planned(content, model.parent / FILE, assumed(decoder, config))
 
 
 def write(content: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
@@ -140,8 +189,6 @@ class _Facts:
 
 
 def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
-    if not decoder.input_ids:
-        raise OptionError(f"{FILE} is for models that take tokens and this one takes embeddings; export it with its embedding")
     lines: list[str] = []
     vocab_size = _vocab_size(decoder, config)
     eos = _eos(config, vocab_size)
@@ -164,8 +211,7 @@ def _vocab_size(decoder: ServedDecoder, config: Mapping[str, Any]) -> int:
             f"the Hugging Face config has a vocabulary of {said} and the model one of {known}; name the config of this model"
         )
     found = known or said
-    if found is None:
-        raise OptionError("the model does not say how many tokens there are; name its config.json with --hf-config")
+    assert found is not None  # else it is unfit
     return found
 
 
@@ -198,20 +244,15 @@ def _number(config: Mapping[str, Any], name: str, least: int = 0) -> int | None:
     return said
 
 
-def _templates(*kinds: Sequence[str]) -> list[str]:
-    """The names of each kind as one, with %d where the layer's number stands.
+def _cache_names(decoder: ServedDecoder) -> tuple[tuple[str, ...], ...]:
+    return decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values
 
-    Raises:
-        OptionError: The names of a kind differ in more than a number, or those of two kinds count otherwise.
-    """
-    found = [_template(names) for names in kinds]
-    if len({layers for _, layers in found}) == 1 and "" not in {text for text, _ in found}:
-        return [text for text, _ in found]
-    few = ", ".join(names[0] for names in kinds)
-    raise OptionError(
-        f"onnxruntime-genai wants names of caches that differ in the number of the layer alone, unlike {few}, ...; "
-        "export the model with such names"
-    )
+
+def _templates(decoder: ServedDecoder) -> list[str]:
+    """The names of each part of the cache as one, with %d where the layer's number stands; none where there are no such."""
+    found = [_template(names) for names in _cache_names(decoder)]
+    (layers, *others) = {layers for _, layers in found}
+    return [text for text, _ in found] if layers and not others else []
 
 
 def _template(names: Sequence[str]) -> tuple[str, tuple[str, ...]]:

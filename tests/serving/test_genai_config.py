@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving import genai_config, hugging_face
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
@@ -157,6 +158,32 @@ def test_names_without_a_common_form_are_refused(keys: tuple[str, ...]) -> None:
 def test_what_contradicts_is_refused(decoder: ServedDecoder, config: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         content(decoder, config)
+
+
+def test_only_what_cannot_be_run_at_all_is_unfit() -> None:
+    assert genai_config.unfit(DECODER) is None
+    assert genai_config.unfit(DECODER, {"vocab_size": 100}) is None
+    assert "takes embeddings" in (genai_config.unfit(changed(input_ids="", inputs_embeds="embeds")) or "")
+    assert "no.1" in (genai_config.unfit(changed(present_keys=("no.1", "no.one"))) or "")
+    assert genai_config.unfit(changed(vocab_size=None), {"vocab_size": 9}) is None
+
+
+def test_a_plan_names_the_model_the_provider_and_what_nobody_tells(tmp_path: pathlib.Path) -> None:
+    session = Session("CUDAExecutionProvider", {"sdpa_kernel": "1"})
+    planned = genai_config.plan(DECODER, session, tmp_path / "fused.onnx", {})
+    decoder = planned.content["model"]["decoder"]
+    assert decoder["filename"] == "fused.onnx"
+    assert decoder["session_options"]["provider_options"] == [{"cuda": {"sdpa_kernel": "1"}}]
+    assert planned.assumed == genai_config.assumed(DECODER)
+    assert not list(tmp_path.iterdir())
+    planned.write()
+    assert [path.name for path in tmp_path.iterdir()] == [genai_config.FILE]
+
+
+def test_a_folder_with_the_config_of_somebody_else_is_refused_before_anything_is_written(tmp_path: pathlib.Path) -> None:
+    (tmp_path / genai_config.FILE).write_text("{}")
+    with pytest.raises(OptionError, match="was not written by attnfuse"):
+        genai_config.plan(DECODER, Session("CPUExecutionProvider"), tmp_path / "model.onnx")
 
 
 def test_a_vocabulary_may_come_from_the_config() -> None:
