@@ -33,7 +33,8 @@ def read_config(path: pathlib.Path) -> Mapping[str, Any]:
     """
     outer = _object(path)
     inner: Any = outer.get("text_config")
-    layers = [cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}, outer]
+    nested = cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else dict[str, Any]()
+    layers: list[Mapping[str, Any]] = [nested, outer]
     beside = path.with_name(GENERATION)
     if beside != path and beside.is_file():
         given = _object(beside)
@@ -43,7 +44,9 @@ def read_config(path: pathlib.Path) -> Mapping[str, Any]:
         names = ", ".join(_IDS)
         raise OptionError(f"{path} has none of {names} or {_LENGTHS[0]}; name the config.json of the model on Hugging Face")
     lengths = [said.pop(name) for name in _LENGTHS if name in said]
-    return said | ({"context_length": lengths[0]} if lengths else {})
+    if lengths:
+        said["context_length"] = lengths[0]
+    return said
 
 
 def _object(path: pathlib.Path) -> Mapping[str, Any]:
