@@ -61,9 +61,12 @@ def rows(decoder: Decoder, folder: pathlib.Path) -> Iterator[Row]:
     for exporter in EXPORTED:
         made = folder / exporter
         try:
-            folders.shared(folders.exported(decoder, exporter, folder / f"{exporter}.onnx"), config, made)
+            export = folders.exported(decoder, exporter, folder / f"{exporter}.onnx")
+            options = ["--padding", decoder.padding] if decoder.padding else []
+            folders.shared(export, config, made, *options)
             counts = folders.operators(made)
-            attention = ", ".join(f"{count} {name}" for name, count in counts.items() if name.endswith(("Attention", "Softmax")))
+            found = [f"{count} {name}" for name, count in counts.items() if name.endswith(("Attention", "Softmax"))]
+            attention = ", ".join([*found, *([f"`{' '.join(options)}`"] if options else [])])
             yield Row(decoder.name, exporter, attention, _found(runs.Genai(made), by_transformers))
         except Exception as error:  # noqa: BLE001 - the others are to be told all the same
             lines = str(error).strip().splitlines()

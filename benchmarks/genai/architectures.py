@@ -46,6 +46,7 @@ class Decoder:
         config: The class of the config where the family does not tell.
         attention: The implementation of attention that is exported.
         positions: Whether the export takes positions.
+        padding: What `--padding` is, where the default keeps the cache as it is; onnxruntime-genai pads on the right only.
         head: The channels of a head.
         layers: The number of layers.
     """
@@ -58,6 +59,7 @@ class Decoder:
     config: str = ""
     attention: str = "sdpa"
     positions: bool = True
+    padding: str = ""
     head: int = _HEAD
     layers: int = 2
 
@@ -76,9 +78,11 @@ _ALL = (
     Decoder("phi3, one projection", "Phi3", _GROUPED),
     Decoder("granite", "Granite", _GROUPED),
     Decoder("olmo2, norms of q and k", "Olmo2", _GROUPED),
+    Decoder("cohere, rotary in pairs", "Cohere", _GROUPED),
+    Decoder("smollm3, rotary in some layers", "SmolLM3", _GROUPED | {"no_rope_layers": [1, 0]}),
     Decoder("stablelm, partly rotary", "StableLm", _GROUPED),
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
-    Decoder("gpt_oss, sinks and windows", "GptOss", _LOCAL | _EXPERTS, attention="eager"),
+    Decoder("gpt_oss, sinks and windows", "GptOss", _LOCAL | _EXPERTS, attention="eager", padding="assume-right"),
 )
 ARCHITECTURES = {item.name.partition(",")[0]: item for item in _ALL}
 """Decoders by the first word of their names."""
