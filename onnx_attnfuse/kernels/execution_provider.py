@@ -126,6 +126,9 @@ class ExecutionProvider:
     """Whether float16 sums are rounded to float16; None: not known, so no float16 attention is fused."""
     keeps_nan_rows: bool | None = None
     """Whether fused operators give NaN in a row whose scores are all -inf, as Softmax does; if not known, the row is made NaN."""
+    rotates_each_token: bool = False
+    """Whether GroupQueryAttention rotates each token by its own position also where nothing is cached yet; if not, or not known,
+    such a token is rotated by the position that follows that of the one before it, and the first by the first of the batch."""
     takes_if: bool | None = None
     """Whether an If costs no more than its test; if not, no form of a mask stands behind one."""
     pays: frozenset[Paying] = frozenset()

@@ -7,12 +7,14 @@ reads it: without one it pays before Hopper only, with many scores.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import leaves, length
+from onnx_attnfuse.attention.axes.factors import Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.predicates import Causal, Window
@@ -27,7 +29,7 @@ from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
 from onnx_attnfuse.targets.padding import is_padding
-from onnx_attnfuse.targets.rotary import long_tables
+from onnx_attnfuse.targets.rotary import factors_of, long_tables
 
 ALONE: bool = False
 _EIGHT = 8
@@ -35,6 +37,18 @@ _EIGHT = 8
 _AS_IT_IS = (0, 0, -1)
 """A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
 caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffered:
+    """What the operator is told where past and present are one buffer."""
+
+    last: ir.Value
+    """The place of the last key in each entry, (b) int32."""
+    total: ir.Value
+    """How many positions there are, a scalar int32."""
+    is_rearranged: bool
+    """New tokens are brought into another order in each entry."""
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
@@ -94,7 +108,7 @@ def emit(
     encoding: MaskEncoding,
     *,
     flat: bool = False,
-    buffered: tuple[ir.Value, ir.Value] | None = None,
+    buffered: Buffered | None = None,
 ) -> Emitted:
     """Builds the operator for `spec` beside its nodes.
 
@@ -104,8 +118,7 @@ def emit(
         context: What to build with.
         encoding: How the mask is handed over.
         flat: Of no effect here.
-        buffered: Where past and present are one buffer, the place of the last key in each entry, (b) int32, and how many
-            positions there are, a scalar int32; else both are told by the lengths of the keys.
+        buffered: What it is told where past and present are one buffer; else it is told by the lengths of the keys.
 
     Raises:
         Refused: An operand cannot be brought into its layout.
@@ -113,8 +126,10 @@ def emit(
     del flat
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
-    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs_rotary)
-    last, total = buffered or _lengths(builder, length(axes.b), length(axes.j))
+    each = context.device.provider.rotates_each_token
+    absorbs = functools.partial(absorbs_rotary, batch=axes.b, each=each, in_order=buffered is None or not buffered.is_rearranged)
+    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs)
+    last, total = _lengths(builder, length(axes.b), length(axes.j)) if buffered is None else (buffered.last, buffered.total)
     window = window_of(spec, meaning)
     assert window is not None
     attributes: dict[str, Any] = {
@@ -145,9 +160,19 @@ def emit(
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
 
 
-def absorbs_rotary(rotary: Rotary) -> bool:
-    """Whether the operator can rotate queries and keys itself."""
-    return rotary.width // 2 % _EIGHT == 0
+def absorbs_rotary(rotary: Rotary, *, batch: Axis, each: bool, in_order: bool) -> bool:
+    """Whether the operator can rotate queries and keys itself.
+
+    Args:
+        rotary: How they are rotated.
+        batch: The axis of the batch.
+        each: The provider rotates each token by its own position; else those of a prompt by positions that count up.
+        in_order: Tokens stand in the order of the source.
+    """
+    if rotary.width // 2 % _EIGHT:
+        return False
+    factors = factors_of(rotary)
+    return each or (in_order and (not factors if rotary.positions is not None else factors.isdisjoint(leaves(batch))))
 
 
 def _is_rotated(value: ir.Value) -> bool:

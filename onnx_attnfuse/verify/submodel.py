@@ -21,7 +21,8 @@ from onnx_attnfuse.verify.inputs import Array, Slot
 from onnx_attnfuse.verify.subgraph import Input, Subgraph
 
 _IR_VERSION = 10
-_TYPE_ATTRIBUTES = frozenset(["to", "dtype", "softmax_precision", "stash_type"])
+TYPE_ATTRIBUTES = frozenset(["to", "dtype", "softmax_precision", "stash_type"])
+"""Attributes that name an element type."""
 _IN_FULL = 1 << 12
 """Bytes of a constant that go into a key as they are; of larger ones a digest does."""
 
@@ -122,7 +123,7 @@ class Submodel:
         return copy
 
     def _attribute(self, attribute: ir.Attr) -> ir.Attr:
-        if attribute.name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
+        if attribute.name in TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
             return ir.AttrInt64(attribute.name, dtypes.widened(ir.DataType(attribute.as_int())).value)
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
             return ir.AttrTensor(attribute.name, ir.tensor(self._array(attribute.as_tensor())))

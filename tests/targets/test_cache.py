@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
+from tests.support.decoders import decoder
 
 _TEXT = """<ir_version: 9, opset_import: ["" : {opset}]>
 model ({dtype}[b, s, 32] q, {dtype}[b, s, 16] k, {dtype}[b, s, 16] v, {dtype}[b, 2, p, 8] past_k, {dtype}[b, 2, p, 8] past_v,
@@ -117,6 +118,27 @@ def test_the_grouped_operator_on_a_cpu() -> None:
     (site,) = result.report.sites
     assert (site.mask_form or "").startswith("GroupQueryAttention causal, else ")
     _same(model, result.model)
+
+
+def test_on_a_cpu_a_prompt_of_several_entries_keeps_the_positions_of_each() -> None:
+    """The kernel reads the first position of a prompt alone, so what differs by entry is rotated in front of it."""
+    model = decoder()
+    result = onnx_attnfuse.optimize(model, ep="cpu", target="GroupQueryAttention", padding="assume-none")
+    assert [site.mask_form for site in result.report.sites] == ["GroupQueryAttention causal"] * 2
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: np.zeros((2, 2, 0, 16), np.float32) for name in (f"past_{part}_{i}" for i in (0, 1) for part in ("key", "value"))
+    }
+    feeds |= {"input_ids": rng.integers(0, 99, (2, 6)), "attention_mask": np.ones((2, 6), np.int64)}
+    feeds["position_ids"] = np.stack([np.arange(6), 3 * np.arange(6) + 2])
+    old, new = (_session(item).run(["logits"], feeds)[0] for item in (model, result.model))
+    np.testing.assert_allclose(new, old, atol=2e-4)
+
+
+def test_on_a_cpu_positions_that_count_up_for_all_entries_go_into_the_operator() -> None:
+    model = decoder(given=False)
+    result = onnx_attnfuse.optimize(model, ep="cpu", target="GroupQueryAttention", padding="assume-none")
+    assert [site.mask_form for site in result.report.sites] == ["GroupQueryAttention causal, do_rotary"] * 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.fusion.commit import check_apart, commit
-from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.edit import answer_needless, connect
 from onnx_attnfuse.graph.order import Order
@@ -39,7 +38,7 @@ class Attended:
         return self.emitted.node
 
 
-def attend(site: CachedSite, lengths: Lengths, context: BuildContext, order: Order, edit: Edit) -> Attended:
+def attend(site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit) -> Attended:
     """Builds the operator and puts it in the place of the attention.
 
     Raises:
@@ -51,7 +50,7 @@ def attend(site: CachedSite, lengths: Lengths, context: BuildContext, order: Ord
     pasts = [IndexedValue(value, indexed.axes) for value, indexed in zip(site.past, site.cache.past, strict=True)]
     spec = dataclasses.replace(spec, cache=dataclasses.replace(site.cache, past=(pasts[0], pasts[1])))
     (encoding,) = target.encodings(spec, site.meaning)
-    emitted = target.emit(spec, site.meaning, context, encoding, buffered=(lengths.last, lengths.total))
+    emitted = target.emit(spec, site.meaning, context, encoding, buffered=buffered)
     given = [item for item in emitted.node.inputs if item in site.past]
     if given != list(site.past) or any(
         new is not output for (_, new), output in zip(emitted.presents, emitted.node.outputs[KEY:], strict=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -13,6 +13,7 @@ from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets.layout import shared_heads
@@ -60,8 +61,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     if tokens is None:
         hidden = (facts.dims(embedded[0]) or ())[-1:]
     else:
-        tables = [node.inputs[0] for node, place in tokens.uses() if is_standard(node, "Gather") and place == 1]
-        hidden = next(((facts.dims(table) or ())[-1:] for table in tables if table is not None), None)
+        hidden = next(((facts.dims(table) or ())[-1:] for table in _tables(tokens)), None)
     width = (facts.dims(outputs[0]) or (None,))[-1]
     return Interface(
         tokens,
@@ -72,6 +72,15 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         width if isinstance(width, int) else None,
         _context_length(graph, tokens, facts),
     )
+
+
+def _tables(tokens: ir.Value) -> Iterator[ir.Value]:
+    """The tables that tokens choose rows of."""
+    for node, place in tokens.uses():
+        if is_standard(node, "Gather") and place == 1 and node.inputs[0] is not None:
+            yield node.inputs[0]
+        elif is_standard(node, *RESHAPES, *CASTS, "Identity") and place == 0:
+            yield from _tables(node.outputs[0])
 
 
 def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts) -> int | None:

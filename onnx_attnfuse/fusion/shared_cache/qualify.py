@@ -167,10 +167,19 @@ def _mask_behind(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Valu
             return None
         value = node.inputs[0]
     shape = facts.dims(value)
-    if not value.is_graph_input() or shape is None or len(shape) != 2:
+    if not value.is_graph_input() or shape is None or len(shape) != 2 or not _is_whole(value, shape[1], spec, facts):
         return None
     wanted = _flat([position(spec.axes.b), position(spec.axes.j)], shape)
     return value if read == wanted else None
+
+
+def _is_whole(mask: ir.Value, size: Dim, spec: AttentionSpec, facts: Facts) -> bool:
+    """Whether a mask is as long as past and new positions together; a size that is its own is taken to be that."""
+    if size == length(spec.axes.i):
+        return False
+    if isinstance(size, Size) and len(size.atoms) == 1 and facts.origins.get(size.atoms[0].key) == (mask, 1):
+        return True
+    return size == length(spec.axes.j)
 
 
 def _is_fraction(value: ir.Value, facts: Facts) -> bool:

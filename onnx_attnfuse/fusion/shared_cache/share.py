@@ -35,6 +35,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
@@ -155,13 +156,13 @@ class _Sharing:
         graph = self._graph
         before = graph.model.clone()
         interface = read_interface(graph.model.graph, graph.scope.facts, sites)
-        names = _Names(graph.model.graph, sites)
+        names = _Names(graph.model.graph, sites, is_padded=self._is_padded(sites))
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             attended = self._attended(sites, mask, edit)
             settle(self._context.builder, attended)
             decoder = served(interface, mask, attended)
-            loop = names.loop(decoder, any_padding=self._may_rearrange(sites), only_ends=has_window(sites))
+            loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context.device.provider)
             verified = graph.verifier.check_loop(before, graph.model, loop)
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
             return SharedCache(decoder, reports, note=_note(decoder, sites[0], rearranged=self._may_rearrange(sites)))
@@ -175,9 +176,10 @@ class _Sharing:
         lengths = read_lengths(builder, mask, *sizes, padded=self._is_padded(sites))
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
-        order = Order(graph)
-        attended = [attend(site, lengths, self._context, order, edit) for site in sites]
-        if self._may_rearrange(sites) and length(axes.i) != 1:
+        order, is_rearranged = Order(graph), self._may_rearrange(sites) and length(axes.i) != 1
+        buffered = target.Buffered(lengths.last, lengths.total, is_rearranged)
+        attended = [attend(site, buffered, self._context, order, edit) for site in sites]
+        if is_rearranged:
             self._rearrange(attended, lengths)
         graph.sort()
         return attended
@@ -221,26 +223,27 @@ class _Sharing:
 class _Names:
     """What inputs and outputs are called before they are renamed."""
 
-    def __init__(self, model: ir.Graph, sites: Sequence[CachedSite]) -> None:
+    def __init__(self, model: ir.Graph, sites: Sequence[CachedSite], *, is_padded: bool) -> None:
         self._pasts = [value.name or "" for site in sites for value in site.past]
         self._presents = [value.name or "" for site in sites for value in site.present]
         self._outputs = [value.name or "" for value in model.outputs if value.name not in self._presents]
-        self._masked = sites[0].mask is not None
+        self._is_padded = is_padded
 
-    def loop(self, decoder: ServedDecoder, *, any_padding: bool, only_ends: bool) -> Loop:
+    def loop(self, decoder: ServedDecoder, any_padding: bool, only_ends: bool, provider: ExecutionProvider) -> Loop:
         """How the source and the result are run in a loop."""
         pasts = [name for pair in zip(decoder.past_keys, decoder.past_values, strict=True) for name in pair]
         presents = [name for pair in zip(decoder.present_keys, decoder.present_values, strict=True) for name in pair]
         return Loop(
             tokens=decoder.input_ids or decoder.inputs_embeds or "",
             mask=decoder.attention_mask,
-            is_padded=self._masked,
+            is_padded=self._is_padded,
             positions=decoder.position_ids,
             pasts=tuple(zip(self._pasts, pasts, strict=True)),
             presents=tuple(zip(self._presents, presents, strict=True)),
             outputs=tuple(self._outputs),
             any_padding=any_padding,
             only_ends=only_ends,
+            rotates_each_token=provider.rotates_each_token,
         )
 
 

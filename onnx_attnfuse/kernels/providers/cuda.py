@@ -295,6 +295,7 @@ PROVIDER = ExecutionProvider(
     measured_with={"arena_extend_strategy": "kSameAsRequested"},
     rounds_float16=True,
     keeps_nan_rows=False,
+    rotates_each_token=True,
     takes_if=True,
     pays=frozenset(["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias"]),
     unfused_time=_unfused_time,

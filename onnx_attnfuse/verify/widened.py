@@ -1,0 +1,54 @@
+"""Whole models in float32 in the place of half types, so that small differences show, and on a CPU that lacks the kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.graph import dtypes
+from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.verify.submodel import TYPE_ATTRIBUTES
+
+
+def is_half(model: ir.Model) -> bool:
+    """Whether something of a model is computed in a half type."""
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    return any(value.dtype in HALVES for value in values)
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """The bytes of all weights."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def widened(model: ir.Model) -> ir.Model:
+    """A copy of the model that computes in float32 what it computes in float16 or bfloat16."""
+    copy = model.clone()
+    graphs: list[ir.Graph | ir.Function] = [copy.graph, *copy.functions.values()]
+    for graph in graphs:
+        graphs += [inner for node in graph for inner in subgraphs(node)]
+        held = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
+        for value in held:
+            if value.const_value is not None and value.const_value.dtype in HALVES:
+                value.const_value = _wide(value.const_value)
+        for value in (*graph.inputs, *held, *(output for node in graph for output in node.outputs)):
+            if value.dtype in HALVES:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+        for node in graph:
+            for name, attribute in list(node.attributes.items()):
+                node.attributes[name] = _attribute(attribute)
+    return copy
+
+
+def _wide(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
+
+
+def _attribute(attribute: ir.Attr) -> ir.Attr:
+    if attribute.name in TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
+        return ir.AttrInt64(attribute.name, dtypes.widened(ir.DataType(attribute.as_int())).value)
+    if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
+        return ir.AttrTensor(attribute.name, _wide(attribute.as_tensor()))
+    return attribute

@@ -1,0 +1,221 @@
+"""The cache of a decoder as one buffer: what it gives in a loop, with padding anywhere, and what is left as it was."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.support.bundled import BUNDLED
+from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, session, steps
+from tests.support.decoders import LOGITS, PADDED, UNPADDED, WINDOWED, decoder
+
+_EXPORTS = sorted((pathlib.Path(__file__).parent / "exports").glob("*.onnx"))
+"""Exports by `python -m models.export --only NAME`, without the lines of Python that nodes are from."""
+_LLAMA = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
+_WINDOWED = ("mistral", "gemma2")
+_FULL, _LEFT, _RIGHT = [[1] * 6] * 2, [[0, 0, 1, 1, 1, 1], [1] * 6], [[1, 1, 1, 1, 0, 0], [1] * 6]
+_HOLES = [[1, 0, 1, 1, 0, 1], [0, 1, 1, 0, 1, 1], [1] * 6]
+_PADDINGS = {"none": _FULL, "left": _LEFT, "right": _RIGHT, "holes": _HOLES}
+
+
+def _shared(model: onnx.ModelProto, **choices: object) -> onnx_attnfuse.Result:
+    return onnx_attnfuse.optimize(model, **{"ep": "cpu", "cache": "shared", **choices})
+
+
+def _assert_serves(model: onnx.ModelProto, result: onnx_attnfuse.Result, padding: list[list[int]], more: tuple[int, ...]) -> None:
+    found = result.report.decoder
+    assert found is not None, result.report.notes
+    fed = steps(padding, more)
+    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
+
+
+@pytest.mark.parametrize("path", [_LLAMA, *_EXPORTS], ids=lambda path: path.stem)
+def test_real_exports_give_the_same_in_a_loop(path: pathlib.Path) -> None:
+    model = onnx.load(path)
+    result = _shared(model)
+    assert [(site.op, site.status) for site in result.report.sites] == [("GroupQueryAttention", "fused")] * 2
+    assert all("shared buffer" in (site.mask_form or "") for site in result.report.sites)
+    assert "If" not in {node.op_type for node in result.model.graph.node}
+    windowed = path.stem.startswith(_WINDOWED)
+    for name, padding in _PADDINGS.items():
+        if not windowed or name in {"none", "left"}:
+            _assert_serves(model, result, padding, (1, 1, 1))
+    _assert_serves(model, result, [[1, 1, 1, 1]], (3, 1, 2, 1))
+
+
+def test_the_exports_are_those_that_were_meant() -> None:
+    assert [path.stem for path in _EXPORTS] == [
+        "gemma2_past__ts17__eager", "gpt2_past__ts17__eager", "llama_past__ts17__sdpa", "mistral_past__dyn18__sdpa",
+        "opt_past__ts17__sdpa",
+    ]  # fmt: skip
+
+
+def test_windows_and_soft_caps_go_into_the_operator() -> None:
+    result = _shared(onnx.load(_EXPORTS[0]))
+    nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
+    attributes = [{item.name: onnx.helper.get_attribute_value(item) for item in node.attribute} for node in nodes]
+    assert [found["local_window_size"] for found in attributes] == [4, -1]
+    assert [found["softcap"] for found in attributes] == [5.0, 5.0]
+    assert result.report.sites[0].assumptions[-2:] == ("padded-rows-unused", "padding-at-the-ends")
+    assert result.report.sites[1].assumptions[-1:] == ("padded-rows-unused",)
+
+
+def test_padding_in_a_mask_that_goes_on_counts_in_no_later_step() -> None:
+    """A row that has ended, and is fed padding while others go on."""
+    model = onnx.load(_LLAMA)
+    result = _shared(model)
+    fed = steps(_LEFT, (1, 1, 1, 1))
+    for step in fed[2:]:
+        step.mask[0, 7] = 0
+    found = result.report.decoder
+    assert found is not None
+    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
+
+
+def test_padding_within_tokens_that_are_added_to_a_cache() -> None:
+    model = onnx.load(_LLAMA)
+    result = _shared(model)
+    fed = steps([[0, 1, 1, 1]], (4, 1, 3, 1))
+    for step in fed[1:]:
+        step.mask[0, [5, 7]] = 0
+    found = result.report.decoder
+    assert found is not None
+    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
+
+
+def test_what_a_caller_needs_to_know() -> None:
+    result = _shared(onnx.load(_LLAMA))
+    found = result.report.decoder
+    assert found is not None
+    assert (found.layers, found.num_heads, found.kv_heads, found.head_size, found.window) == (2, 4, 2, 8, None)
+    assert (found.hidden_size, found.vocab_size, found.context_length, found.inputs_embeds) == (32, 99, None, None)
+    assert (found.input_ids, found.attention_mask, found.position_ids) == ("input_ids", "attention_mask", "position_ids")
+    assert (found.past_keys, found.logits) == (("past_key_values.0.key", "past_key_values.1.key"), "logits")
+    assert found.present_values == ("present.0.value", "present.1.value")
+    graph = result.model.graph
+    assert [item.name for item in graph.input] == [
+        "input_ids", "attention_mask", "position_ids", "past_key_values.0.key", "past_key_values.0.value",
+        "past_key_values.1.key", "past_key_values.1.value",
+    ]  # fmt: skip
+    shapes = {item.name: [dim.dim_param or dim.dim_value for dim in item.type.tensor_type.shape.dim] for item in graph.input}
+    assert shapes["past_key_values.0.key"] == ["batch", 2, "max_sequence_length", 8]
+    onnx.checker.check_model(result.model)
+
+
+def test_what_positions_and_embeddings_tell_of_a_decoder() -> None:
+    found = _shared(onnx.load(_EXPORTS[1])).report.decoder
+    assert found is not None
+    assert (found.position_ids, found.context_length, found.hidden_size) == (None, 64, 32)
+    windowed = _shared(onnx.load(_EXPORTS[3])).report.decoder
+    assert windowed is not None
+    assert windowed.window == 4
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["positions are given", "positions are counted"])
+@pytest.mark.parametrize("padding", _PADDINGS)
+def test_rotations_are_those_of_the_source(padding: str, *, given: bool) -> None:
+    model = decoder(given=given)
+    _assert_serves(model, _shared(model), _PADDINGS[padding], (1, 1, 1))
+
+
+def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_there() -> None:
+    model = decoder(dtype="float16")
+    (gpu, cpu) = (_shared(model, ep=name, arch="sm90" if name == "cuda" else None) for name in ("cuda", "cpu"))
+    assert {site.mask_form for site in gpu.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
+    assert {site.mask_form for site in cpu.report.sites} == {"GroupQueryAttention causal, shared buffer"}
+    assert "RotaryEmbedding" not in {node.op_type for node in gpu.model.graph.node}
+    assert all(site.verified is not None for site in (*gpu.report.sites, *cpu.report.sites))
+
+
+def test_on_a_cpu_they_do_where_positions_count_up_for_all_entries() -> None:
+    model = decoder(seen=UNPADDED, given=False)
+    result = _shared(model)
+    assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
+    _assert_serves(model, result, _FULL, (1, 1))
+
+
+def test_a_model_without_a_mask_gets_one_that_tells_lengths() -> None:
+    model = decoder(seen=UNPADDED, rotated=False)
+    result = _shared(model)
+    found = result.report.decoder
+    assert found is not None
+    assert found.attention_mask == "attention_mask"
+    assert any("an input that was added" in note for note in result.report.notes)
+    _assert_serves(model, result, _FULL, (1, 1, 1))
+    _assert_serves(model, result, [[1, 1, 1]], (2, 1))
+
+
+def test_a_window_counts_tokens() -> None:
+    model = decoder(seen=WINDOWED)
+    result = _shared(model)
+    assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, local_window_size 4, shared buffer"}
+    _assert_serves(model, result, _LEFT, (1, 1, 1))
+
+
+def test_outputs_of_the_last_token_are_those_of_the_last_token_of_the_source() -> None:
+    end = "tail = Slice(y1, last, far, first) logits = MatMul(tail, head)"
+    model = decoder(end=end)
+    result = _shared(model)
+    found = result.report.decoder
+    assert found is not None
+    fed = steps(_LEFT, (1, 1))
+    for left, right in zip(grown(model, found, fed), buffered(result.model, found, fed), strict=True):
+        np.testing.assert_allclose(right, left, atol=2e-4)
+
+
+def test_padding_that_is_vouched_for_is_not_rearranged() -> None:
+    model = decoder()
+    anywhere, right, none = (_shared(model, padding=choice) for choice in ("auto", "assume-right", "assume-none"))
+    assert ["ScatterElements" in {node.op_type for node in result.model.graph.node} for result in (anywhere, right, none)] == [
+        True, False, False,
+    ]  # fmt: skip
+    _assert_serves(model, right, _RIGHT, (1, 1))
+    _assert_serves(model, none, _FULL, (1, 1))
+
+
+def test_a_second_run_finds_nothing_to_do() -> None:
+    once = _shared(decoder())
+    again = _shared(once.model)
+    assert again.report.decoder is None
+    assert {site.status for site in again.report.sites} == {"already-fused"}
+    assert again.model.graph.node == once.model.graph.node
+
+
+_SUM = "total_sum = ReduceSum<keepdims=0>({name})"
+
+
+@pytest.mark.parametrize(
+    ("near_miss", "code"),
+    [
+        ({"causal": "LessOrEqual(i, j)"}, "not-causal"),
+        (
+            {"more": "biased{i} = Add(masked{i}, slopes)", "scores": "biased{i}", "inputs": ", float[1, 4, 1, 1] slopes"},
+            "mask-form",
+        ),
+        ({"other": "earlier"}, "not-causal"),
+        ({"size": 4, "rotated": False}, "head-size"),
+        ({"end": LOGITS + _SUM.format(name="past_key_0"), "outputs": ", float[] total_sum"}, "cache-used"),
+        ({"end": LOGITS + _SUM.format(name="present_value_1"), "outputs": ", float[] total_sum"}, "cache-used"),
+        ({"seen": PADDED.replace("Cast<to=9>(attention_mask)", "Equal(attention_mask, reach)")}, "padding-unread"),
+        (
+            {"seen": PADDED.replace("(attention_mask)", "(input_ids)"), "inputs": ", int64[b, total] attention_mask"},
+            "padding-unread",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_near_misses_are_left_as_they_were(near_miss: dict[str, Any], code: str) -> None:
+    assert _shared(decoder()).report.decoder is not None
+    model = decoder(**near_miss)
+    result = _shared(model)
+    assert result.report.decoder is None
+    assert code in {reason.code for site in result.report.sites for reason in site.reasons}
+    assert any(note.startswith("the cache is as it was: ") for note in result.report.notes)
+    assert [item.name for item in result.model.graph.input] == [item.name for item in model.graph.input]
+    assert [item.name for item in result.model.graph.output] == [item.name for item in model.graph.output]
+    session(result.model)
