@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from benchmarks.genai import folders, runs
-from benchmarks.genai.architectures import ARCHITECTURES, EXPORTED, Decoder, exporter_names, model
+from benchmarks.genai.architectures import ARCHITECTURES, Decoder, exporter_names, model
 
 STEPS = 64
 _FIRST, _MORE = 16, 32
@@ -58,7 +58,7 @@ def rows(decoder: Decoder, folder: pathlib.Path) -> Iterator[Row]:
     """One row for each exporter."""
     by_transformers = _truths(decoder)
     config = folders.source(decoder, folder / "transformers")
-    for exporter in EXPORTED:
+    for exporter in decoder.exporters:
         made = folder / exporter
         try:
             export = folders.exported(decoder, exporter, folder / f"{exporter}.onnx")

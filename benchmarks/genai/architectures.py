@@ -47,6 +47,7 @@ class Decoder:
         attention: The implementation of attention that is exported.
         positions: Whether the export takes positions.
         padding: What `--padding` is, where the default keeps the cache as it is; onnxruntime-genai pads on the right only.
+        exporters: Those that export it; TorchScript ends with an AssertionError where Cohere interleaves its angles.
         head: The channels of a head.
         layers: The number of layers.
     """
@@ -60,6 +61,7 @@ class Decoder:
     attention: str = "sdpa"
     positions: bool = True
     padding: str = ""
+    exporters: tuple[str, ...] = EXPORTED
     head: int = _HEAD
     layers: int = 2
 
@@ -78,7 +80,7 @@ _ALL = (
     Decoder("phi3, one projection", "Phi3", _GROUPED),
     Decoder("granite", "Granite", _GROUPED),
     Decoder("olmo2, norms of q and k", "Olmo2", _GROUPED),
-    Decoder("cohere, rotary in pairs", "Cohere", _GROUPED),
+    Decoder("cohere, rotary in pairs", "Cohere", _GROUPED, exporters=("dyn18",)),
     Decoder("smollm3, rotary in some layers", "SmolLM3", _GROUPED | {"no_rope_layers": [1, 0]}),
     Decoder("stablelm, partly rotary", "StableLm", _GROUPED),
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
