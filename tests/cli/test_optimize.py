@@ -18,6 +18,7 @@ from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
+from tests.support.decoders import decoder
 
 
 @pytest.fixture
@@ -53,6 +54,21 @@ def test_optimize_writes_where_it_is_told(model: pathlib.Path, tmp_path: pathlib
     assert main(["optimize", "model.onnx", "-o", "there/out.onnx", "-q"]) == 0
     assert names(tmp_path / "there" / "out.onnx") == {"out.onnx"}
     assert names(model) == {"model.onnx", "there"}
+
+
+def test_a_cache_that_is_shared_is_told(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = small_models.written(decoder(), tmp_path / "model.onnx")
+    assert main(["optimize", str(path), "--ep", "cpu", "--cache", "shared"]) == 0
+    out = capsys.readouterr().out
+    assert "mask: GroupQueryAttention causal, shared buffer" in out
+    assert "the cache of 2 layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions; " in out
+    assert "GroupQueryAttention" in op_types(path.with_name("model.attnfuse.onnx"))
+
+
+def test_a_model_without_a_cache_is_fused_as_usual(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", str(model), "--cache", "shared"]) == 0
+    assert "no attention has a cache that could be a buffer" in capsys.readouterr().out
+    assert "MultiHeadAttention" in op_types(model.with_name("model.attnfuse.onnx"))
 
 
 def test_quiet_says_nothing(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +151,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
             ["optimize", "model.onnx", "--padding", "left"],
             "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right', 'assume-none'.",
         ),
+        (["optimize", "model.onnx", "--cache", "share"], "'share' is not one of 'as-is', 'shared'; did you mean 'shared'?"),
         (["optimize", "model.onnx", "--target", "SDPA"], "Invalid value for '--target': 'SDPA' is not one of 'auto', "),
         (["optimize", "model.onnx", "--dim", "b=none"], "Invalid value for '--dim': 'b=none' is not NAME=N with N from 1 on"),
         (["explain", "model.onnx", "--dim", "4"], "Invalid value for '--dim': '4' is not NAME=N with N from 1 on"),

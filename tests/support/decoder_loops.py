@@ -42,6 +42,14 @@ def steps(prompts: Sequence[Sequence[int]], more: Sequence[int] = (1, 1, 1), see
     return found
 
 
+def named(decoder: ServedDecoder, step: Fed, width: int = 64) -> dict[str, Array]:
+    """What a caller feeds, by the names of inputs; embeddings are those of a table that has nothing to do with the model."""
+    table = np.random.default_rng(5).standard_normal((99, width)).astype(np.float32)
+    tokens = {decoder.input_ids: step.tokens} if decoder.inputs_embeds is None else {decoder.inputs_embeds: table[step.tokens]}
+    positions = {} if decoder.position_ids is None else {decoder.position_ids: step.positions}
+    return {**tokens, **positions, decoder.attention_mask: step.mask}
+
+
 def session(model: onnx.ModelProto, *, optimized: bool = False) -> onnxruntime.InferenceSession:
     """A session that runs the nodes as they are written, or as ONNX Runtime usually does."""
     options = onnxruntime.SessionOptions()
@@ -62,8 +70,8 @@ def grown(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed]) ->
     cache = {given.name: np.zeros((batch, given.shape[1], 0, given.shape[3]), _TYPES[given.type]) for given in pasts}
     logits: list[Array] = []
     for step in fed:
-        named = {decoder.input_ids: step.tokens, decoder.attention_mask: step.mask, decoder.position_ids: step.positions}
-        found = dict(zip(outputs, started.run(outputs, {name: named[name] for name in rest} | cache), strict=True))
+        feeds = named(decoder, step)
+        found = dict(zip(outputs, started.run(outputs, {name: feeds[name] for name in rest} | cache), strict=True))
         logits.append(found.pop(decoder.logits))
         cache = dict(zip(cache, found.values(), strict=True))
     return logits
@@ -81,8 +89,7 @@ def buffered(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed],
     logits: list[Array] = []
     for step in fed:
         binding = started.io_binding()
-        named = {decoder.input_ids: step.tokens, decoder.attention_mask: step.mask, decoder.position_ids: step.positions}
-        for name, array in named.items():
+        for name, array in named(decoder, step).items():
             if name in types:
                 binding.bind_cpu_input(name, np.ascontiguousarray(array, types[name]))
         for past, present in zip(pasts, presents, strict=True):

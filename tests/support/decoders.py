@@ -16,7 +16,7 @@ _LAYER = """
    kx{i} = Transpose<perm=[0, 1, 3, 2]>(kj{i})
    vu{i} = Unsqueeze(present_value_{i}, second) ve{i} = Expand(vu{i}, twice) vj{i} = Reshape(ve{i}, joined)
    qk{i} = MatMul(qr{i}, kx{i}) scaled{i} = Mul(qk{i}, scale) masked{i} = Add(scaled{i}, bias) {more}
-   weights{i} = Softmax<axis=-1>({scores}) mixed{i} = MatMul(weights{i}, vj{i})
+   weights{i} = Softmax<axis=-1>({scores}) {after} mixed{i} = MatMul({weights}, vj{i})
    back{i} = Transpose<perm=[0, 2, 1, 3]>(mixed{i}) flat{i} = Reshape(back{i}, wide) out{i} = MatMul(flat{i}, wo{i})
    y{i} = Add({x}, out{i})
 """
@@ -30,7 +30,7 @@ _ANGLES = """
    cos = Unsqueeze(c2, first) sin = Unsqueeze(s2, first)
 """
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
-decoder (int64[b, s] input_ids{inputs},
+decoder ({tokens}{inputs},
          {t}[b, 2, past, {h}] past_key_0, {t}[b, 2, past, {h}] past_value_0,
          {t}[b, 2, {other}, {h}] past_key_1, {t}[b, 2, {other}, {h}] past_value_1)
      => ({t}[b, s, 99] logits, {t}[b, 2, total, {h}] present_key_0, {t}[b, 2, total, {h}] present_value_0,
@@ -41,15 +41,24 @@ decoder (int64[b, s] input_ids{inputs},
  int64[1] first = {{1}}, int64[1] second = {{2}}, int64[1] last = {{-1}}, int64[2] middle = {{1, 2}},
  int64[1] half = {{{half}}}, int64[1] far = {{9223372036854775807}}>
 {{ scale = Cast<to={number}>(scale32) nothing = Cast<to={number}>(nothing32) fill = Cast<to={number}>(fill32)
-   ps = Shape<start=2, end=3>(past_key_0) p1 = Squeeze(ps) ns = Shape<start=1, end=2>(input_ids) n1 = Squeeze(ns)
+   ps = Shape<start=2, end=3>(past_key_0) p1 = Squeeze(ps) ns = Shape<start=1, end=2>({first}) n1 = Squeeze(ns)
    t1 = Add(p1, n1) rows = Range(p1, t1, one) i = Unsqueeze(rows, last) j = Range(zero, t1, one)
    causal = {causal} {seen} bias = Where(allowed, nothing, fill)
-   x = Gather(table, input_ids) {angles} {layers}
+   x = {embedded} {angles} {layers}
    {end} }}"""
 PADDED = "kept = Cast<to=9>(attention_mask) row = Unsqueeze(kept, middle) allowed = And(causal, row)"
 UNPADDED = "allowed = Identity(causal)"
 WINDOWED = """back = Sub(i, j) near = LessOrEqual(back, reach) seen = And(causal, near)
    kept = Cast<to=9>(attention_mask) row = Unsqueeze(kept, middle) allowed = And(seen, row)"""
+SINKS = {
+    "more": """bs{i} = Shape<start=0, end=1>(masked{i}) ls{i} = Shape<start=2, end=3>(masked{i})
+       beside{i} = Concat<axis=0>(bs{i}, first, ls{i}, first) wide_sink{i} = Expand(sinks, beside{i})
+       both{i} = Concat<axis=-1>(masked{i}, wide_sink{i})""",
+    "scores": "both{i}",
+    "after": "kept_weights{i} = Slice(weights{i}, zeros, last, last)",
+    "weights": "kept_weights{i}",
+}
+"""A score without a value for each head; `sinks` are (1, 4, 1, 1)."""
 LOGITS = "logits = MatMul(y1, head)"
 
 
@@ -64,6 +73,9 @@ def decoder(
     other: str = "past",
     more: str = "",
     scores: str = "masked{i}",
+    after: str = "",
+    weights: str = "weights{i}",
+    embedded: bool = False,
     end: str = LOGITS,
     inputs: str = "",
     outputs: str = "",
@@ -80,6 +92,9 @@ def decoder(
         other: What the length of the second layer's past is called.
         more: What is done to the masked scores of a layer.
         scores: What goes into its Softmax.
+        after: What is done to its weights.
+        weights: What the values are multiplied with.
+        embedded: Tokens are given as embeddings.
         end: What makes the outputs.
         inputs: More inputs.
         outputs: More outputs.
@@ -91,26 +106,43 @@ def decoder(
         else "qr{i} = Identity(qt{i}) kr{i} = Identity(kt{i})"
     )
     layer = _LAYER.replace("{rotated}", turned).replace("{more}", more).replace("{scores}", scores)
+    layer = layer.replace("{after}", after).replace("{weights}", weights)
     layers = layer.format(i=0, x="x") + layer.format(i=1, x="y0")
     counted = "" if given else "rows1 = Unsqueeze(rows, zeros)"
     angles = counted + _ANGLES.format(positions="position_ids" if given else "rows1", number=number) if rotated else ""
     inputs += ", int64[b, total] attention_mask" if "attention_mask" in seen else ""
     inputs += ", int64[b, s] position_ids" if rotated and given else ""
     text = _TEXT.format(
-        t=dtype, h=size, half=size // 2, width=4 * size, number=number, causal=causal, seen=seen, angles=angles, layers=layers,
-        other=other, end=end, inputs=inputs, outputs=outputs,
-    ).replace("total1", "total" if other == "past" else "total1")  # fmt: skip
-    model = onnx.parser.parse_model(text)
+        t=dtype,
+        h=size,
+        half=size // 2,
+        width=4 * size,
+        number=number,
+        causal=causal,
+        seen=seen,
+        angles=angles,
+        layers=layers,
+        other=other,
+        end=end,
+        tokens=f"{dtype}[b, s, {4 * size}] inputs_embeds" if embedded else "int64[b, s] input_ids",
+        first="inputs_embeds" if embedded else "input_ids",
+        embedded="Identity(inputs_embeds)" if embedded else "Gather(table, input_ids)",
+        inputs=inputs,
+        outputs=outputs,
+    )
+    model = onnx.parser.parse_model(text.replace("total1", "total" if other == "past" else "total1"))
+    for name, array in _weights(size).items():
+        wanted = np.float32 if dtype == "float" or name == "frequencies" else np.float16
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(wanted), name))
+    return model
+
+
+def _weights(size: int) -> dict[str, np.ndarray]:
+    """Weights by name; matrices keep the variance of what they are multiplied with, and a little more."""
     rng, width = np.random.default_rng(3), 4 * size
-    shapes = {"table": (99, width), "head": (width, 99)}
+    shapes = {"head": (width, 99)}
     for i in range(2):
         shapes |= {f"wq{i}": (width, width), f"wk{i}": (width, 2 * size), f"wv{i}": (width, 2 * size), f"wo{i}": (width, width)}
-    for name, shape in shapes.items():
-        array = (1.3 * rng.standard_normal(shape) / (shape[0] if name != "table" else 1) ** 0.5).astype(
-            dtype.replace("float", "float32")[:7] if dtype == "float" else dtype
-        )
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    frequencies = (0.3 ** np.arange(size // 2)).astype(np.float32)
-    if rotated:
-        model.graph.initializer.append(onnx.numpy_helper.from_array(frequencies, "frequencies"))
-    return model
+    found = {name: 1.3 * rng.standard_normal(shape) / shape[0] ** 0.5 for name, shape in shapes.items()}
+    found |= {"table": 1.3 * rng.standard_normal((99, width)), "sinks": rng.standard_normal((1, 4, 1, 1))}
+    return found | {"frequencies": 0.3 ** np.arange(size // 2)}

@@ -63,11 +63,9 @@ class Compaction:
     def __init__(self, builder: Builder, tokens: Tokens, order: Order) -> None:
         self._builder, self._tokens, self._order = builder, tokens, order
         self._marks: dict[ir.Value, Marks] = {}
-        """Values of the region, and those that enter it."""
+        """Values that nodes of the region give."""
         self._members: dict[ir.Node, dict[int, Marks]] = {}
         """The nodes of the region, with the places of inputs that consist of tokens."""
-        self._inside: dict[ir.Value, None] = {}
-        """Values that nodes of the region give."""
         self._moved: dict[tuple[ir.Value, Marks], ir.Value] = {}
 
     def apply(self, attentions: Sequence[ir.Node]) -> None:
@@ -79,11 +77,12 @@ class Compaction:
         for node in attentions:
             self._take(node, self._attention(node), {node.outputs[0]: _TOKENS})
         self._walk_up()
+        self._check_layouts()
         readers = self._readers()
         for node, places in self._members.items():
             for place, marks in places.items():
                 value = node.inputs[place]
-                if value is not None and value not in self._inside:
+                if value is not None and value not in self._marks:
                     node.replace_input_with(place, self._moved_to_front(value, marks))
         for value, outside in readers.items():
             restored = self._gathered(value, self._marks[value], self._order.back)
@@ -104,14 +103,25 @@ class Compaction:
 
     def _take(self, node: ir.Node, places: dict[int, Marks], outputs: dict[ir.Value, Marks]) -> None:
         """Makes a node one of the region."""
-        self._members[node] = places
+        self._members[node] = {place: self._settled(marks) for place, marks in places.items()}
         for value, marks in outputs.items():
-            self._note(value, marks)
-            self._inside[value] = None
+            self._marks[value] = self._settled(marks)
 
-    def _note(self, value: ir.Value, marks: Marks) -> None:
-        if self._marks.setdefault(value, marks) != marks:
-            raise Refused("two-layouts", f"'{value.name}' is used in two layouts")
+    def _settled(self, marks: Marks) -> Marks:
+        """Marks as they are compared: with one entry in every batch, any axis of length 1 could be the batch."""
+        return marks if self._tokens.batch != 1 else tuple("bs" if "s" in mark else "" for mark in marks)
+
+    def _check_layouts(self) -> None:
+        """Checks that values of the region are read as they are given.
+
+        Raises:
+            Refused: One is not.
+        """
+        for node, places in self._members.items():
+            for place, marks in places.items():
+                value = node.inputs[place]
+                if value is not None and self._marks.get(value, marks) != marks:
+                    raise Refused("two-layouts", f"'{value.name}' is used in two layouts", node.name)
 
     def _walk_up(self) -> None:
         """Takes in whatever computes tokens of the region one by one."""
@@ -122,7 +132,7 @@ class Compaction:
             for place, marks in self._members[node].items():
                 value = node.inputs[place]
                 above = None if value is None else value.producer()
-                if value is None or above is None or value in seen or value in self._inside:
+                if value is None or above is None or value in seen or value in self._marks:
                     continue
                 seen.add(value)
                 found = self._step(above, value, marks) if self._tokens.is_full(value, marks) else None
@@ -155,7 +165,7 @@ class Compaction:
     def _rotation(self, node: ir.Node, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
         """A rotation of each token by its own place in the tables."""
         places = node.inputs[1]
-        if places is None or marks not in {_TOKENS, ("b", "", "s", "")}:
+        if places is None or marks not in {self._settled(_TOKENS), self._settled(("b", "", "s", ""))}:
             return None
         if self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
             first = self._builder.elementwise("Add", [self._order.front, places], _INT)
@@ -168,7 +178,7 @@ class Compaction:
         graph = self._builder.graph
         live = _live(graph)
         found: dict[ir.Value, list[ir.Node]] = {}
-        for value in self._inside:
+        for value in self._marks:
             users = dict.fromkeys(
                 node
                 for node, place in value.uses()
@@ -192,7 +202,7 @@ class Compaction:
     def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:
         """A value that may be one for all entries of the batch, for each of them."""
         builder, facts = self._builder, self._builder.facts
-        if self._tokens.is_full(value, marks):
+        if self._tokens.is_full(value, marks) or self._tokens.batch == 1:
             return value
         dims = facts.dims(value)
         if dims is None or any(len(mark) > 1 for mark in marks):
@@ -208,6 +218,11 @@ class Compaction:
         builder, facts = self._builder, self._builder.facts
         dims, dtype = facts.dims(value), facts.dtype(value)
         assert dims is not None
+        if self._tokens.batch == 1:
+            axis = marks.index("bs") - len(marks)
+            return builder.node(
+                "Gather", [value, builder.reshape(order, [self._tokens.length])], {"axis": axis}, dims=dims, dtype=dtype
+            )
         if marks in {("bs",), ("bs", "")}:
             split = builder.reshape(value, [self._tokens.batch, self._tokens.length, *dims[1:]])
             return builder.reshape(self._gathered(split, ("b", "s", *marks[1:]), order), dims)

@@ -54,13 +54,20 @@ def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: S
     current = builder.node("Slice", [mask, start, end, axis], dims=[batch, new], dtype=dtype)
     facts.origins[past.atoms[0].key] = (earlier, 1)
     total = builder.cast(builder.reshape(_length(builder, mask), []), _SMALL)
-    if not padded:
-        last = builder.elementwise("Sub", [total, builder.constant(np.asarray(1, np.int32))], _SMALL)
-        return Lengths(earlier, current, builder.expand(builder.reshape(last, [1]), [batch], [True]), total)
-    kept = builder.cast(builder.cast(earlier, ir.DataType.BOOL), _SMALL)
-    counted = builder.reduce("ReduceSum", kept, [1], keep=False)
-    added = builder.cast(builder.shape([new + -1]), _SMALL)
-    return Lengths(earlier, current, builder.elementwise("Add", [counted, added], _SMALL), total)
+    if padded:
+        kept = builder.cast(builder.cast(earlier, ir.DataType.BOOL), _SMALL)
+        present = builder.reduce("ReduceSum", kept, [1], keep=False)
+        counted = builder.elementwise("Add", [present, _lengths_of(builder, current)], _SMALL)
+    else:
+        counted = _lengths_of(builder, mask)
+    last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))], _SMALL)
+    return Lengths(earlier, current, last, total)
+
+
+def _lengths_of(builder: Builder, mask: ir.Value) -> ir.Value:
+    """How long a mask is, for each entry, (b) int32: counted where it lies, as a shape would have to be copied to a GPU."""
+    same = builder.cast(builder.elementwise("Equal", [mask, mask], ir.DataType.BOOL), _SMALL)
+    return builder.reduce("ReduceSum", same, [1], keep=False)
 
 
 def answer_for_past(builder: Builder, past: ir.Value) -> None:

@@ -62,9 +62,11 @@ def share_cache(
         candidates: Its attentions.
         plan_context: What is planned for, and what is taken of padding.
     """
+    if graph.scope.graph is not graph.model.graph:
+        return SharedCache()
     cached = [item for item in candidates if item.spec is not None and item.spec.cache is not None]
-    if not cached or not isinstance(graph.scope.graph, ir.Graph) or graph.scope.graph is not graph.model.graph:
-        return SharedCache(note="no attention has a cache that could be a buffer" if not cached else None)
+    if not cached:
+        return SharedCache(note="no attention has a cache that could be a buffer")
     sharing = _Sharing(graph, context, plan_context)
     sites = sharing.read(cached)
     if sharing.reasons:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.fusion.shared_cache import lengths, share
+from onnx_attnfuse.graph.build import Builder
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, session, steps
-from tests.support.decoders import LOGITS, PADDED, UNPADDED, WINDOWED, decoder
+from tests.support.decoders import LOGITS, PADDED, SINKS, UNPADDED, WINDOWED, decoder
 
 _EXPORTS = sorted((pathlib.Path(__file__).parent / "exports").glob("*.onnx"))
 """Exports by `python -m models.export --only NAME`, without the lines of Python that nodes are from."""
@@ -157,6 +162,40 @@ def test_a_window_counts_tokens() -> None:
     _assert_serves(model, result, _LEFT, (1, 1, 1))
 
 
+def test_sinks_go_into_the_operator() -> None:
+    model = decoder(**SINKS)
+    result = _shared(model)
+    nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
+    assert [bool(node.input[11]) for node in nodes] == [True, True]
+    for padding in _PADDINGS.values():
+        _assert_serves(model, result, padding, (1, 1))
+
+
+def test_a_decoder_of_embeddings() -> None:
+    model = decoder(embedded=True)
+    result = _shared(model)
+    found = result.report.decoder
+    assert found is not None
+    assert (found.input_ids, found.inputs_embeds, found.hidden_size) == ("", "inputs_embeds", 64)
+    _assert_serves(model, result, _LEFT, (1, 1))
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["positions are given", "positions are counted"])
+@pytest.mark.parametrize("fixed", [{"b": 1}, {"s": 1}, {"total": "past + s"}], ids=str)
+def test_axes_of_a_fixed_length_and_a_mask_whose_length_is_a_sum(fixed: dict[str, int | str], *, given: bool) -> None:
+    model = decoder(given=given)
+    for value in (*model.graph.input, *model.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            size = fixed.get(dim.dim_param)
+            if isinstance(size, int):
+                dim.dim_value = size
+            elif size is not None:
+                dim.dim_param = size
+    result = _shared(model)
+    prompt = [[1]] if "s" in fixed else [[0, 1, 1, 0, 1]]
+    _assert_serves(model, result, prompt, (1, 1) if "s" in fixed else (3, 1))
+
+
 def test_outputs_of_the_last_token_are_those_of_the_last_token_of_the_source() -> None:
     end = "tail = Slice(y1, last, far, first) logits = MatMul(tail, head)"
     model = decoder(end=end)
@@ -176,6 +215,53 @@ def test_padding_that_is_vouched_for_is_not_rearranged() -> None:
     ]  # fmt: skip
     _assert_serves(model, right, _RIGHT, (1, 1))
     _assert_serves(model, none, _FULL, (1, 1))
+
+
+def test_what_differs_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer whose lengths are one too long, as a mistake of ours would make them."""
+    model = decoder()
+    whole = lengths.read_lengths
+
+    def longer(builder: Builder, *given: Any, **named: Any) -> lengths.Lengths:
+        found = whole(builder, *given, **named)
+        one = builder.constant(np.asarray(1, np.int32))
+        return dataclasses.replace(found, last=builder.elementwise("Sub", [found.last, one], ir.DataType.INT32))
+
+    monkeypatch.setattr(share, "read_lengths", longer)
+    result = _shared(model)
+    assert result.report.decoder is None
+    assert result.report.differing == 1
+    assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
+    assert {site.op for site in result.report.sites} == {"Attention"}
+    usual = onnx_attnfuse.optimize(decoder(), ep="cpu").model
+    assert [node.op_type for node in result.model.graph.node] == [node.op_type for node in usual.graph.node]
+    assert [item.name for item in result.model.graph.input] == [item.name for item in usual.graph.input]
+
+
+def test_what_fails_is_taken_back_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(share, "settle", broken)
+    result = _shared(decoder(seen=UNPADDED, rotated=False))
+    assert result.report.decoder is None
+    assert [failure.kind for failure in result.report.failures] == ["defect"]
+    assert {site.op for site in result.report.sites} == {"Attention"}
+    assert "attention_mask" not in {item.name for item in result.model.graph.input}
+    session(result.model)
+
+
+@pytest.mark.parametrize("assume", [("none",), ("named-sizes", "nonempty-axes", "large-fills", "bounded-scores")])
+def test_what_a_buffer_takes_for_granted_can_be_taken_back(assume: tuple[str, ...]) -> None:
+    result = _shared(decoder(), assume=assume)
+    assert result.report.decoder is None
+
+
+def test_a_window_takes_it_that_padding_does_not_lie_between_tokens() -> None:
+    names = tuple(name for name in ASSUMPTIONS if name != "padding-at-the-ends")
+    left, shared = _shared(decoder(seen=WINDOWED), assume=names), _shared(decoder(), assume=names)
+    assert {reason.code for site in left.report.sites for reason in site.reasons} == {"padding-kept"}
+    assert (left.report.decoder is None, shared.report.decoder is None) == (True, False)
 
 
 def test_a_second_run_finds_nothing_to_do() -> None:
