@@ -38,7 +38,6 @@ from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -82,8 +81,8 @@ class Run:
         """How often each enabling rule was applied."""
         self.changes: Counter[str] = Counter()
         """What each pass counted, by its name."""
-        self.decoder: ServedDecoder | None = None
-        """The decoder whose cache became a buffer."""
+        self.shared = SharedCache()
+        """What became of the cache of the main graph."""
 
     @functools.cached_property
     def total(self) -> int:
@@ -107,7 +106,7 @@ class PassContext:
         self.fused: tuple[SiteFuser, list[SiteReport]] | None = None
         """What fused the candidates, and a report on each; None: fusing has failed, or was not begun."""
         self.shared = SharedCache()
-        """What became of the cache; attentions that share its buffer are no candidates any more."""
+        """What became of the cache of this graph; attentions that share its buffer are no candidates any more."""
         self.failure: Reason | None = None
         """Why the last pass that failed did."""
 
@@ -132,7 +131,8 @@ class PassContext:
 
         def undo() -> None:
             self.origin.restore()
-            self.fused, self.shared, self.run.decoder = None, SharedCache(), None
+            self.fused, self.shared = None, SharedCache()
+            self.run.shared = self.shared if self.scope.graph is self.run.model.graph else self.run.shared
             self.run.version += 1
 
         return undo

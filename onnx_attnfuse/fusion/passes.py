@@ -116,7 +116,7 @@ def share_cache(graph: PassContext) -> int:
     graph.shared = found
     if found.decoder is None:
         return 0
-    run.decoder = found.decoder
+    run.shared = found
     kept = {item.node for item in graph.candidates if item.node not in found.sites}
     candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
     graph.candidates = [item for item in candidates if item.node in kept]

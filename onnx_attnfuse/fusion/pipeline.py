@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
+from onnx_attnfuse.errors import VerificationError
 from onnx_attnfuse.fusion import passes
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
@@ -28,6 +29,7 @@ from onnx_attnfuse.kernels.ort_settings import session_for
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -101,6 +103,7 @@ def _report(run: Run) -> Report:
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
     seconds = time.perf_counter() - start
+    _check_decoder(run)
     fused = any(site.status in {"fused", "already-fused"} for site in run.sites)
     device, session = run.plan_context.device, None
     with contained(Subject("telling what was done")):
@@ -118,8 +121,24 @@ def _report(run: Run) -> Report:
         session=session,
         steps=dict(run.verifier.timer.seconds),
         pictures=tuple(run.pictures),
-        decoder=run.decoder,
+        decoder=run.shared.decoder,
     )
+
+
+def _check_decoder(run: Run) -> None:
+    """Judges a decoder whose cache is shared as the last pass has left it, where the whole model is to be judged.
+
+    Raises:
+        VerificationError: It differs.
+    """
+    if run.shared.check is None or run.verifier.level != "model":
+        return
+    try:
+        verified = run.shared.check()
+    except Refused as refused:
+        raise VerificationError(f"the fused model differs: {refused.reason}; please report it with the model") from refused
+    if verified is not None:
+        run.notes.append(f"whole model verified in {verified.cases} loops, largest error {verified.max_abs_error:.1e}")
 
 
 def _apply_all(run: Run) -> None:

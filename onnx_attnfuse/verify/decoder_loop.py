@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph import io, sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.verify.input_kinds import Kind, kinds
@@ -36,6 +38,8 @@ _PROMPT, _CHUNK, _STEPS, _WARM, _SPARE = 6, 3, 3, 4, 3
 _OTHER = 5
 """The length of axes that have nothing to do with the cache."""
 _FEW_TOKENS = 10
+_LARGE = 1 << 28
+"""Bytes of weights from which on a model is run in fewer loops."""
 _MOST_WEIGHTS = 1 << 33
 """Bytes of weights in a half type that are still widened."""
 Pattern = Literal["none", "left", "right", "holes"]
@@ -91,15 +95,28 @@ def _computes_in(model: ir.Model, dtype: ir.DataType) -> bool:
 
 
 def _judged(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
+        try:
+            source = _started(before, pathlib.Path(folder, "before.onnx"), operators)
+        except (RuntimeRefusal, ModelError) as refusal:
+            return undecided(f"the original does not load: {refusal}")
+        try:
+            result = _started(after, pathlib.Path(folder, "after.onnx"), operators)
+        except (RuntimeRefusal, ModelError) as refusal:
+            return Verdict(False, 0.0, 0, f"with a buffer the model does not load: {refusal}")
+        return _Judge(before, source, result, loop).verdict()
+
+
+def _started(model: ir.Model, path: pathlib.Path, operators: Operators) -> Session | Reference:
+    """A model in ONNX Runtime; by way of files where it is too large to be handed over."""
     try:
-        source = session(before, operators=operators)
-    except (RuntimeRefusal, ModelError) as refusal:
-        return undecided(f"the original does not load: {refusal}")
-    try:
-        result = session(after, operators=operators)
-    except (RuntimeRefusal, ModelError) as refusal:
-        return Verdict(False, 0.0, 0, f"with a buffer the model does not load: {refusal}")
-    return _Judge(before, source, result, loop).verdict()
+        return session(model, operators=operators)
+    except ModelError:
+        try:
+            io.save(model, path)
+        except OptionError as error:  # there is no room
+            raise RuntimeRefusal(str(error)) from error
+        return session(str(path), operators=operators)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,13 +145,16 @@ class _Judge:
         self._kinds: Mapping[str, Kind] = kinds(before.graph, facts)
         self._fixed = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
         self._rng = np.random.default_rng(0)
+        self._is_large = weight_bytes(before) > _LARGE
         dtype = self._dtypes[loop.pasts[0][0]]
         self._tolerance = _TOLERANCES.get(dtype or ir.DataType.FLOAT, min(_TOLERANCES.values()))
 
     def verdict(self) -> Verdict:
         largest, count, refused = 0.0, 0, ""
-        for cases in (self._cases(warm=False), self._cases(warm=True)):
-            for case in cases:
+        for warm in (False, True):
+            if warm and count and self._is_large:
+                break
+            for case in self._cases(warm=warm):
                 try:
                     error, detail = self._run(case)
                 except _SourceRefusal as refusal:
@@ -153,7 +173,10 @@ class _Judge:
         """Loops that the sizes of the source allow; on top of a past several entries get one token each at a time."""
         fixed_batch, fixed_new = self._fixed["batch"], self._fixed["new"]
         batches = [fixed_batch] if isinstance(fixed_batch, int) else [1, 3]
-        for batch, pattern in itertools.product(batches, self._patterns()):
+        patterns = tuple(self._patterns())
+        for batch, pattern in itertools.product(batches, patterns):
+            if self._is_large and batch == 1 and pattern != patterns[-1]:
+                continue
             prompt = [] if warm else [_PROMPT]
             steps = [*([_CHUNK] if batch == 1 else []), *[1] * _STEPS]
             if isinstance(fixed_new, int):

@@ -120,11 +120,17 @@ def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
 
 def settle(builder: Builder, attended: Sequence[Attended]) -> None:
     """Names the parts of the buffer by layer, and gives them its length."""
-    for layer, item in enumerate(attended):
-        for what, past, present in zip(("key", "value"), item.site.past, item.present, strict=True):
-            for value, name in ((past, f"past_key_values.{layer}.{what}"), (present, f"present.{layer}.{what}")):
-                if value.name != name:
-                    value.name = builder.name(name)
+    parts = [
+        (value, f"{where}.{layer}.{what}")
+        for layer, item in enumerate(attended)
+        for where, pair in (("past_key_values", item.site.past), ("present", item.present))
+        for what, value in zip(("key", "value"), pair, strict=True)
+    ]
+    builder.names.difference_update(value.name or "" for value, _ in parts)
+    for value, name in parts:
+        value.name = builder.name(name)
+    for item in attended:
+        for past, present in zip(item.site.past, item.present, strict=True):
             dims = [LENGTH if axis == _POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
             past.shape, present.shape = ir.Shape(dims), ir.Shape(dims)
             present.type = past.type

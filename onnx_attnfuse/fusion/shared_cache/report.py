@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -11,6 +11,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.verdict import Verified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,8 @@ class SharedCache:
     """Why the caches of others were left, by the names of the attentions."""
     note: str | None = None
     """A line on the model."""
+    check: Callable[[], Verified | None] | None = None
+    """Judges the decoder as it is by then against its source; raises `Refused` where it differs."""
 
     def joined(self, others: Sequence[SiteReport]) -> list[SiteReport]:
         """The reports on all attentions: those that share the buffer, then `others`, with why the cache of each was left."""

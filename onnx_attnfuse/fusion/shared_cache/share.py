@@ -9,6 +9,7 @@ What was built is run in a loop against the source before it is kept (`verify/de
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
@@ -165,9 +166,12 @@ class _Sharing:
             settle(self._context.builder, attended)
             decoder = served(interface, mask, attended)
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context.device.provider)
-            verified = graph.verifier.check_loop(before, graph.model, loop)
+            check = functools.partial(graph.verifier.check_loop, before, graph.model, loop)
+            verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
-            return SharedCache(decoder, reports, note=_note(decoder, sites[0], rearranged=self._may_rearrange(sites)))
+            return SharedCache(
+                decoder, reports, note=_note(decoder, sites[0], rearranged=self._may_rearrange(sites)), check=check
+            )
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 

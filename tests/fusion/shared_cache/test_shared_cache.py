@@ -238,6 +238,23 @@ def test_what_differs_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [item.name for item in result.model.graph.input] == [item.name for item in usual.graph.input]
 
 
+def test_the_whole_model_is_judged_in_a_loop_when_all_is_done() -> None:
+    result = _shared(onnx.load(_LLAMA), verify="model")
+    assert any(note.startswith("whole model verified in 16 loops, largest error ") for note in result.report.notes)
+
+
+def test_names_that_are_taken_by_other_layers_are_given_in_order() -> None:
+    model = onnx.load(_LLAMA)
+    swapped = {f"past_{part}_{i}": f"past_key_values.{1 - i}.{part}" for i in (0, 1) for part in ("key", "value")}
+    for node in model.graph.node:
+        node.input[:] = [swapped.get(name, name) for name in node.input]
+    for value in model.graph.input:
+        value.name = swapped.get(value.name, value.name)
+    found = _shared(model).report.decoder
+    assert found is not None
+    assert found.past_keys == ("past_key_values.0.key", "past_key_values.1.key")
+
+
 def test_what_fails_is_taken_back_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any) -> None:
         raise KeyError("a mistake")
