@@ -84,7 +84,7 @@ _ALL = (
     Decoder("smollm3, rotary in some layers", "SmolLM3", _GROUPED | {"no_rope_layers": [1, 0]}),
     Decoder("stablelm, partly rotary", "StableLm", _GROUPED),
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
-    Decoder("gpt_oss, sinks and windows", "GptOss", _LOCAL | _EXPERTS, attention="eager", padding="assume-right"),
+    Decoder("gpt_oss, sinks, windows, experts", "GptOss", _LOCAL | _EXPERTS, attention="eager", padding="assume-right"),
 )
 ARCHITECTURES = {item.name.partition(",")[0]: item for item in _ALL}
 """Decoders by the first word of their names."""
