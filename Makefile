@@ -10,7 +10,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-training record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test-browser: .venv/browser  ## The report's page in Chromium, with screenshots;
 
 test-olive: .venv/olive  ## The example for Olive.
 	$(BIN)/pytest tests/olive/pass_of_olive.py
+
+test-genai: .venv/genai  ## Decoders with a shared cache in onnxruntime-genai, token by token beside transformers; some minutes.
+	$(BIN)/python -m benchmarks.genai_tokens --to benchmarks/results/genai_cpu.md
 
 docs: .venv/docs  ## The documentation as a site, into build/docs; a link that leads nowhere is an error.
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
@@ -84,6 +87,10 @@ clean:  ## Take away environments and everything that was built.
 
 .venv/olive: pyproject.toml constraints.txt | .venv/bin/python
 	$(INSTALL) '.[cpu,torch,dev,olive]'
+	touch $@
+
+.venv/genai: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[cpu,models,genai]'
 	touch $@
 
 .venv/docs: pyproject.toml constraints.txt | .venv/bin/python

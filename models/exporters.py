@@ -108,11 +108,11 @@ def _write(recipe: Recipe, exporter: str, attention: str, dtype: str, stem: Path
     module = recipe.module(attention, DTYPES[dtype])
     path = stem.with_name(f"{stem.name}.onnx")
     with torch.no_grad():
-        _export(recipe, module, example, exporter, path, dynamic=dynamic)
+        export_module(recipe, module, example, exporter, path, dynamic=dynamic)
     references.write(stem.with_name(f"{stem.name}.npz"), dtype, made)
 
 
-def _export(
+def export_module(
     recipe: Recipe,
     module: nn.Module,
     example: dict[str, torch.Tensor],

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         session_options,
         unfuse,
         verify_models,
+        write_genai_config,
     )
     from onnx_attnfuse.fusion.forecast_model import forecast
     from onnx_attnfuse.graph.facts import Facts
@@ -100,6 +101,7 @@ __all__ = [
     "unfuse",
     "verify_models",
     "weight_step",
+    "write_genai_config",
     "write_report",
 ]
 
@@ -135,6 +137,7 @@ _HOMES = {
     "unfuse": "api",
     "verify_models": "api",
     "weight_step": "language.decorators",
+    "write_genai_config": "api",
     "write_report": "report.files",
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
 
-from onnx_attnfuse.errors import MissingDependencyError
+from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.fusion import capturing
 from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph import io
@@ -218,6 +218,34 @@ def providers(result: Result | Report) -> list[str | tuple[str, dict[str, str]]]
     if session.provider == "CPUExecutionProvider":
         return [session.provider]
     return [(session.provider, dict(session.provider_options)), "CPUExecutionProvider"]
+
+
+def write_genai_config(
+    result: Result | Report, model: str | os.PathLike[str], hf_config: str | os.PathLike[str] | None = None
+) -> tuple[str, ...]:
+    """Writes genai_config.json beside a saved decoder with a shared cache, so that onnxruntime-genai runs the folder.
+
+    Args:
+        result: What `optimize(..., cache="shared")` gave.
+        model: The file that the model was saved to.
+        hf_config: config.json of the model on Hugging Face, which has the tokens that begin, end and pad.
+
+    Returns:
+        A line for each entry that nobody tells, with what stands there and what to do about it.
+
+    Raises:
+        OptionError: The cache is as it was, onnxruntime-genai cannot run the model, the Hugging Face config cannot be used or
+            contradicts the model, or the folder has a genai_config.json of another.
+    """
+    from onnx_attnfuse.serving import genai_config, hugging_face
+
+    report = result.report if isinstance(result, Result) else result
+    if report.decoder is None:
+        raise OptionError("no cache of this model is a buffer; optimize with cache='shared', and see the notes of the report")
+    config = None if hf_config is None else hugging_face.read_config(pathlib.Path(hf_config))
+    planned = genai_config.plan(report.decoder, _session(result), pathlib.Path(model), config)
+    planned.write()
+    return planned.assumed
 
 
 def session_environment(result: Result | Report) -> dict[str, str]:

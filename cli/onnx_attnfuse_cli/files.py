@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -31,6 +31,12 @@ class Files:
     """What the model is called among others."""
     shared: tuple[pathlib.Path, ...] = ()
     """The data files of the source that the result needs too, once it is written."""
+    is_alone: bool = False
+    """Whether this is the only model of the run, so that a genai_config.json beside the result is its own."""
+    hf_config: Mapping[str, Any] | None = None
+    """What a Hugging Face config says of the model."""
+    told: tuple[str, ...] = ()
+    """Lines on what else was written."""
 
     @property
     def written(self) -> str:

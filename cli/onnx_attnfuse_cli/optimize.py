@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse.options import Options
+from onnx_attnfuse_cli import genai
 from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
@@ -31,6 +32,8 @@ class _Wanted:
     """Where to write: a file, for several models a folder.  [default: MODEL's name with .attnfuse.onnx]"""
     report: pathlib.Path | None = None
     """Write the report there: a page with pictures if it ends in .html, else JSON; for several models a folder with both."""
+    hf_config: pathlib.Path | None = None
+    """config.json of the model on Hugging Face: tokens and lengths for the genai_config.json that --cache shared writes."""
     min_fused: int = dataclasses.field(default=0, metadata={"metavar": "N", "least": 0})
     """Exit 1 if fewer than N sites are fused."""
     require_all: bool = False
@@ -79,6 +82,7 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     wanted: _Wanted = taken(_Wanted, chosen)
     if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
+    config = genai.hf_config(wanted.hf_config, chosen["cache"], several=are_several(model))
     if are_several(model):
         files = several(model, wanted.output, wanted.report, dry_run=wanted.dry_run)
         start_logging(verbose=wanted.verbose)
@@ -86,15 +90,16 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     out = None if wanted.dry_run else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
     files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
+    genai.check(out, chosen["cache"])
     start_logging(verbose=wanted.verbose)
-    return _one(files, wanted, chosen, context.obj)
+    return _one(dataclasses.replace(files, hf_config=config, is_alone=True), wanted, chosen, context.obj)
 
 
 def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
     report, files = _optimized(files, wanted, chosen)
     if not wanted.quiet:
         show(report, verb="fused", verbose=wanted.verbose)
-        click.echo(files.written, err=True)
+        click.echo("\n".join((files.written, *files.told)), err=True)
     return max(_status(report, wanted), failed(report.failures, args))
 
 
@@ -133,10 +138,13 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
     with progress_bar(shown=not wanted.quiet) as progress:
         options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
         result = onnx_attnfuse.optimize(files.model, options=options)
+    planned, told = genai.plan(result.report, files.out, files.hf_config) if files.is_alone else (None, ())
     for path in filter(None, (files.out, *files.reports)):
         path.parent.mkdir(parents=True, exist_ok=True)
     if files.out:
-        files = dataclasses.replace(files, shared=result.save(files.out))
+        files = dataclasses.replace(files, shared=result.save(files.out), told=tuple(told))
+    if planned:
+        planned.write()
     with collecting() as failures:
         for path in files.reports:
             with contained(Subject("writing a report"), str(path)):

@@ -1,0 +1,1 @@
+"""Decoders run by onnxruntime-genai: the architectures, torch's tokens and onnxruntime-genai's."""

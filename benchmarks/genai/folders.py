@@ -1,0 +1,101 @@
+"""Folders that onnxruntime-genai runs: an export as it is, and what `attnfuse` and the builder of onnxruntime-genai make."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import onnx
+
+from benchmarks.genai import architectures
+from benchmarks.genai.architectures import Decoder
+from onnx_attnfuse.serving import genai_config
+from onnx_attnfuse.serving.hugging_face import read_config
+
+MODEL = "model.onnx"
+
+
+def source(decoder: Decoder, folder: pathlib.Path) -> pathlib.Path:
+    """The model as transformers saves it, with a tokenizer that calls token 7 `t7`; made once."""
+    if not folder.exists():
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        words = Tokenizer(
+            models.WordLevel({f"t{token}": token for token in range(decoder.settings["vocab_size"])}, unk_token="t0")
+        )
+        architectures.model(decoder).save_pretrained(folder)
+        named = {"pad_token": "t0", "bos_token": "t1", "eos_token": "t1"}
+        PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(folder)
+    return folder
+
+
+def exported(decoder: Decoder, exporter: str, path: pathlib.Path) -> pathlib.Path:
+    """An export, made once."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"part-{path.name}")
+        with contextlib.redirect_stdout(io.StringIO()):
+            architectures.export(decoder, exporter, part)
+        part.replace(path)
+    return path
+
+
+def growing(decoder: Decoder, model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """A model whose cache grows, which onnxruntime-genai copies from step to step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(model, folder / MODEL)
+    made = genai_config.genai_config(
+        architectures.interface(decoder), filename=MODEL, ep="cpu", config=read_config(config / "config.json")
+    )
+    made["search"]["past_present_share_buffer"] = False
+    genai_config.write(made, folder)
+    return folder
+
+
+def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *more: str) -> str:
+    """What `attnfuse optimize --cache shared`, with more options, makes of an export, and what it says.
+
+    Raises:
+        RuntimeError: It ends with another status than 0, or without a config.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ["--cache", "shared", "--ep", "cpu", "--hf-config", str(config / "config.json"), "-o", str(folder / MODEL), *more]
+    said = _ran("onnx_attnfuse_cli", "optimize", str(model), *options)
+    if not (folder / genai_config.FILE).exists():
+        raise RuntimeError(f"no {genai_config.FILE}: {said}")
+    return said
+
+
+def built(config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """What the model builder of onnxruntime-genai makes of the weights that transformers saved.
+
+    Raises:
+        RuntimeError: It ends with another status than 0.
+    """
+    _ran("onnxruntime_genai.models.builder", "-m", str(config), "-o", str(folder), "-p", "fp32", "-e", "cpu")
+    return folder
+
+
+def operators(folder: pathlib.Path) -> dict[str, int]:
+    """How many nodes of each operator a model has."""
+    counts: dict[str, int] = {}
+    for node in onnx.load(folder / MODEL, load_external_data=False).graph.node:
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return counts
+
+
+def _ran(*command: str) -> str:
+    """What a module prints that is run by itself."""
+    environment: dict[str, Any] = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-m", *command], env=environment, text=True, capture_output=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else f"exit status {done.returncode}")
+    return done.stdout + done.stderr

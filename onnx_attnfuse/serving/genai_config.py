@@ -1,0 +1,272 @@
+"""The genai_config.json with which onnxruntime-genai runs a decoder whose cache is one buffer.
+
+planned = plan(decoder, session, pathlib.Path("folder/model.onnx"), read_config(pathlib.Path("config.json")))
+planned.write()
+
+The type is `decoder`, which stands for any decoder of text: what others stand for is in the graph. A window of the attentions
+is in their nodes, and stays out of the config: there it would have the runtime keep no more than a window of the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.graph.staging import staged
+from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.ort_settings import Session
+from onnx_attnfuse.serving.decoder import ServedDecoder
+
+FILE = "genai_config.json"
+CONTEXT_LENGTH = 2048
+"""The most positions where neither the model nor a config says how many there are."""
+_OURS = "onnx-attnfuse"
+"""The log id of sessions, by which a config is known to be ours; the format takes no names of others."""
+_REMEDY = f"name the model's config.json with --hf-config, or mend {FILE}"
+
+
+def genai_config(
+    decoder: ServedDecoder,
+    *,
+    filename: str,
+    ep: str,
+    config: Mapping[str, Any] | None = None,
+    provider_options: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The content of genai_config.json for a decoder.
+
+    Args:
+        decoder: The interface of the model.
+        filename: The model's file, in the folder of the config.
+        ep: The execution provider, by the name that `--ep` has for it.
+        config: What `read_config` gives; `assumed` tells what is put in the place of entries that are missing.
+        provider_options: Options of the execution provider.
+
+    Raises:
+        OptionError: The config contradicts the model, or onnxruntime-genai cannot run this model (`unfit`).
+    """
+    if (reason := unfit(decoder, config)) is not None:
+        raise OptionError(reason)
+    facts = _facts(decoder, config or {})
+    chosen = [{} if ep == "cpu" else {ep: dict(provider_options or {})}]
+    names = _templates(decoder)
+    inputs = {
+        "input_ids": decoder.input_ids,
+        "attention_mask": decoder.attention_mask,
+        "position_ids": decoder.position_ids,
+        "past_key_names": names[0],
+        "past_value_names": names[1],
+    }
+    outputs = {"logits": decoder.logits, "present_key_names": names[2], "present_value_names": names[3]}
+    return {
+        "model": {
+            "type": "decoder",
+            **_given({"bos_token_id": facts.bos}),
+            "eos_token_id": list(facts.eos),
+            "pad_token_id": facts.pad,
+            "vocab_size": facts.vocab_size,
+            "context_length": facts.context_length,
+            "decoder": {
+                "filename": filename,
+                "session_options": {"log_id": _OURS, "provider_options": [item for item in chosen if item]},
+                "num_hidden_layers": decoder.layers,
+                "num_attention_heads": decoder.num_heads,
+                "num_key_value_heads": decoder.kv_heads,
+                "head_size": decoder.head_size,
+                **_given({"hidden_size": decoder.hidden_size}),
+                "inputs": _given(inputs),
+                "outputs": outputs,
+            },
+        },
+        "search": {
+            "do_sample": False,
+            "max_length": facts.context_length,
+            "num_beams": 1,
+            "past_present_share_buffer": True,
+        },
+    }
+
+
+def assumed(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """One line for each entry that neither the model nor the config tells, with what stands there and what to do about it."""
+    return _facts(decoder, config or {}).assumed
+
+
+def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> str | None:
+    """Why onnxruntime-genai cannot run a decoder, with what to do about it; None where it can."""
+    if not decoder.input_ids:
+        return "onnxruntime-genai feeds tokens and the model takes embeddings; export it with its embedding"
+    if not _templates(decoder):
+        few = ", ".join(names[0] for names in _cache_names(decoder))
+        what = "onnxruntime-genai wants names of caches that differ in the number of the layer alone"
+        return f"{what}, unlike {few}, ...; export the model with such names"
+    if decoder.vocab_size is None and (config or {}).get("vocab_size") is None:
+        return "the model does not say how many tokens there are; name its config.json with --hf-config"
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A genai_config.json that is to be written."""
+
+    content: Mapping[str, Any]
+    path: pathlib.Path
+    assumed: tuple[str, ...]
+    """What nobody tells, a line each."""
+
+    def write(self) -> None:
+        """Writes the file; see `write`."""
+        write(self.content, self.path.parent)
+
+
+def plan(decoder: ServedDecoder, session: Session, model: pathlib.Path, config: Mapping[str, Any] | None = None) -> Planned:
+    """The genai_config.json for a model that is about to be written.
+
+    Args:
+        decoder: The interface of the model.
+        session: The settings that the model was made for.
+        model: The model's file; the config goes into its folder.
+        config: What `read_config` gives.
+
+    Raises:
+        OptionError: The config contradicts the model, onnxruntime-genai cannot run it, or the folder has a config of another.
+    """
+    check_free(model.parent)
+    (ep,) = (name for name in providers.names() if providers.provider(name).ort_name == session.provider)
+    content = genai_config(decoder, filename=model.name, ep=ep, config=config, provider_options=session.provider_options)
+    return Planned(content, model.parent / FILE, assumed(decoder, config))
+
+
+def write(content: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
+    """Writes genai_config.json whole or not at all, and gives its path.
+
+    Raises:
+        OptionError: The folder has one that was not written here, or cannot be written to.
+    """
+    path = folder / FILE
+    check_free(folder)
+    try:
+        with staged() as stage:
+            stage.temporary(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
+    return path
+
+
+def check_free(folder: pathlib.Path) -> None:
+    """Refuse a folder that has a genai_config.json of somebody else.
+
+    Raises:
+        OptionError: It has one.
+    """
+    path = folder / FILE
+    if path.exists() and not _is_ours(path):
+        raise OptionError(f"{path} was not written by attnfuse and would be lost; move it away, or write to another folder")
+
+
+def _is_ours(path: pathlib.Path) -> bool:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["model"]["decoder"]["session_options"]["log_id"] == _OURS
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What a config says of tokens and lengths, with something harmless where nothing is said."""
+
+    bos: int | None
+    eos: tuple[int, ...]
+    pad: int
+    vocab_size: int
+    context_length: int
+    assumed: tuple[str, ...]
+
+
+def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
+    lines: list[str] = []
+    vocab_size = _vocab_size(decoder, config)
+    eos = _eos(config, vocab_size)
+    if not eos:
+        eos = (vocab_size - 1,)
+        lines.append(f"eos_token_id is not known of a model's file and set to {eos[0]}, the last token; {_REMEDY}")
+    pad = _number(config, "pad_token_id", least=-1)
+    length = _context_length(decoder, config)
+    if length is None:
+        length = CONTEXT_LENGTH
+        lines.append(f"context_length is not known of this model and set to {length}; {_REMEDY}")
+    bos = _number(config, "bos_token_id")
+    return _Facts(bos, eos, eos[0] if pad is None or not 0 <= pad < vocab_size else pad, vocab_size, length, tuple(lines))
+
+
+def _vocab_size(decoder: ServedDecoder, config: Mapping[str, Any]) -> int:
+    said, known = _number(config, "vocab_size", least=1), decoder.vocab_size
+    if said is not None and known is not None and said != known:
+        raise OptionError(
+            f"the Hugging Face config has a vocabulary of {said} and the model one of {known}; name the config of this model"
+        )
+    found = known or said
+    assert found is not None  # else it is unfit
+    return found
+
+
+def _eos(config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end a text, which onnxruntime-genai wants inside of the vocabulary."""
+    said: Any = config.get("eos_token_id")
+    several = cast("Sequence[Any]", said) if isinstance(said, list) else (said,)
+    found = tuple(item for item in (_number({"eos_token_id": item}, "eos_token_id") for item in several) if item is not None)
+    if outside := [item for item in found if item >= vocab_size]:
+        raise OptionError(
+            f"eos_token_id of the Hugging Face config is {outside[0]} and the model has {vocab_size} tokens; "
+            "name the config of this model"
+        )
+    return found
+
+
+def _context_length(decoder: ServedDecoder, config: Mapping[str, Any]) -> int | None:
+    """The most positions: the fewest that anybody tells."""
+    known = (decoder.context_length, _number(config, "context_length", least=1))
+    return min((item for item in known if item is not None), default=None)
+
+
+def _number(config: Mapping[str, Any], name: str, least: int = 0) -> int | None:
+    """An entry of a config that is a number from `least` on, or None where it is missing."""
+    said: Any = config.get(name)
+    if said is None:
+        return None
+    if not isinstance(said, int) or isinstance(said, bool) or said < least:
+        raise OptionError(f"{name} of the Hugging Face config is {said!r}, not a number from {least} on; mend it")
+    return said
+
+
+def _cache_names(decoder: ServedDecoder) -> tuple[tuple[str, ...], ...]:
+    return decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values
+
+
+def _templates(decoder: ServedDecoder) -> list[str]:
+    """The names of each part of the cache as one, with %d where the layer's number stands; none where there are no such."""
+    found = [_template(names) for names in _cache_names(decoder)]
+    (layers, *others) = {layers for _, layers in found}
+    return [text for text, _ in found] if layers and not others else []
+
+
+def _template(names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Names as one with %d, and what stands there in each; an empty one where there is none."""
+    parts = [re.split(r"(\d+)", name) for name in names]
+    first = parts[0]
+    for place in range(1, len(first), 2):
+        layers = tuple(part[place] if place < len(part) else "" for part in parts)
+        rest = {tuple(part[:place] + part[place + 1 :]) for part in parts}
+        if len(rest) == 1 and len(set(layers)) == len(layers) and all(str(int(item)) == item for item in layers):
+            return "".join("%d" if at == place else item for at, item in enumerate(first)), layers
+    return "", ()
+
+
+def _given(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are not None."""
+    return {name: item for name, item in entries.items() if item is not None}

@@ -1,0 +1,135 @@
+"""genai_config.json beside a decoder with a shared cache: what is written, what is told, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+import onnx_attnfuse
+from onnx_attnfuse.serving.genai_config import FILE
+from onnx_attnfuse_cli.main import main
+from tests.support.bundled import BUNDLED
+
+DECODER = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An export with a growing cache in a folder of its own, and an empty folder `made` beside it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").mkdir()
+    return pathlib.Path(shutil.copy(DECODER, tmp_path / "model.onnx"))
+
+
+def config(model: pathlib.Path, text: str = '{"bos_token_id": 1, "eos_token_id": 2, "vocab_size": 99}') -> str:
+    """A Hugging Face config beside the model."""
+    path = model.with_name("config.json")
+    path.write_text(text)
+    return str(path)
+
+
+def optimized(*options: str) -> int:
+    return main(["optimize", "model.onnx", "-o", "made/model.onnx", "--ep", "cpu", "--verify", "none", *options])
+
+
+def made() -> set[str]:
+    return {path.name for path in pathlib.Path("made").iterdir()}
+
+
+def test_a_decoder_with_a_shared_cache_has_its_config_beside_it(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimized("--cache", "shared", "--hf-config", config(model)) == 0
+    written = json.loads(pathlib.Path("made", FILE).read_text())["model"]
+    assert (written["type"], written["eos_token_id"], written["vocab_size"]) == ("decoder", [2], 99)
+    assert written["decoder"]["filename"] == "model.onnx"
+    assert written["decoder"]["inputs"]["past_key_names"] == "past_key_values.%d.key"
+    assert made() == {"model.onnx", FILE}
+    out, err = capsys.readouterr()
+    assert err.splitlines()[0] == f"wrote {pathlib.Path('made', 'model.onnx')}"
+    assert err.splitlines()[1] == f"wrote {pathlib.Path('made', FILE)}"
+    assert "eos_token_id" not in out + err
+
+
+def test_what_nobody_tells_is_a_line_with_what_to_add(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert optimized("--cache", "shared") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("eos_token_id")]
+    assert "set to 98" in line
+    assert "--hf-config" in line
+
+
+def test_a_cache_that_grows_has_no_config(model: pathlib.Path) -> None:
+    assert optimized() == 0
+    assert made() == {"model.onnx"}
+
+
+def test_nothing_is_written_beside_a_model_that_is_not(model: pathlib.Path) -> None:
+    assert optimized("--cache", "shared", "--dry-run") == 0
+    assert made() == set()
+
+
+def test_models_of_one_run_have_no_config_as_they_would_share_it(model: pathlib.Path) -> None:
+    shutil.copy(model, "other.onnx")
+    options = ["-o", "made", "--ep", "cpu", "--verify", "none", "--cache", "shared"]
+    assert main(["optimize", "model.onnx", "other.onnx", *options]) == 0
+    assert not list(pathlib.Path("made").rglob(FILE))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("{}", ("--cache", "shared"), "has none of bos_token_id"),
+        ("{", ("--cache", "shared"), "is no JSON"),
+        (
+            '{"eos_token_id": 99}',
+            ("--cache", "shared"),
+            "eos_token_id of the Hugging Face config is 99 and the model has 99 tokens",
+        ),
+        ('{"eos_token_id": 1, "vocab_size": 98}', ("--cache", "shared"), "vocabulary of 98 and the model one of 99"),
+        ('{"eos_token_id": 1}', (), "goes with --cache shared; add that"),
+        ('{"eos_token_id": 1}', ("--cache", "shared", "model.onnx"), "of one model, and there are several; give one model"),
+    ],
+    ids=["says nothing", "broken", "of another model", "of another vocabulary", "for nothing", "for several"],
+)
+def test_a_config_that_cannot_be_used_ends_the_run_before_anything_is_written(
+    model: pathlib.Path, capsys: pytest.CaptureFixture[str], text: str, options: tuple[str, ...], message: str
+) -> None:
+    assert optimized("--hf-config", config(model, text), *options) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("Error: ") == 1
+    assert made() == set()
+
+
+def test_a_missing_config_is_told_before_the_model_is_read(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model.write_bytes(b"")
+    assert optimized("--cache", "shared", "--hf-config", "none.json") == 2
+    assert "cannot read none.json" in capsys.readouterr().err
+
+
+def test_a_config_of_somebody_else_ends_the_run_before_the_model_is_read(
+    model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model.write_bytes(b"")
+    path = pathlib.Path("made", FILE)
+    path.write_text("{}")
+    assert optimized("--cache", "shared") == 2
+    assert "was not written by attnfuse" in capsys.readouterr().err
+    assert path.read_text() == "{}"
+
+
+def test_the_same_from_python(model: pathlib.Path) -> None:
+    result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared", verify="none")
+    result.save("made/fused.onnx")
+    eos, length = onnx_attnfuse.write_genai_config(result, "made/fused.onnx")
+    assert eos.startswith("eos_token_id is not known")
+    assert length.startswith("context_length is not known")
+    assert json.loads(pathlib.Path("made", FILE).read_text())["model"]["decoder"]["filename"] == "fused.onnx"
+    assert onnx_attnfuse.write_genai_config(result.report, "made/fused.onnx", config(model)) == (length,)
+
+
+def test_python_refuses_a_config_where_the_cache_grows(model: pathlib.Path) -> None:
+    result = onnx_attnfuse.optimize(model, ep="cpu", verify="none")
+    with pytest.raises(onnx_attnfuse.OptionError, match="no cache of this model is a buffer"):
+        onnx_attnfuse.write_genai_config(result, "made/fused.onnx")
