@@ -68,7 +68,7 @@ def find_attention(graph: PassContext) -> int:
 
 def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
     """Rewrites what stands around attentions, where there are some."""
-    if not graph.candidates:
+    if not graph.candidates and not graph.shared.candidates:
         return 0
     done = apply_enabling(rules, graph.graph_context(), graph.run.plan_context.device.provider)
     graph.run.enabled += done
