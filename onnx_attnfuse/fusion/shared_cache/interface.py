@@ -84,7 +84,7 @@ def _tables(tokens: ir.Value) -> Iterator[ir.Value]:
 
 
 def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts) -> int | None:
-    """The rows of the smallest table that is read by position: one of floats that tokens do not choose from."""
+    """The rows of the smallest table that is read by position: one of floats that neither tokens nor numbers choose from."""
     rows: list[int] = []
     for node in graph:
         if not is_standard(node, "Gather") or node.inputs[0] is None or node.inputs[1] is tokens:
@@ -93,16 +93,19 @@ def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts) -> i
         dims = facts.dims(node.inputs[1]) if node.inputs[1] is not None else None
         if tensor is not None and tensor.dtype.is_floating_point() and dims and len(tensor.shape) == 2:
             first = tensor.shape[0]
-            rows += [first] if isinstance(first, int) and not _reads(node.inputs[1], tokens) else []
+            rows += [first] if isinstance(first, int) and _counts(node.inputs[1], tokens, facts) else []
     return min(rows, default=None)
 
 
-def _reads(value: ir.Value | None, tokens: ir.Value | None) -> bool:
-    """Whether an index is made of tokens."""
-    while value is not None and value is not tokens:
+def _counts(value: ir.Value | None, tokens: ir.Value | None, facts: Facts) -> bool:
+    """Whether an index is counted: made of integers, and not of tokens; the largest of some scores is none."""
+    while value is not None:
+        dtype = facts.dtype(value)
+        if value is tokens or (dtype is not None and dtype.is_floating_point()):
+            return False
         node = value.producer()
         value = None if node is None or not node.inputs else node.inputs[0]
-    return value is tokens and tokens is not None
+    return True
 
 
 def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:

@@ -1,0 +1,29 @@
+"""The most positions of a decoder: the rows of a table that is read by position, and of no other table."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.support.decoders import decoder
+
+_BY_POSITION = "line = Gather(rows_of, position_ids) sum = Add(y1, line) logits = MatMul(sum, head)"
+_BY_SCORE = """four = Slice(y1, zeros, fours, last) count = Unsqueeze(one, zeros) best, chosen = TopK<axis=-1>(four, count)
+   expert = Squeeze(chosen, last) line = Gather(rows_of, expert) sum = Add(y1, line) logits = MatMul(sum, head)"""
+_BY_TOKEN = "line = Gather(rows_of, input_ids) sum = Add(y1, line) logits = MatMul(sum, head)"
+
+
+@pytest.mark.parametrize(
+    ("end", "rows", "wanted"),
+    [(_BY_POSITION, 40, 40), (_BY_SCORE, 4, None), (_BY_TOKEN, 99, None)],
+    ids=["position", "score", "token"],
+)
+def test_only_a_table_that_is_read_by_position_tells_how_many_there_are(end: str, rows: int, wanted: int | None) -> None:
+    model = decoder(end=end)
+    for name, array in {"rows_of": np.zeros((rows, 64), np.float32), "fours": np.array([4])}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared", verify="none")
+    assert result.report.decoder is not None, result.report.notes
+    assert result.report.decoder.context_length == wanted
