@@ -14,7 +14,6 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets.layout import shared_heads
@@ -71,7 +70,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         outputs[0],
         hidden[0] if hidden and isinstance(hidden[0], int) else None,
         width if isinstance(width, int) else None,
-        _context_length(graph, tokens, facts, whole),
+        _context_length(graph, tokens, facts),
     )
 
 
@@ -84,17 +83,15 @@ def _tables(tokens: ir.Value) -> Iterator[ir.Value]:
             yield from _tables(node.outputs[0])
 
 
-def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts, whole: tuple[Dim, Dim]) -> int | None:
+def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts) -> int | None:
     """The rows of the smallest table that is read by position: one of floats that neither tokens nor numbers choose from."""
     rows: list[int] = []
-    batch, new = whole
     for node in graph:
         if not is_standard(node, "Gather") or node.inputs[0] is None or node.inputs[1] is tokens:
             continue
         tensor = constant_tensor(node.inputs[0])
         dims = facts.dims(node.inputs[1]) if node.inputs[1] is not None else None
-        is_place = dims in {(new,), (1, new), (batch, new)}
-        if tensor is not None and tensor.dtype.is_floating_point() and is_place and len(tensor.shape) == 2:
+        if tensor is not None and tensor.dtype.is_floating_point() and dims and len(tensor.shape) == 2:
             first = tensor.shape[0]
             rows += [first] if isinstance(first, int) and _counts(node.inputs[1], tokens, facts) else []
     return min(rows, default=None)

@@ -54,22 +54,21 @@ def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: S
     current = builder.node("Slice", [mask, start, end, axis], dims=[batch, new], dtype=dtype)
     facts.origins[past.atoms[0].key] = (earlier, 1)
     total = builder.cast(builder.reshape(_length(builder, mask), []), _SMALL)
-    if padded:
-        kept = builder.cast(builder.cast(earlier, ir.DataType.BOOL), _SMALL)
-        present = builder.reduce("ReduceSum", kept, [1], keep=False)
-        counted = builder.elementwise("Add", [present, _lengths_of(builder, current)], _SMALL)
-    else:
-        counted = _lengths_of(builder, mask)
+    uncounted = _counted(builder, current if padded else mask, "Not")
+    counted = builder.elementwise("Add", [_counted(builder, mask), uncounted], _SMALL)
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))], _SMALL)
     return Lengths(earlier, current, last, total)
 
 
-def _lengths_of(builder: Builder, mask: ir.Value) -> ir.Value:
-    """How long a mask is, for each entry, (b) int32: counted where it lies, as a shape would have to be copied to a GPU."""
-    kept = builder.cast(builder.cast(mask, ir.DataType.BOOL), _SMALL)
-    none = builder.elementwise("Sub", [kept, kept], _SMALL)
-    ones = builder.elementwise("Add", [none, builder.constant(np.asarray(1, np.int32))], _SMALL)
-    return builder.reduce("ReduceSum", ones, [1], keep=False)
+def _counted(builder: Builder, mask: ir.Value, *changes: str) -> ir.Value:
+    """How many positions of a mask are 1, or 0 where it is changed by Not, for each entry, (b) int32.
+
+    Counted where the mask lies, as a length would have to be copied to a GPU. There the mask of an empty past cannot be summed.
+    """
+    kept = builder.cast(mask, ir.DataType.BOOL)
+    for change in changes:
+        kept = builder.elementwise(change, [kept], ir.DataType.BOOL)
+    return builder.reduce("ReduceSum", builder.cast(kept, _SMALL), [1], keep=False)
 
 
 def answer_for_past(builder: Builder, past: ir.Value) -> None:
