@@ -169,7 +169,6 @@ class Verifier:
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
         if not verdict.equal:
-            self.differing += 1
             raise Refused("differs", verdict.detail)
         return Verified(verdict.max_abs_error, verdict.cases)
 

@@ -205,35 +205,33 @@ class Compaction:
         if self._tokens.is_full(value, marks) or self._tokens.batch == 1:
             return value
         dims = facts.dims(value)
-        if dims is None or any(len(mark) > 1 for mark in marks):
-            raise Refused("two-layouts", f"'{value.name}' is not laid out by batch and position")
+        if dims is None:
+            raise Refused("two-layouts", f"'{value.name}' is of unknown shape where tokens are rearranged")
         dims = (*[1] * (len(marks) - len(dims)), *dims)
         wanted = [self._tokens.size(mark) if mark else dim for mark, dim in zip(marks, dims, strict=True)]
-        where = [bool(mark) and dim != size for mark, dim, size in zip(marks, dims, wanted, strict=True)]
-        value = builder.reshape(value, dims)
-        return builder.expand(value, wanted, where) if any(where) else value
+        where = [dim != size for dim, size in zip(dims, wanted, strict=True)]
+        return builder.expand(builder.reshape(value, dims), wanted, where)
 
     def _gathered(self, value: ir.Value, marks: Marks, order: ir.Value) -> ir.Value:
         """The tokens of a value in another order."""
-        builder, facts = self._builder, self._builder.facts
+        builder, tokens, facts = self._builder, self._tokens, self._builder.facts
         dims, dtype = facts.dims(value), facts.dtype(value)
         assert dims is not None
-        if self._tokens.batch == 1:
+        if tokens.batch == 1:
             axis = marks.index("bs") - len(marks)
-            return builder.node(
-                "Gather", [value, builder.reshape(order, [self._tokens.length])], {"axis": axis}, dims=dims, dtype=dtype
-            )
-        if marks in {("bs",), ("bs", "")}:
-            split = builder.reshape(value, [self._tokens.batch, self._tokens.length, *dims[1:]])
-            return builder.reshape(self._gathered(split, ("b", "s", *marks[1:]), order), dims)
-        if sorted(filter(None, marks)) != ["b", "s"] or marks.index("b") > marks.index("s"):
-            raise Refused("two-layouts", f"'{value.name}' is not laid out by batch and position")
+            row = builder.reshape(order, [tokens.length])
+            return builder.node("Gather", [value, row], {"axis": axis}, dims=dims, dtype=dtype)
+        joined = next((axis for axis, mark in enumerate(marks) if len(mark) == 2), None)
+        if joined is not None:
+            letters = tuple(marks[joined])
+            split = builder.reshape(value, [*dims[:joined], *map(tokens.size, letters), *dims[joined + 1 :]])
+            return builder.reshape(self._gathered(split, (*marks[:joined], *letters, *marks[joined + 1 :]), order), dims)
         if marks == _PLACES:
             return builder.node("GatherElements", [value, order], {"axis": 1}, dims=dims, dtype=dtype)
         lead = [marks.index("b"), marks.index("s")]
         perm = [*lead, *(axis for axis in range(len(marks)) if axis not in lead)]
         turned = builder.transpose(value, perm)
-        index = builder.reshape(order, [self._tokens.batch, self._tokens.length, 1])
+        index = builder.reshape(order, [tokens.batch, tokens.length, 1])
         found = builder.node("GatherND", [turned, index], {"batch_dims": 1}, dims=facts.dims(turned), dtype=dtype)
         return builder.transpose(found, [perm.index(axis) for axis in range(len(perm))])
 
