@@ -76,6 +76,7 @@ def decoder(
     after: str = "",
     weights: str = "weights{i}",
     embedded: bool = False,
+    between: str = "next = Identity(y0)",
     end: str = LOGITS,
     inputs: str = "",
     outputs: str = "",
@@ -95,6 +96,7 @@ def decoder(
         after: What is done to its weights.
         weights: What the values are multiplied with.
         embedded: Tokens are given as embeddings.
+        between: What makes `next`, that the second layer reads, of `y0`, that the first gives.
         end: What makes the outputs.
         inputs: More inputs.
         outputs: More outputs.
@@ -107,7 +109,7 @@ def decoder(
     )
     layer = _LAYER.replace("{rotated}", turned).replace("{more}", more).replace("{scores}", scores)
     layer = layer.replace("{after}", after).replace("{weights}", weights)
-    layers = layer.format(i=0, x="x") + layer.format(i=1, x="y0")
+    layers = layer.format(i=0, x="x") + between + layer.format(i=1, x="next")
     counted = "" if given else "rows1 = Unsqueeze(rows, zeros)"
     angles = counted + _ANGLES.format(positions="position_ids" if given else "rows1", number=number) if rotated else ""
     inputs += ", int64[b, total] attention_mask" if "attention_mask" in seen else ""

@@ -196,6 +196,31 @@ def test_axes_of_a_fixed_length_and_a_mask_whose_length_is_a_sum(fixed: dict[str
     _assert_serves(model, result, prompt, (1, 1) if "s" in fixed else (3, 1))
 
 
+_EXPERTS = """flat = Reshape(y0, rows_of) one_more = Unsqueeze(flat, zeros) each = Expand(one_more, experts)
+   deep = Tanh(each) mean = ReduceMean<keepdims=0>(deep, zeros) whole = Shape(y0) next = Reshape(mean, whole) """
+_TURNED = """turned = Transpose<perm=[1, 0, 2]>(y0) deep = Tanh(turned) same = Einsum<equation="ijk->ijk">(deep)
+   next = Transpose<perm=[1, 0, 2]>(same) """
+_ACROSS = "most = ReduceMax(y0, first) next = Sub(y0, most) "
+
+
+@pytest.mark.parametrize("between", [_EXPERTS, _TURNED], ids=["experts", "positions first, and what is not known"])
+def test_between_attentions_tokens_are_in_any_layout_or_in_the_order_of_the_source(between: str) -> None:
+    model = decoder(between=between)
+    for name, numbers in {"rows_of": [-1, 64], "experts": [3, 1, 1]}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(numbers), name))
+    result = _shared(model)
+    for padding in _PADDINGS.values():
+        _assert_serves(model, result, padding, (1, 1))
+
+
+def test_a_model_in_which_tokens_look_at_padding_is_found_to_differ() -> None:
+    model = decoder(between=_ACROSS)
+    result = _shared(model)
+    assert result.report.decoder is None
+    assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
+    _assert_serves(model, _shared(model, padding="assume-none"), _FULL, (1, 1))
+
+
 def test_outputs_of_the_last_token_are_those_of_the_last_token_of_the_source() -> None:
     end = "tail = Slice(y1, last, far, first) logits = MatMul(tail, head)"
     model = decoder(end=end)
