@@ -63,7 +63,7 @@ def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True)
 def session_for(device: Device, *, has_if: bool = False) -> Session:
     """The settings that say what `device.switches` says, and those that a model with an If wants."""
     off, provider = device.switches.off, device.provider
-    options = provider.options_for_if if has_if else {}
+    options = dict(provider.options_for_if) if has_if else dict[str, str]()
     if device.switches == NOTHING_SAID or provider.switching is None:
         return Session(provider.ort_name, options)
     found = provider.switching.settings(device.arch, off)

@@ -193,8 +193,8 @@ class _Sharing:
 
     def _told(self, size: Dim) -> Dim:
         """A size, as a number where it is to be fixed to one."""
-        numbers = self._plan_context.lengths if self._plan_context.captured else {}
-        return evaluate(size, numbers) if symbols(size) <= numbers.keys() else size
+        context = self._plan_context
+        return evaluate(size, context.lengths) if context.captured and symbols(size) <= context.lengths.keys() else size
 
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
         """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
