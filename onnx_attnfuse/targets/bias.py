@@ -85,9 +85,10 @@ class BiasEmitter:
                 held.append(self._above(total, step.low))
         for above in held:
             total = self._filled(total, above, True)
-        for step in mask:
+        for place, step in enumerate(mask):
             if isinstance(step, Replaced):
-                total = self._filled(total, step.condition, step.keep_where, -math.inf if math.isinf(step.fill) else None)
+                infinite = math.isinf(step.fill) and not any(isinstance(later, Floored) for later in mask[place:])
+                total = self._filled(total, step.condition, step.keep_where, -math.inf if infinite else None)
         assert total is not None
         return total
 

@@ -121,7 +121,8 @@ def _with_dead_rows(
         if not spec.voided:
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
             raise Refused("unshifted-exponentials", message)
-        return _refill_dead_rows(rows, compact, "Greater", context.bounds.masked_from, math.nan, context.builder)
+        between = context.bounds.masked_from / 2  # a bias may be added to what masks, and to what does not
+        return _refill_dead_rows(rows, compact, "Greater", between, math.nan, context.builder)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
     if spec.dtype is not None and _is_floored_below(-largest(spec.dtype), spec):

@@ -64,6 +64,8 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
         return Reason("one-token", "there is one entry or one position, and so nothing to pack")
     if not is_padding(meaning.predicates, spec) or any(_is_alike(item, axes.b) for item in meaning.predicates):
         return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
+    if any(map(context.bounds.may_mask, meaning.biases)):
+        return Reason("not-padding-only", "what is added to the scores may mask keys, too, and packed tokens only know padding")
     return None
 
 

@@ -39,6 +39,8 @@ Fills = Literal["lowest", "exact"]
 own fill, with the queries of rows that are replaced throughout set to zero."""
 
 _MAX_EVENTS = 6
+_DIGITS = 1e-6
+"""Numbers that differ by less than this part of them may be the same in float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +180,10 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
 
 def _stays_below(replaced: MaskedKey, scored: MaskedKey) -> bool:
     """Whether two masked keys share a row's weight as they did once the one that was replaced has the lowest number."""
-    return replaced.high <= NEARLY_LOWEST or scored.low >= max(replaced.high + MASKS_APART, ABOVE_NEARLY_LOWEST)
+    if replaced.high <= NEARLY_LOWEST:
+        return True
+    above = scored.low > replaced.high and scored.low >= replaced.high + max(MASKS_APART, _DIGITS * -replaced.high)
+    return above and scored.low >= ABOVE_NEARLY_LOWEST
 
 
 def implied(premise: Expression, conclusion: Expression) -> bool:

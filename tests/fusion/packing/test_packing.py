@@ -50,6 +50,7 @@ _CAUSAL = """
 _SLOPED = """
    count = Squeeze(length) rows = Range(first, count, one) i = Unsqueeze(rows, positions) j = Unsqueeze(rows, zero)
    behind = Sub(i, j) slope = Cast<to=1>(behind) padded = Where(row, open, closed) bias = Add(padded, slope)"""
+_GIVEN = "padded = Where(row, open, closed) bias = Add(padded, given)"
 _OUT = "out = Identity(y1)"
 
 
@@ -249,6 +250,7 @@ _MEAN = "all{i} = ReduceMean<keepdims=1>(sum{i}, positions) other{i} = Add(sum{i
     ("model", "code"),
     [
         (_model(bias=_CAUSAL), "not-padding-only"),
+        (_model(bias=_GIVEN, more=", float[s, s] given"), "not-padding-only"),
         (_model(bias="bias = Identity(open)"), "nothing-to-remove"),
         (_model(between=_CONVOLVED, after="other{i}"), "operator-between"),
         (_model(between=_ACROSS, after="other{i}"), "operator-between"),
