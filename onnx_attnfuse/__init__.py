@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from onnx_attnfuse.language.registry.discovery import register
     from onnx_attnfuse.report.files import write_report
     from onnx_attnfuse.report.model import Layouts, Report, SiteReport
+    from onnx_attnfuse.serving.decoder import ServedDecoder
     from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
     from onnx_attnfuse.transforms.half_precision.options import Conversion
     from onnx_attnfuse.transforms.half_precision.report import ConversionReport
@@ -78,6 +79,7 @@ __all__ = [
     "Report",
     "Result",
     "RunError",
+    "ServedDecoder",
     "Session",
     "SiteReport",
     "Trials",
@@ -116,6 +118,7 @@ _HOMES = {
     "Report": "report.model",
     "Result": "api",
     "Session": "kernels.ort_settings",
+    "ServedDecoder": "serving.decoder",
     "SiteReport": "report.model",
     "Trials": "verify.options",
     "UnfuseReport": "transforms.decompose.report",

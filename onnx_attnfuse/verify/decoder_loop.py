@@ -201,12 +201,12 @@ class _Judge:
         """The largest error of one loop, and where both differ beyond what is allowed."""
         loop, past = self._loop, _WARM if case.warm else 0
         keep = self._kept(case, past)
-        others = self._others(case.batch)
+        others: dict[str, Array] = {}
         grown, buffer = self._first(case.batch, keep[:, :past], sum(case.steps))
         largest, seen = 0.0, past
         for new in case.steps:
             now = keep[:, : seen + new]
-            fed = {**others, **self._new(now, new)}
+            fed = {**self._others(now, new, others), **self._new(now, new)}
             mask = {loop.mask: now.astype(self._numpy(loop.mask))}
             given = dict(zip((old for old, _ in loop.pasts), grown, strict=True))
             try:
@@ -271,25 +271,36 @@ class _Judge:
             tokens = self._rng.standard_normal(shape).astype(self._numpy(loop.tokens))
         fed = {loop.tokens: tokens}
         if loop.positions is not None:
-            counted = np.maximum(keep.astype(np.int64).cumsum(1) - 1, 0)[:, keep.shape[1] - new :]
-            fed[loop.positions] = counted.astype(self._numpy(loop.positions))
+            fed[loop.positions] = self._counted(keep, new).astype(self._numpy(loop.positions))
         return fed
 
-    def _others(self, batch: int) -> dict[str, Array]:
-        """Inputs that stay the same in all steps."""
-        own = {self._loop.tokens, self._loop.mask, self._loop.positions, *(name for name, _ in self._loop.pasts)}
-        found: dict[str, Array] = {}
-        for name in self._kinds.keys() - own:
-            dims = self._dims[name]
-            shape = [batch if dim == self._fixed["batch"] else self._size(dim) for dim in dims]
-            dtype = self._numpy(name)
-            is_float = np.issubdtype(dtype, np.floating) or dtype.kind == "V"
-            found[name] = (self._rng.standard_normal(shape) if is_float else np.ones(shape)).astype(dtype)
-        return found
+    def _others(self, keep: Array, new: int, known: dict[str, Array]) -> dict[str, Array]:
+        """Other inputs: those that are as long as the new or all positions drawn anew, the rest as in the step before."""
+        loop, past = self._loop, keep.shape[1] - new
+        own = {loop.tokens, loop.mask, loop.positions, *(name for name, _ in loop.pasts)}
+        lengths = {"batch": keep.shape[0], "new": new, "past": past, "total": past + new}
+        axes = {**self._fixed, "past": self._dims[loop.pasts[0][0]][2], "total": self._dims.get(loop.mask, (0, 0))[1]}
+        sizes_now = {str(axes[name]): length for name, length in lengths.items() if not isinstance(axes[name], int)}
+        for name in [name for name in self._kinds if name not in own]:
+            shape, dtype = [self._size(dim, sizes_now) for dim in self._dims[name]], self._numpy(name)
+            if name in known and known[name].shape == tuple(shape):
+                continue
+            if np.issubdtype(dtype, np.floating) or dtype.kind == "V":
+                known[name] = self._rng.standard_normal(shape).astype(dtype)
+            elif self._kinds[name].name == "positions" and shape[-1:] == [new]:
+                known[name] = np.broadcast_to(self._counted(keep, new), shape).astype(dtype)
+            else:
+                known[name] = np.ones(shape, dtype)
+        return known
 
     @staticmethod
-    def _size(dim: sizes.Dim) -> int:
-        return dim if isinstance(dim, int) else sizes.evaluate(dim, dict.fromkeys(sizes.symbols(dim), _OTHER))
+    def _counted(keep: Array, new: int) -> Array:
+        """The positions of new tokens among all tokens."""
+        return np.maximum(keep.astype(np.int64).cumsum(1) - 1, 0)[:, keep.shape[1] - new :]
+
+    @staticmethod
+    def _size(dim: sizes.Dim, known: Mapping[str, int] | None = None) -> int:
+        return sizes.evaluate(dim, {**dict.fromkeys(sizes.symbols(dim), _OTHER), **(known or {})})
 
     def _numpy(self, name: str) -> np.dtype[np.generic]:
         dtype = self._dtypes.get(name)

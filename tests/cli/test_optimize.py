@@ -63,6 +63,8 @@ def test_a_cache_that_is_shared_is_told(tmp_path: pathlib.Path, capsys: pytest.C
     assert "mask: GroupQueryAttention causal, shared buffer" in out
     assert "the cache of 2 layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions; " in out
     assert "GroupQueryAttention" in op_types(path.with_name("model.attnfuse.onnx"))
+    assert main(["explain", str(path), "--ep", "cpu", "--cache", "shared"]) == 0
+    assert "mask: GroupQueryAttention causal, shared buffer" in capsys.readouterr().out
 
 
 def test_a_model_without_a_cache_is_fused_as_usual(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

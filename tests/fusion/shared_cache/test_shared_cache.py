@@ -213,6 +213,26 @@ def test_between_attentions_tokens_are_in_any_layout_or_in_the_order_of_the_sour
         _assert_serves(model, result, padding, (1, 1))
 
 
+def test_other_inputs_of_new_tokens_are_rearranged_with_them() -> None:
+    model = decoder(inputs=", int64[b, s] segment", between="kind = Gather(kinds, segment) next = Add(y0, kind) ")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(2, 64, dtype=np.float32), "kinds"))
+    result = _shared(model)
+    assert result.report.decoder is not None, result.report.notes
+    moved = [node for node in result.model.graph.node if node.op_type == "GatherElements"]
+    assert "segment" in {node.input[0] for node in moved}
+
+
+def test_positions_of_several_kinds_are_fed_and_rearranged() -> None:
+    """As multimodal rotations have them: a row of positions for time, height and width."""
+    seen = PADDED + " chosen = ReduceMax<keepdims=0>(many, zeros)"
+    model = decoder(seen=seen, inputs=", int64[3, b, s] many", given=False)
+    for node in model.graph.node:
+        node.input[:] = ["chosen" if name == "rows1" else name for name in node.input]
+    result = _shared(model)
+    assert result.report.decoder is not None, result.report.notes
+    assert result.report.decoder.position_ids is None
+
+
 def test_a_model_in_which_tokens_look_at_padding_is_found_to_differ() -> None:
     model = decoder(between=_ACROSS)
     result = _shared(model)
