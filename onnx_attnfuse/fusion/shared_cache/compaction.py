@@ -20,7 +20,6 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 from onnx_attnfuse.reasons import Reason, Refused
 
@@ -39,21 +38,23 @@ class Order:
     """For each place the token of the source that stands there."""
 
 
-def new_order(builder: Builder, mask: ir.Value, batch: Dim, new: Dim) -> Order:
-    """Emits the order of the new tokens; `mask` is theirs, (b, s)."""
-    whole = [batch, new]
+def new_order(builder: Builder, mask: ir.Value) -> Order:
+    """Emits the order of the new tokens; `mask` is theirs, (b, s). All is counted where the mask lies, and nothing by shapes."""
+    dims, one, axis = builder.facts.dims(mask), builder.constant([1]), builder.constant(np.asarray(1))
+
+    def counted(truth: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Ones where it holds, and how many there are up to each place, less one."""
+        ones = builder.cast(truth, _INT)
+        sums = builder.node("CumSum", [ones, axis], dims=dims, dtype=_INT)
+        return ones, builder.elementwise("Sub", [sums, one], _INT)
+
     kept = builder.cast(mask, _TRUTH)
-    ones = builder.cast(kept, _INT)
-    rank = builder.node("CumSum", [ones, builder.constant(np.asarray(1))], dims=whole, dtype=_INT)
-    count = builder.reduce("ReduceSum", ones, [1])
-    numbers = [builder.constant(np.asarray(0)), builder.reshape(builder.shape([new]), []), builder.constant(np.asarray(1))]
-    places = builder.expand(
-        builder.reshape(builder.node("Range", numbers, dims=[new], dtype=_INT), [1, new]), whole, [True, False]
-    )
-    behind = builder.elementwise("Add", [builder.elementwise("Sub", [places, rank], _INT), count], _INT)
-    ahead = builder.elementwise("Sub", [rank, builder.constant([1])], _INT)
-    back = builder.node("Where", [kept, ahead, behind], dims=whole, dtype=_INT)
-    front = builder.node("ScatterElements", [places, back, places], {"axis": 1}, dims=whole, dtype=_INT)
+    _, places = counted(builder.elementwise("Equal", [mask, mask], _TRUTH))
+    ones, ahead = counted(kept)
+    last = builder.elementwise("Sub", [builder.reduce("ReduceSum", ones, [1]), one], _INT)
+    behind = builder.elementwise("Add", [builder.elementwise("Sub", [places, ahead], _INT), last], _INT)
+    back = builder.node("Where", [kept, ahead, behind], dims=dims, dtype=_INT)
+    front = builder.node("ScatterElements", [places, back, places], {"axis": 1}, dims=dims, dtype=_INT)
     return Order(back, front)
 
 

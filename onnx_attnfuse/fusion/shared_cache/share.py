@@ -200,8 +200,7 @@ class _Sharing:
         builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with what is rearranged
         builder.at(next(iter(self._graph.model.graph)))
         tokens = Tokens(builder.facts, length(axes.b), length(axes.i))
-        order = new_order(builder, lengths.new, tokens.batch, tokens.length)
-        Compaction(builder, tokens, order).apply([item.node for item in attended])
+        Compaction(builder, tokens, new_order(builder, lengths.new)).apply([item.node for item in attended])
 
     def _report(self, attended: Attended, sites: Sequence[CachedSite], verified: Verified | None) -> SiteReport:
         """The report on one attention."""
