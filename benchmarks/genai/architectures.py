@@ -100,7 +100,8 @@ def recipe(decoder: Decoder) -> Recipe:
     given = (ids, *own[1:], *(Input(f"past_key_values.{layer}.{part}", cache) for layer, part in places))
     made = ("logits", *(f"present.{layer}.{part}" for layer, part in places))
     names = (*recipes_text.names(own), *(f"past_{part}_{layer}" for layer, part in places))
-    return Recipe(decoder.name, partial(_cached, decoder, names), given, made, (decoder.attention,))
+    name = decoder.name.partition(",")[0]  # the seed of the weights, which what is said of it does not change
+    return Recipe(name, partial(_cached, decoder, names), given, made, (decoder.attention,))
 
 
 def _cached(decoder: Decoder, names: tuple[str, ...], attention: str) -> nn.Module:
