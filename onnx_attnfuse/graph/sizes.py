@@ -189,13 +189,12 @@ def floor_quotient(dim: Dim, divisor: Dim) -> Dim:
 
 
 def maximum(left: Dim, right: Dim) -> Dim:
-    """The larger of two sizes."""
-    if isinstance(left, int) and isinstance(right, int):
-        return max(left, right)
-    gap = right - left
-    if isinstance(gap, int):
-        return right if gap >= 0 else left
-    return _function(f"max({left}, {right})", (left, right), max)
+    """The larger of two sizes; the same size in whatever order several are compared."""
+    kept: list[Dim] = []
+    for dim in (*_alternatives(left), *_alternatives(right)):
+        if not any(_is_at_least(other, dim) for other in kept):
+            kept = [*(other for other in kept if not _is_at_least(dim, other)), dim]
+    return _largest(kept)
 
 
 def broadcast(dims: Iterable[Dim]) -> Dim:
@@ -205,14 +204,30 @@ def broadcast(dims: Iterable[Dim]) -> Dim:
     """
     flat: dict[Dim, None] = {}
     for dim in dims:
-        lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
-        flat.update(dict.fromkeys(lone.parts if lone is not None and lone.evaluate is max else (dim,)))
+        parts = _alternatives(dim)
+        flat.update(dict.fromkeys((dim,) if any(isinstance(part, int) for part in parts) else parts))
     flat.pop(1, None)
     number = next((dim for dim in flat if isinstance(dim, int)), None)
-    if number is not None or len(flat) < 2:
-        return next(iter(flat), 1) if number is None else number
-    parts = tuple(sorted(flat, key=str))
-    return _function(f"max({', '.join(map(str, parts))})", parts, max)
+    if number is not None:
+        return number
+    return _largest(flat) if flat else 1
+
+
+def _alternatives(dim: Dim) -> tuple[Dim, ...]:
+    """The sizes that `dim` is the largest of."""
+    lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
+    return lone.parts if lone is not None and lone.evaluate is max else (dim,)
+
+
+def _is_at_least(one: Dim, other: Dim) -> bool:
+    gap = one - other
+    return isinstance(gap, int) and gap >= 0
+
+
+def _largest(dims: Iterable[Dim]) -> Dim:
+    """The largest of sizes of which none is a largest itself."""
+    parts = tuple(sorted(dims, key=str))
+    return parts[0] if len(parts) == 1 else _function(f"max({', '.join(map(str, parts))})", parts, max)
 
 
 def minimum(left: Dim, right: Dim) -> Dim:

@@ -274,7 +274,8 @@ class _Session:
 class _Result:
     """The result of a journey; by the reference where it is planned for a GPU and ONNX Runtime's CPU refuses it.
 
-    What is planned for a GPU in float16 is rounded at every node, as the original is.
+    What is planned for a GPU in float16 is rounded at every node, as the original is; also where the original was float32 and was
+    converted before it was planned: what operators add in float32 there, such as Attention, those of the CPU add in float16.
     """
 
     def __init__(self, model: onnx.ModelProto, recipe: Recipe) -> None:
@@ -285,7 +286,7 @@ class _Result:
         self._session: _Session | Runs | None = Runs(model) if recipe.journey == "gradients" else None
         if self._session is not None:
             return
-        if self._foreign and recipe.dtype == "float16":
+        if self._foreign and (recipe.dtype == "float16" or recipe.journey == "convert_optimize"):
             self._reference = Reference(model)
             return
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import assume, given
@@ -83,6 +85,21 @@ def test_linear_sizes_that_differ_somewhere_are_not_equal(a: Expression, values:
     size = a[0]
     assert size + 1 != size
     assert evaluate(size + symbol("batch") - size, values) == values["batch"]
+
+
+@given(st.lists(linear, min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_the_largest_of_several_is_the_same_in_every_order(several: list[Expression], random: Random) -> None:
+    dims = [size for size, _ in several]
+    shuffled = random.sample(dims, len(dims))
+    assert functools.reduce(sizes.maximum, dims) == functools.reduce(lambda a, b: sizes.maximum(b, a), shuffled)
+
+
+def test_what_operands_broadcast_to_is_the_largest_of_them_that_a_graph_computes() -> None:
+    batch, past, seq = map(symbol, NAMES)
+    largest = sizes.maximum(sizes.maximum(batch, past), seq)
+    assert sizes.broadcast((batch, largest)) == largest == sizes.broadcast((batch, past, seq))
+    floored = sizes.maximum(batch, 2)
+    assert sizes.broadcast((floored, 1)) == floored, "2 is a length that it may have, and not the one that it has"
 
 
 @given(st.sampled_from(NAMES), linear, linear)
