@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added
-from onnx_attnfuse.attention.masks.fully_masked import Fills, choose_fills, implied, masked_keys, sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import Fills, check_biases, choose_fills, implied, masked_keys, sees_a_key
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Gain, MaskStep, Replaced, RowRule, ScaleValue
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.dtypes import HALVES
@@ -88,6 +88,8 @@ def read_rows(
         _check_narrowed_sums(spec, context)
         absorbs = _absorbing(spec, context)
         fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
+    elif emitter is not None and spec.sink is None:
+        check_biases(spec.mask, context.reader, context.bounds)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact)
     if compact is not None and emitter is not None and not has_key:

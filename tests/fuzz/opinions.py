@@ -6,7 +6,7 @@ again: on inputs moved by one unit in the last place, five times, and in a wider
 An element counts as right if it lies within what these runs span, widened on both sides by twice its extent and the tolerance;
 NaN and infinities have to be those of one of them. This is the backward error: the result is one that the original gives for
 inputs which no one could tell from those given. A model that is converted to float16 may also give what the original gives in
-float16, rounded at every node or where ONNX Runtime rounds on a CPU.
+float16, rounded at every node or where ONNX Runtime rounds on a CPU, however far that is, but nothing between.
 
 Where several numbers are added to scores and one of them masks without being refused as `rounded-mask`, a row without a key
 keeps of its scores what float32 keeps beside that number, in the order of the additions. The order is not the original's own:
@@ -105,8 +105,11 @@ class Opinions:
         runs = np.stack([old, *others]).astype(np.float64)
         result = new.astype(np.float64)
         largest = max(_LEAST, *(magnitude(item) for item in (old, *among)))
+        near = np.zeros(result.shape, bool)
         if not self._half:
             with np.errstate(all="ignore"):
+                for other in self._halves(others):
+                    near |= np.abs(other - result) <= tolerance(self._recipe) * largest
                 runs = np.where(np.abs(runs - runs[0]) > _NEAR * largest, runs[0], runs)
         finite = np.isfinite(runs)
         with np.errstate(all="ignore"):
@@ -116,7 +119,12 @@ class Opinions:
             slack = within + _WIDER * extent + self._rounded(extent, _SHOWS * within) * largest
             inside = (result >= low - slack) & (result <= high + slack)
         same = ((runs == result) | (np.isnan(runs) & np.isnan(result))).any(axis=0)
-        return bool((inside | same).all())
+        return bool((inside | same | near).all())
+
+    def _halves(self, others: Sequence[Array]) -> list[Array]:
+        """Those of the results that are of the model in float16."""
+        count = 1 + (self._wide is not None) + len(self._narrow)
+        return [other for place, other in enumerate(others) if place % count >= count - len(self._narrow)]
 
     def _rounded(self, extent: Array, least: float) -> Array:
         """The rounding of each row, 0 where runs do not show any: they are `extent` apart, less than `least`."""

@@ -13,6 +13,7 @@ import onnx_attnfuse
 from tests.fuzz.feeds import sizes_of
 from tests.fuzz.judging import Subject
 from tests.fuzz.model import write
+from tests.fuzz.opinions import Opinions
 from tests.fuzz.pool import Job, Pool
 from tests.fuzz.recipe import Mask, Recipe, consistent, draw, read
 from tests.fuzz.shrinking import cost, shrink, simpler
@@ -141,3 +142,20 @@ def test_processes_that_die_or_hang_are_named_and_replaced() -> None:
     right, died, hung = ({"none": "fused", "sites": kind} for kind in ("fused", "crash", "hang"))
     before = {"none": "unrunnable", "sites": "unrunnable"}
     assert found == {0: right, 1: died, 2: hung, 3: right, 4: died, 5: before, 6: right}
+
+
+class Constant:
+    """A model with one number for a result."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def run(self, outputs: None, feeds: Any) -> list[Any]:
+        return [np.asarray([self.number], np.float32)]
+
+
+@pytest.mark.parametrize(("result", "covered"), [(1.0, True), (5.0, True), (3.0, False), (9.0, False)])
+def test_a_converted_model_may_say_what_the_original_says_in_float16_and_nothing_between(result: float, covered: bool) -> None:
+    opinions = Opinions(Constant(1.0), Constant(9.0), Recipe(journey="convert"), (Constant(5.0),))
+    old, new = np.asarray([1.0], np.float32), np.asarray([result], np.float32)
+    assert opinions.cover(old, new, [run[0] for run in opinions.of({})], ()) == covered

@@ -32,7 +32,16 @@ from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
 from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, MaskStep, Replaced, Scaled, step_gains
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import ABOVE_NEARLY_LOWEST, ABSORBS, MASKS_APART, NEARLY_LOWEST, ROUNDS, ROUNDS_ALL, ROUNDS_SCALED
+from onnx_attnfuse.thresholds import (
+    ABOVE_NEARLY_LOWEST,
+    ABSORBS,
+    LEVELS_HALF,
+    MASKS_APART,
+    NEARLY_LOWEST,
+    ROUNDS,
+    ROUNDS_ALL,
+    ROUNDS_SCALED,
+)
 
 Fills = Literal["lowest", "exact"]
 """What replaced scores become in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's
@@ -71,8 +80,8 @@ class MaskedKeys:
     """Masked scores are held above a number."""
     additions: int = 0
     """How often a number is added or multiplied, each time rounding the sum."""
-    rescaled: float | None = None
-    """A number that is added so that the sum is rounded visibly, and then multiplied by what is no power of two."""
+    rounded: float | None = None
+    """A number whose sum with a score is rounded visibly before something is added to the sum or multiplies it."""
     summed_in_half: bool = False
     """A mask of float16 is summed with something else."""
 
@@ -111,18 +120,46 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     first = next((place for place, step in enumerate(mask) if isinstance(step, (Replaced, Floored))), len(mask))
     later = any(isinstance(step, Added) for step in mask[first:])
     floored = any(isinstance(step, Floored) for step in mask)
-    additions = sum(isinstance(step, (Added, Scaled)) for step in mask)
-    summed = any(_is_summed_in_half(step, mask, reader, bounds) for step in mask)
-    return MaskedKeys(tuple(found), biased, later, floored, additions, _rescaled(mask, reader, bounds), summed)
+    rounding = [step for step in mask if isinstance(step, (Added, Scaled))]
+    others = mask if absorbs == ABSORBS else rounding  # a device that rounds all sums does so between other steps, too
+    summed = any(_is_summed_in_half(step, others, reader, bounds) for step in mask)
+    return MaskedKeys(tuple(found), biased, later, floored, len(rounding), _rounded(mask, reader, bounds), summed)
 
 
-def _rescaled(mask: Mask, reader: Reader, bounds: Bounds) -> float | None:
-    """A number whose sum with a score is rounded visibly before it is multiplied."""
+def check_biases(mask: Mask, reader: Reader, bounds: Bounds) -> None:
+    """Looks for numbers that mask no key and are yet so low that they round the score: a row may have no others.
+
+    Raises:
+        Refused: It depends on the order in which numbers are added (`rounded-mask`).
+    """
+    _refuse_rounding(_rounded(mask, reader, bounds, fills=False))
+
+
+def _refuse_rounding(number: float | None) -> None:
+    if number is not None:
+        message = f"with {number:g} added, rows without a key depend on the order of float32 additions"
+        raise Refused("rounded-mask", message)
+
+
+def _rounded(mask: Mask, reader: Reader, bounds: Bounds, *, fills: bool = True) -> float | None:
+    """A number whose sum with a score is rounded visibly before it is multiplied, or a bias before or after another sum.
+
+    Args:
+        mask: The steps.
+        reader: Reads their values.
+        bounds: Intervals of their values.
+        fills: Whether numbers that mask count.
+    """
+    sums = {place: split_added(step, Gain(), reader) for place, step in enumerate(mask) if isinstance(step, Added)}
     last = max((place for place, step in enumerate(mask) if _is_scaling(step)), default=0)
-    sums = [split_added(step, Gain(), reader) for step in mask[:last] if isinstance(step, Added)]
-    numbers = [fill for parts in sums for fill in parts.fills if fill > ROUNDS_ALL]
-    numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
-    return next((number for number in numbers if number < ROUNDS_SCALED), None)
+    scaled = [parts for place, parts in sums.items() if place < last]
+    numbers = [fill for parts in scaled for fill in parts.fills if fills and fill > ROUNDS_ALL]
+    numbers += [bounds.expression(bias)[0] for parts in scaled for bias in parts.biases]
+    found = [number for number in numbers if number < ROUNDS_SCALED]
+    if len(sums) > 1:
+        ordinary = [bias for parts in sums.values() for bias in parts.biases if not bounds.may_mask(bias)]
+        found += [low for low in (bounds.expression(bias)[0] for bias in ordinary) if ROUNDS_ALL < low < ROUNDS]
+    return next(iter(found), None)
 
 
 def _is_scaling(step: MaskStep) -> bool:
@@ -130,11 +167,11 @@ def _is_scaling(step: MaskStep) -> bool:
     return isinstance(step, Scaled) and (isinstance(step.factor, IndexedValue) or abs(math.frexp(step.factor)[0]) != 0.5)
 
 
-def _is_summed_in_half(step: MaskStep, mask: Mask, reader: Reader, bounds: Bounds) -> bool:
+def _is_summed_in_half(step: MaskStep, others: Sequence[MaskStep], reader: Reader, bounds: Bounds) -> bool:
     """Whether a float16 mask is summed with a bias, or goes through further steps: a CPU rounds such sums in some places only."""
     if not isinstance(step, Added) or reader.facts.dtype(step.indexed.value) != ir.DataType.FLOAT16:
         return False
-    if len(mask) > 1:
+    if len(others) > 1:
         return True
     parts = split_added(step, Gain(), reader)
     computed = [bias for bias in parts.biases if not isinstance(bias, Element)]
@@ -155,12 +192,8 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     scored = [key for key in masked.keys if key.scored]
     rounding = [key.high for key in scored if key.low > ROUNDS_ALL and key.high < ROUNDS and absorbs < key.high]
     rounding = rounding if masked.additions > 1 else []
-    if masked.rescaled is not None:
-        rounding.append(masked.rescaled)
-    if rounding:
-        message = f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions"
-        raise Refused("rounded-mask", message)
-    if masked.summed_in_half and absorbs == ABSORBS:
+    _refuse_rounding(rounding[0] if rounding else masked.rounded)
+    if masked.summed_in_half and (absorbs == ABSORBS or any(key.low > LEVELS_HALF for key in scored)):
         raise Refused(
             "rounded-mask", "a bias and a mask are summed in float16, which the device computes in float32 in some places"
         )

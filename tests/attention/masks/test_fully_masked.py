@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import onnx
+import onnx.parser
 import pytest
 
+import onnx_attnfuse
 from onnx_attnfuse.attention.masks.fully_masked import Fills, MaskedKey, MaskedKeys, choose_fills
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import LOWEST_FLOAT32
+from onnx_attnfuse.thresholds import ABSORBS_HALF, LOWEST_FLOAT32
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,36 @@ def test_keys_with_equal_numbers_share_the_weight_of_a_row_whichever_step_masks_
             choose_fills(masked)
     else:
         assert choose_fills(masked) == fills
+
+
+@pytest.mark.parametrize(("number", "kept"), [(-1e3, False), (-1e4, True)])
+def test_beside_a_bias_a_mask_of_float16_has_to_leave_nothing_of_scores_on_a_gpu(number: float, kept: bool) -> None:
+    masked = MaskedKeys((MaskedKey(True, number, number),), summed_in_half=True)
+    if kept:
+        assert choose_fills(masked, ABSORBS_HALF) == "lowest"
+    else:
+        with pytest.raises(Refused, match="float16"):
+            choose_fills(masked, ABSORBS_HALF)
+
+
+_MODEL = """<ir_version: 10, opset_import: ["" : 18]>
+attention (float[2, 2, 3, 4] q, float[2, 2, 3, 4] k, float[2, 2, 3, 4] v, bool[2, 1, 3, 3] seen) => (float[2, 2, 3, 4] out)
+<float zero = {0}, float low = {-65504}, float half = {0.5}, float third = {0.3}>
+{ kt = Transpose<perm = [0, 1, 3, 2]>(k) scores = MatMul(q, kt) mask = Where(seen, zero, low) masked = Add(scores, mask)
+  last = %s weights = Softmax<axis = -1>(last) out = MatMul(weights, v) }"""
+
+
+@pytest.mark.parametrize(
+    ("last", "fused"),
+    [
+        pytest.param("Mul(masked, half)", 1, id="the digits stay the same"),
+        pytest.param("Mul(masked, third)", 0, id="the product has others"),
+        pytest.param("Add(masked, third)", 0, id="two sums"),
+    ],
+)
+def test_numbers_that_are_not_taken_for_a_mask_round_scores_all_the_same(last: str, fused: int) -> None:
+    model = onnx.parser.parse_model(_MODEL % last)
+    report = onnx_attnfuse.optimize(model, verify="none", assume=("none",)).report
+    assert report.fused == fused
+    codes = {reason.code for site in report.sites for reason in site.reasons}
+    assert fused or "rounded-mask" in codes
