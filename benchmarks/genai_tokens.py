@@ -34,7 +34,7 @@ class Row:
     name: str
     exporter: str
     attention: str
-    """The operators with attention, or why there is no model."""
+    """The operators of attention, or why there is no model."""
     found: tuple[runs.Comparison, ...] = ()
     """One prompt, a batch, a prompt on top of another."""
 
@@ -62,11 +62,9 @@ def rows(decoder: Decoder, folder: pathlib.Path) -> Iterator[Row]:
         made = folder / exporter
         try:
             export = folders.exported(decoder, exporter, folder / f"{exporter}.onnx")
-            options = ["--padding", decoder.padding] if decoder.padding else []
-            folders.shared(export, config, made, *options)
+            folders.shared(export, config, made)
             counts = folders.operators(made)
-            found = [f"{count} {name}" for name, count in counts.items() if name.endswith(("Attention", "Softmax"))]
-            attention = ", ".join([*found, *([f"`{' '.join(options)}`"] if options else [])])
+            attention = ", ".join(f"{count} {name}" for name, count in counts.items() if name.endswith("Attention"))
             yield Row(decoder.name, exporter, attention, _found(runs.Genai(made), by_transformers))
         except Exception as error:  # noqa: BLE001 - the others are to be told all the same
             lines = str(error).strip().splitlines()

@@ -46,7 +46,6 @@ class Decoder:
         config: The class of the config where the family does not tell.
         attention: The implementation of attention that is exported.
         positions: Whether the export takes positions.
-        padding: What `--padding` is, where the default keeps the cache as it is; onnxruntime-genai pads on the right only.
         exporters: Those that export it; TorchScript ends with an AssertionError where Cohere interleaves its angles.
         head: The channels of a head.
         layers: The number of layers.
@@ -60,7 +59,6 @@ class Decoder:
     config: str = ""
     attention: str = "sdpa"
     positions: bool = True
-    padding: str = ""
     exporters: tuple[str, ...] = EXPORTED
     head: int = _HEAD
     layers: int = 2
@@ -84,7 +82,7 @@ _ALL = (
     Decoder("smollm3, rotary in some layers", "SmolLM3", _GROUPED | {"no_rope_layers": [1, 0]}),
     Decoder("stablelm, partly rotary", "StableLm", _GROUPED),
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
-    Decoder("gpt_oss, sinks, windows, experts", "GptOss", _LOCAL | _EXPERTS, attention="eager", padding="assume-right"),
+    Decoder("gpt_oss, sinks, windows, experts", "GptOss", _LOCAL | _EXPERTS, attention="eager"),
 )
 ARCHITECTURES = {item.name.partition(",")[0]: item for item in _ALL}
 """Decoders by the first word of their names."""
