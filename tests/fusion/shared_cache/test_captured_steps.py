@@ -1,4 +1,4 @@
-"""Steps of a decoder that can be captured: all sizes are fixed, and the text stands at the end of a mask as long as the buffer."""
+"""Captured steps of a decoder: all sizes are fixed, and the text stands at the end of a mask as long as the buffer."""
 
 from __future__ import annotations
 
