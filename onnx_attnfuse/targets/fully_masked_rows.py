@@ -17,7 +17,15 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added
-from onnx_attnfuse.attention.masks.fully_masked import Fills, check_biases, choose_fills, implied, masked_keys, sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import (
+    Fills,
+    check_biases,
+    choose_fills,
+    implied,
+    lowest_sum,
+    masked_keys,
+    sees_a_key,
+)
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Gain, MaskStep, Replaced, RowRule, ScaleValue
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.dtypes import HALVES
@@ -25,7 +33,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, MASKS_APART
+from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, MASKS, MASKS_APART
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,15 +160,16 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
     sums = [step for step in spec.mask if isinstance(step, Added)]
     if spec.dtype is None or spec.dtype not in HALVES or not any(_is_wide(step, context) for step in sums):
         return
-    parts = [split_added(step, Gain(), context.reader) for step in sums]
+    parts = [split_added(step, Gain(), context.reader, MASKS) for step in sums]
     biases = [bias for part in parts for bias in part.biases]
-    numbers = {fill for part in parts for fill in part.fills if fill <= context.bounds.masked_from}
+    numbers = {fill for part in parts for fill in part.fills}
     finite = sorted(number for number in numbers if number > ABSORBS)
     if finite and biases:
         message = f"a bias and {finite[0]:g} are summed in float32, of which a half type keeps nothing in rows without a key"
         raise Refused("narrowed-mask", message)
+    lowest = sum(lowest_sum(step, context.reader, context.bounds) for step in sums)
     below = any(context.bounds.expression(bias)[0] < -largest(spec.dtype) for bias in biases)
-    if below or (finite and finite[0] < MASKS_APART - largest(spec.dtype) and len(numbers) > 1):
+    if below or (finite and min(finite[0], lowest) < MASKS_APART - largest(spec.dtype) and {lowest} != numbers):
         message = "a half type has nothing below its lowest number, so that rows without a key would mix what is and what is not"
         raise Refused("narrowed-mask", message)
 
@@ -249,8 +258,19 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
     highest = LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         level = _level_rows(compact, highest, builder)
-        rows = dataclasses.replace(_zeroing(rows, level, builder), bias=_raised(rows.bias or compact, level.value, builder))
+        raised = _raised(rows.bias or compact, level.value, builder)
+        rows = dataclasses.replace(rows if _keeps_scores(spec, context) else _zeroing(rows, level, builder), bias=raised)
     return rows
+
+
+def _keeps_scores(spec: AttentionSpec, context: BuildContext) -> bool:
+    """Whether the source, which adds in float32, leaves something of scores beside the lowest number of the operator's type."""
+    lowest = context.bounds.lowest(spec.mask)
+    return lowest > ABSORBS and all(map(_is_added, spec.mask)) and _adds_in_float32(spec, context.builder.facts)
+
+
+def _is_added(step: MaskStep) -> bool:
+    return isinstance(step, Added)
 
 
 def _raised(bias: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:

@@ -107,6 +107,31 @@ def test_masks_that_are_added_twice_stay_finite() -> None:
     assert np.isnan(Reference(naive).run(None, feeds)[0]).all()
 
 
+SUMMED = """
+    added = Where(seen, zero, fill)
+    bias = Add(added, table)
+    p = MatMul(q, k)
+    scores = Add(p, bias)
+    weights = Softmax(scores)
+    out = MatMul(weights, q)
+"""
+
+
+@pytest.mark.parametrize(("fill", "rounds"), [("-10000", False), ("-inf", True), ("-100", True)])
+def test_a_bias_beside_a_finite_mask_number_is_not_rounded(fill: str, rounds: bool) -> None:
+    numbers = ", ".join(f"{0.1 * place}" for place in range(25))
+    constants = f"float zero = {{0}}, float fill = {{{fill}}}, float[5, 5] table = {{{numbers}}}"
+    model = parsed(SUMMED, "float[5, 5] q, float[5, 5] k, bool[5, 5] seen", "float[5, 5] out", constants)
+    half = converted(model)
+    casts = [node.input[0] for node in half.graph.node if node.op_type == "Cast"]
+    assert ("bias" in casts) is rounds
+    seen = np.zeros((5, 5), bool)
+    feeds: dict[str, Array] = {"q": np.eye(5, dtype=np.float16), "k": np.zeros((5, 5), np.float16), "seen": seen}
+    wide = run(model, {name: array.astype(np.float32) if name != "seen" else array for name, array in feeds.items()})["out"]
+    if fill != "-inf":
+        np.testing.assert_allclose(run(half, feeds)["out"], wide, atol=0.02 if fill == "-100" else 2e-3)
+
+
 FUSED = """
     bias = Where(seen, zero, fill)
     out = com.microsoft.MultiHeadAttention<num_heads = 2>(q, q, q, , , bias)

@@ -153,11 +153,18 @@ def _parts(mask: Mask, reader: Reader) -> Parts:
     return parts
 
 
-def split_added(step: Added, gain: Gain, reader: Reader) -> Parts:
-    """Keys that one added value forbids and numbers that it adds, once later steps have multiplied it."""
+def split_added(step: Added, gain: Gain, reader: Reader, limit: float | None = None) -> Parts:
+    """Keys that one added value forbids and numbers that it adds, once later steps have multiplied it.
+
+    Args:
+        step: The step.
+        gain: What later steps multiply by.
+        reader: Reads its value.
+        limit: From here down a number forbids a key; by default where it is taken to mask.
+    """
     part = _multiplied(element(step.indexed, reader), -gain.number if step.negative else gain.number)
     if part == Number(0.0) or not gain.values:
-        return _split(part, reader.facts.assumed.masked_from)
+        return _split(part, reader.facts.assumed.masked_from if limit is None else limit)
     return Parts(biases=(_scaled(part, gain.values, reader),))
 
 

@@ -22,11 +22,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, keep_condition, split_added
-from onnx_attnfuse.attention.masks.expression import And, Apply, Element, Expression
+from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condition, split_added
+from onnx_attnfuse.attention.masks.expression import And, Apply, Choice, Element, Expression
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
 from onnx_attnfuse.attention.masks.traverse import parts_of
@@ -36,6 +37,7 @@ from onnx_attnfuse.thresholds import (
     ABOVE_NEARLY_LOWEST,
     ABSORBS,
     LEVELS_HALF,
+    MASKS,
     MASKS_APART,
     NEARLY_LOWEST,
     ROUNDS,
@@ -97,7 +99,10 @@ class _Event:
 
 
 def sees_a_key(meaning: Meaning, bounds: Bounds) -> bool:
-    """Whether every row certainly has a key that is not masked: the predicates leave one, and nothing that is added masks it."""
+    """Whether every row certainly has a key whose score counts: the predicates leave one, and nothing low is added to it.
+
+    What is low is so whatever is taken to mask: a row of -1e5 alone is rounded, and -65504 is the lowest of its type.
+    """
     return meaning.rows_see_a_key and not any(map(bounds.may_mask, meaning.biases))
 
 
@@ -150,7 +155,7 @@ def _rounded(mask: Mask, reader: Reader, bounds: Bounds, *, fills: bool = True) 
         bounds: Intervals of their values.
         fills: Whether numbers that mask count.
     """
-    sums = {place: split_added(step, Gain(), reader) for place, step in enumerate(mask) if isinstance(step, Added)}
+    sums = {place: split_added(step, Gain(), reader, MASKS) for place, step in enumerate(mask) if isinstance(step, Added)}
     last = max((place for place, step in enumerate(mask) if _is_scaling(step)), default=0)
     scaled = [parts for place, parts in sums.items() if place < last]
     numbers = [fill for parts in scaled for fill in parts.fills if fills and fill > ROUNDS_ALL]
@@ -168,14 +173,40 @@ def _is_scaling(step: MaskStep) -> bool:
 
 
 def _is_summed_in_half(step: MaskStep, others: Sequence[MaskStep], reader: Reader, bounds: Bounds) -> bool:
-    """Whether a float16 mask is summed with a bias, or goes through further steps: a CPU rounds such sums in some places only."""
+    """Whether a float16 mask is summed with another or a bias so that it is rounded, or goes through further steps.
+
+    A CPU rounds such sums in some places only.
+    """
     if not isinstance(step, Added) or reader.facts.dtype(step.indexed.value) != ir.DataType.FLOAT16:
         return False
     if len(others) > 1:
         return True
-    parts = split_added(step, Gain(), reader)
+    parts = split_added(step, Gain(), reader, MASKS)
     computed = [bias for bias in parts.biases if not isinstance(bias, Element)]
-    return bool(parts.biases and parts.fills) or any(map(bounds.may_mask, computed))
+    if len(parts.biases) > 1 and any(map(bounds.may_mask, parts.biases)):
+        return True
+    lowest = lowest_sum(step, reader, bounds)
+    return bool(parts.biases and parts.fills) or any(map(bounds.may_mask, computed)) or _in_half(lowest) != lowest
+
+
+def lowest_sum(step: Added, reader: Reader, bounds: Bounds) -> float:
+    """The lowest finite number that a step adds to a score, as several masks in one sum may."""
+    part = element(step.indexed, reader)
+    return _lowest_sum(Apply("Neg", (part,)) if step.negative else part, bounds)
+
+
+def _lowest_sum(part: Expression, bounds: Bounds) -> float:
+    if isinstance(part, Choice):
+        return min(_lowest_sum(part.chosen, bounds), _lowest_sum(part.other, bounds))
+    if isinstance(part, Apply) and part.op == "Add":
+        return sum(_lowest_sum(argument, bounds) for argument in part.arguments)
+    low = bounds.expression(part)[0]
+    return low if math.isfinite(low) else 0.0
+
+
+def _in_half(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float16(number))
 
 
 def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
@@ -195,7 +226,7 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     _refuse_rounding(rounding[0] if rounding else masked.rounded)
     if masked.summed_in_half and (absorbs == ABSORBS or any(key.low > LEVELS_HALF for key in scored)):
         raise Refused(
-            "rounded-mask", "a bias and a mask are summed in float16, which the device computes in float32 in some places"
+            "rounded-mask", "masks or biases are summed in float16, which the device computes in float32 in some places"
         )
     for key, other in itertools.product(replaced, scored):
         if not key.absorbs(absorbs) and not other.low >= key.high + MASKS_APART:
@@ -238,13 +269,13 @@ def _events(mask: Mask, reader: Reader, bounds: Bounds) -> tuple[list[_Event], b
             low, high = sorted((fill * number for number in bounds.gain(gain)), key=float)
             events.append(_Event(place, keep_condition(step.condition, step.keep_where, reader), (low, high), replaces=True))
         elif isinstance(step, Added):
-            parts = split_added(step, gain, reader)
+            parts = split_added(step, gain, reader, MASKS)
             if parts.fills:
                 unknown = _has_unread_amount(parts.allowed)
-                number = (-math.inf, bounds.masked_from) if unknown else (min(parts.fills), max(parts.fills))
+                number = (-math.inf, MASKS) if unknown else (min(parts.fills), max(parts.fills))
                 events.append(_Event(place, parts.allowed, number))
             lows = [bounds.expression(bias)[0] for bias in parts.biases if bounds.may_mask(bias)]
-            events += [_Event(place, None, (low, bounds.masked_from)) for low in lows]
+            events += [_Event(place, None, (low, MASKS)) for low in lows]
             earlier = any(isinstance(other, (Replaced, Floored)) for other in mask[:place])
             biased |= bool(parts.biases) and earlier
     return events, biased

@@ -18,7 +18,7 @@ from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, S
 from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, GATHERS, REARRANGES, REPEATS, SLICES
-from onnx_attnfuse.thresholds import LARGEST_FLOAT16, ORDINARY
+from onnx_attnfuse.thresholds import LARGEST_FLOAT16, MASKS, ORDINARY
 
 Interval = tuple[float, float]
 
@@ -43,8 +43,12 @@ class Bounds:
         return self._facts.assumed.masked_from
 
     def may_mask(self, bias: Expression) -> bool:
-        """Whether something that is added to the scores may be so low that it masks a key."""
-        return not self.expression(bias)[0] > self.masked_from  # NaN may be anything
+        """Whether something that is added to the scores may be so low that it masks a key.
+
+        Numbers from -1000 down count also where they are not taken to mask: a row of nothing larger depends on the digits that
+        they leave of its scores.
+        """
+        return not self.expression(bias)[0] > MASKS  # NaN may be anything
 
     def lowest(self, mask: Mask) -> float:
         """The lowest value that the mask can add to a score."""

@@ -33,6 +33,7 @@ from onnx_attnfuse.graph.ops import (
     SLICES,
     plain_domain,
 )
+from onnx_attnfuse.thresholds import MASKS
 from onnx_attnfuse.transforms.half_precision.rounding import is_beyond
 
 _FLOAT = ir.DataType.FLOAT
@@ -106,6 +107,8 @@ class _Finder:
         self._bounds = Bounds(facts)
         self._wide = set(masks)
         self._beyond = set(masks)
+        self._mixed: set[ir.Value] = set()
+        """Sums of finite mask numbers and biases, and what is computed from these."""
         self._statistics: set[ir.Value] = set()
         self._pure = set(masks)
         """What is computed from no activation."""
@@ -124,6 +127,7 @@ class _Finder:
                 self._wide.difference_update(node.outputs)
         for node in nodes:
             self._spread(node)
+            self._mix(node)
         biases = frozenset(found for node in nodes for found in self._biases(node))
         return Islands(frozenset(self._nodes), frozenset(self._wide), frozenset(self._beyond), biases)
 
@@ -144,8 +148,24 @@ class _Finder:
                 yield node, place
 
     def _fits(self, value: ir.Value) -> bool:
-        """Whether no finite number of a mask is beyond the half type, as the sum of two fills may be."""
-        return not -math.inf < self._bounds.of(value)[0] < -largest(self._dtype)
+        """Whether the half type keeps a mask: none is mixed, and no finite number beyond it, as the sum of two fills may be."""
+        return value not in self._mixed and not -math.inf < self._bounds.of(value)[0] < -largest(self._dtype)
+
+    def _mix(self, node: ir.Node) -> None:
+        """Notes sums of a finite mask number and a bias: in rows of such sums alone a half type keeps little of the bias."""
+        if self._pure.isdisjoint(node.outputs):
+            return
+        inputs = [value for value in node.inputs if value is not None]
+        if is_standard(node, "Add", "Sub", "Sum"):
+            bounds = [self._bounds.of(value) for value in inputs]
+            if node.op_type == "Sub":
+                bounds[1:] = [(-high, -low) for low, high in bounds[1:]]
+            masks = any(-math.inf < low <= MASKS for low, _ in bounds)
+            biased = any((low > MASKS and (low, high) != (0, 0)) or high != 0 for low, high in bounds)
+            if masks and biased:
+                self._mixed.update(node.outputs)
+        if not self._mixed.isdisjoint(inputs):
+            self._mixed.update(node.outputs)
 
     def _widen(self, node: ir.Node) -> None:
         self._nodes.add(node)

@@ -98,3 +98,21 @@ def test_none_takes_nothing_for_granted() -> None:
 def test_there_is_no_such_assumption() -> None:
     with pytest.raises(onnx_attnfuse.OptionError, match="no assumption 'luck'; choose none, large-fills"):
         onnx_attnfuse.optimize(WHERE, assume=("luck",))
+
+
+def stepwise(fill: float, *, summed: bool = False) -> onnx.ModelProto:
+    """An attention whose scores have a bias and then a mask number added, or both summed first."""
+    steps = (
+        "both = Add(bias, lost) masked = Add(scores, both)" if summed else "first = Add(scores, bias) masked = Add(first, lost)"
+    )
+    body = f"lost = Where(mask, zero, fill) {steps} {SOFTMAX}"
+    constants = f"float zero = {{0}}, float fill = {{{fill}}}, float[2, 1, 1] bias = {{0.5, 0.25}}"
+    return model(", bool[b, 1, 1, t] mask", body, constants)
+
+
+@pytest.mark.parametrize("without", [None, "large-fills"])
+def test_what_a_number_rounds_it_rounds_whether_it_is_taken_to_mask_or_not(without: str | None) -> None:
+    refused = site(stepwise(-1e5), without=without)
+    assert (refused.status, refused.reasons[0].code) == ("skipped", "rounded-mask")
+    assert site(stepwise(-1e5, summed=True), without=without).status == "fused"
+    assert site(stepwise(-1e4), without=without).status == "fused"
