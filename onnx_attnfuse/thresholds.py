@@ -22,6 +22,8 @@ ABSORBS_HALF = -2e4
 """Added in float16, a number from here down leaves nothing of an ordinary score."""
 LEVELS_HALF = -8192.0
 """Added in float16, a number from here down leaves nothing of a score between -4 and 4: floats lie 8 apart there."""
+ROUNDS_HALF = -64.0
+"""Added in float16, a number from here down rounds an ordinary score visibly: floats lie 1/16 apart there."""
 ROUNDS = -2e4
 """Added in float32, a number from here down rounds an ordinary score visibly."""
 ROUNDS_SCALED = -2e3

@@ -16,8 +16,9 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added
+from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added, understand
 from onnx_attnfuse.attention.masks.fully_masked import (
+    SUMMED_IN_HALF,
     Fills,
     check_biases,
     choose_fills,
@@ -26,14 +27,34 @@ from onnx_attnfuse.attention.masks.fully_masked import (
     masked_keys,
     sees_a_key,
 )
-from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Gain, MaskStep, Replaced, RowRule, ScaleValue
+from onnx_attnfuse.attention.spec import (
+    Added,
+    AttentionSpec,
+    Axes4,
+    Floored,
+    Gain,
+    MaskStep,
+    Replaced,
+    RowRule,
+    Scaled,
+    ScaleValue,
+)
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, MASKS, MASKS_APART
+from onnx_attnfuse.thresholds import (
+    ABSORBS,
+    ABSORBS_HALF,
+    LEAST_EXPONENT,
+    LEVELS_HALF,
+    LOWEST_FLOAT32,
+    MASKS,
+    MASKS_APART,
+    ROUNDS_HALF,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +119,8 @@ def read_rows(
         fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
     elif emitter is not None and spec.sink is None:
         check_biases(spec.mask, context.reader, context.bounds)
+    if emitter is not None and spec.sink is None:
+        _check_half_sums(spec, context)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact)
     if compact is not None and emitter is not None and not has_key:
@@ -172,6 +195,21 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
     if below or (finite and min(finite[0], lowest) < MASKS_APART - largest(spec.dtype) and {lowest} != numbers):
         message = "a half type has nothing below its lowest number, so that rows without a key would mix what is and what is not"
         raise Refused("narrowed-mask", message)
+
+
+def _check_half_sums(spec: AttentionSpec, context: BuildContext) -> None:
+    """A row may have nothing but numbers that mask no key and yet round a float16 score, or its sum with a bias, visibly.
+
+    Raises:
+        Refused: The source adds such numbers and something else.
+    """
+    sums = [step for step in spec.mask if isinstance(step, (Added, Scaled))]
+    if spec.dtype != ir.DataType.FLOAT16 or _adds_in_float32(spec, context.builder.facts):
+        return
+    meaning = understand(spec, context.reader, ROUNDS_HALF)
+    soft = any(fill > context.bounds.masked_from for fill in meaning.fills)
+    if soft and not meaning.rows_see_a_key and (len(sums) > 1 or meaning.biases):
+        raise Refused("rounded-mask", SUMMED_IN_HALF)
 
 
 def _is_wide(step: Added, context: BuildContext) -> bool:

@@ -93,12 +93,18 @@ class Meaning:
         return alone if isinstance(alone, Causal) else None
 
 
-def understand(spec: AttentionSpec, reader: Reader) -> Meaning:
-    """Reads the mask of `spec`."""
+def understand(spec: AttentionSpec, reader: Reader, masked_from: float | None = None) -> Meaning:
+    """Reads the mask of `spec`.
+
+    Args:
+        spec: The attention.
+        reader: Reads the values of its mask.
+        masked_from: From here down an added number counts as masking; by default what is assumed of the model.
+    """
     axes = spec.axes
     heads = axes.n
     wording = Printer(named("bnij", axes.scores))
-    parts = _parts(spec.mask, reader)
+    parts = _parts(spec.mask, reader, masked_from)
     row, column = position(spec.query_axis), position(spec.key_axis)
     causal = [Causal(0)] if spec.causal else []
     allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
@@ -141,12 +147,12 @@ def position(axis: Axis) -> Linear:
     return form
 
 
-def _parts(mask: Mask, reader: Reader) -> Parts:
+def _parts(mask: Mask, reader: Reader, masked_from: float | None) -> Parts:
     """Keys that all steps of a mask forbid together, and numbers that they add."""
     parts = Parts()
     for step, gain in zip(mask, step_gains(mask), strict=True):
         if isinstance(step, Added):
-            parts = _joined(parts, split_added(step, gain, reader))
+            parts = _joined(parts, split_added(step, gain, reader, masked_from))
         elif isinstance(step, Replaced) and step.fill != 0:
             kept = keep_condition(step.condition, step.keep_where, reader)
             parts = _joined(parts, Parts(kept, fills=frozenset([step.fill * gain.number])))
@@ -189,6 +195,8 @@ def _scaled(part: Expression, factors: Sequence[Scaled], reader: Reader) -> Expr
 def _multiplied(part: Expression, gain: float) -> Expression:
     if gain == 1.0:
         return part
+    if isinstance(part, Apply) and part.op == "Add":
+        return Apply("Add", tuple(_multiplied(argument, gain) for argument in part.arguments))
     product = simplify.apply("Mul", (part, Number(gain)), ir.DataType.FLOAT)
     return Apply("Mul", (part, Number(gain))) if product is None else product
 

@@ -49,6 +49,7 @@ Fills = Literal["lowest", "exact"]
 """What replaced scores become in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's
 own fill, with the queries of rows that are replaced throughout set to zero."""
 
+SUMMED_IN_HALF = "a mask is summed with a bias, or multiplied, in float16, which the device computes in float32 in some places"
 _MAX_EVENTS = 6
 _DIGITS = 1e-6
 """Numbers that differ by less than this part of them may be the same in float32."""
@@ -85,7 +86,11 @@ class MaskedKeys:
     rounded: float | None = None
     """A number whose sum with a score is rounded visibly before something is added to the sum or multiplies it."""
     summed_in_half: bool = False
-    """A mask of float16 is summed with something else."""
+    """A mask of float16 is summed with something else, or multiplied."""
+    scaled: bool = False
+    """Masked scores are multiplied."""
+    gain: float = 1.0
+    """What all numbers that are added are multiplied by afterwards, once what they leave nothing of is gone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,9 +131,18 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     later = any(isinstance(step, Added) for step in mask[first:])
     floored = any(isinstance(step, Floored) for step in mask)
     rounding = [step for step in mask if isinstance(step, (Added, Scaled))]
+    scaled = any(isinstance(step, Scaled) for step in mask)
     others = mask if absorbs == ABSORBS else rounding  # a device that rounds all sums does so between other steps, too
     summed = any(_is_summed_in_half(step, others, reader, bounds) for step in mask)
-    return MaskedKeys(tuple(found), biased, later, floored, len(rounding), _rounded(mask, reader, bounds), summed)
+    return MaskedKeys(
+        tuple(found), biased, later, floored, len(rounding), _rounded(mask, reader, bounds), summed, scaled, _gain(mask)
+    )
+
+
+def _gain(mask: Mask) -> float:
+    gains = {gain for step, gain in zip(mask, step_gains(mask), strict=True) if isinstance(step, Added)}
+    only = gains.pop() if len(gains) == 1 else Gain()
+    return 1.0 if only.values else abs(only.number)
 
 
 def check_biases(mask: Mask, reader: Reader, bounds: Bounds) -> None:
@@ -221,13 +235,12 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     """
     replaced = [key for key in masked.keys if not key.scored]
     scored = [key for key in masked.keys if key.scored]
-    rounding = [key.high for key in scored if key.low > ROUNDS_ALL and key.high < ROUNDS and absorbs < key.high]
+    rounding = [key.high for key in scored if key.low > ROUNDS_ALL * masked.gain and key.high < ROUNDS and absorbs < key.high]
     rounding = rounding if masked.additions > 1 else []
     _refuse_rounding(rounding[0] if rounding else masked.rounded)
-    if masked.summed_in_half and (absorbs == ABSORBS or any(key.low > LEVELS_HALF for key in scored)):
-        raise Refused(
-            "rounded-mask", "masks or biases are summed in float16, which the device computes in float32 in some places"
-        )
+    leaves = any((key.high if masked.scaled else key.low) > LEVELS_HALF for key in scored)
+    if masked.summed_in_half and (absorbs == ABSORBS or leaves):
+        raise Refused("rounded-mask", SUMMED_IN_HALF)
     for key, other in itertools.product(replaced, scored):
         if not key.absorbs(absorbs) and not other.low >= key.high + MASKS_APART:
             message = f"scores are replaced by {key.high:g} and others masked by adding; rows without a key would mix both"

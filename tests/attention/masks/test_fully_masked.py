@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx
 import onnx.parser
 import pytest
@@ -40,6 +42,55 @@ def test_beside_a_bias_a_mask_of_float16_has_to_leave_nothing_of_scores_on_a_gpu
     else:
         with pytest.raises(Refused, match="float16"):
             choose_fills(masked, ABSORBS_HALF)
+
+
+@pytest.mark.parametrize(("low", "high", "kept"), [(-40000.0, -1000.0, False), (-40000.0, -8192.0, True)])
+def test_a_float16_mask_that_is_multiplied_has_to_leave_nothing_of_scores(low: float, high: float, kept: bool) -> None:
+    masked = MaskedKeys((MaskedKey(True, low, high),), summed_in_half=True, scaled=True)
+    if kept:
+        assert choose_fills(masked, ABSORBS_HALF) == "lowest"
+    else:
+        with pytest.raises(Refused, match="float16"):
+            choose_fills(masked, ABSORBS_HALF)
+    assert choose_fills(dataclasses.replace(masked, scaled=False), ABSORBS_HALF) == "lowest", (
+        "it may be a mask of the lowest number"
+    )
+
+
+@pytest.mark.parametrize(("number", "kept"), [(-1e8, True), (-1e7, False)])
+def test_what_left_nothing_of_a_score_leaves_nothing_of_its_part_either(number: float, kept: bool) -> None:
+    masked = MaskedKeys((MaskedKey(True, number, number),), additions=2, gain=0.1)
+    if kept:
+        assert choose_fills(masked) == "lowest"
+    else:
+        with pytest.raises(Refused, match="order"):
+            choose_fills(masked)
+
+
+_HALF = """<ir_version: 10, opset_import: ["" : 18]>
+attention (float16[2, 2, 3, 4] q, float16[2, 2, 3, 4] k, float16[2, 2, 3, 4] v, bool[2, 1, 1, 3] seen) => (float16[2, 2, 3, 4] o)
+<float16 zero = {0}, float low32 = {%s}, bool[3, 3] causal = {1, 0, 0, 1, 1, 0, 1, 1, 1}, float[1, 2, 1, 1] more32 = {1, 2}>
+{ low = Cast<to = 10>(low32) more = Cast<to = 10>(more32)
+  kt = Transpose<perm = [0, 1, 3, 2]>(k) scores = MatMul(q, kt) mask = Where(%s, zero, low) masked = Add(scores, mask)
+  biased = Add(masked, more) weights = Softmax<axis = -1>(%s) o = MatMul(weights, v) }"""
+
+
+@pytest.mark.parametrize(
+    ("low", "condition", "result", "fused"),
+    [
+        pytest.param(-100, "seen", "biased", 0, id="a row may have nothing else"),
+        pytest.param(-100, "causal", "biased", 1, id="every row sees itself"),
+        pytest.param(-100, "seen", "masked", 1, id="there is no other sum"),
+        pytest.param(-20, "seen", "biased", 1, id="few digits are lost"),
+    ],
+)
+def test_soft_numbers_round_a_sum_with_a_bias_in_float16(low: int, condition: str, result: str, fused: int) -> None:
+    text = _HALF % (low, condition, result)
+    text = text if result == "biased" else text.replace("biased = Add(masked, more) ", "")
+    report = onnx_attnfuse.optimize(onnx.parser.parse_model(text), verify="none").report
+    assert report.fused == fused
+    codes = {reason.code for site in report.sites for reason in site.reasons}
+    assert fused or "rounded-mask" in codes
 
 
 _MODEL = """<ir_version: 10, opset_import: ["" : 18]>
