@@ -43,7 +43,7 @@ from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
 from onnx_attnfuse.thresholds import ABSORBS, ABSORBS_HALF, LEAST_EXPONENT, LEVELS_HALF, LOWEST_FLOAT32, MASKS_APART, ROUNDS_HALF
 
 
@@ -148,7 +148,7 @@ def _with_dead_rows(
         return _refill_dead_rows(rows, compact, "Greater", between, math.nan, context.builder)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
-    if spec.dtype is not None and _is_floored_below(-largest(spec.dtype), spec):
+    if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec):
         rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context.builder)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
@@ -205,14 +205,15 @@ def _is_wide(step: Added, context: BuildContext) -> bool:
     return context.builder.facts.dtype(step.indexed.value) == ir.DataType.FLOAT
 
 
-def _is_floored_below(lowest: float, spec: AttentionSpec) -> bool:
-    """Whether masked scores are held at a number below the lowest of the operator's type, which leaves nothing of them."""
-    return any(isinstance(step, Floored) and -math.inf < step.low < lowest for step in spec.mask)
+def _is_floored_elsewhere(lowest: float, spec: AttentionSpec) -> bool:
+    """Whether masked scores are held at a number that leaves nothing of them, where the lowest of a half type would."""
+    floors = [step.low for step in spec.mask if isinstance(step, Floored)]
+    return lowest > ABSORBS and any(-math.inf < low < lowest or low > LEVELS_HALF for low in floors)
 
 
 def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether the lowest number of the operator's type leaves something of scores that the source replaces."""
-    finite = any(isinstance(step, Replaced) and math.isfinite(step.fill) for step in spec.mask)
+    finite = any(isinstance(step, Replaced) and not is_infinite(spec.mask, place) for place, step in enumerate(spec.mask))
     if not finite or spec.dtype is None or -largest(spec.dtype) <= ABSORBS:
         return False
     return _levelled_below(spec, context.bounds.lowest(spec.mask), context) is None
