@@ -19,6 +19,12 @@ _UNKNOWN_GAIN = 1e9
 """A factor that is computed at run time is taken to be smaller than this where a mask is narrowed."""
 
 
+def is_infinite(mask: Mask, place: int) -> bool:
+    """Whether a step puts -inf in the place of scores, and none behind it holds them above a number."""
+    step = mask[place]
+    return isinstance(step, Replaced) and math.isinf(step.fill) and not any(isinstance(later, Floored) for later in mask[place:])
+
+
 class BiasEmitter:
     """Emits the steps of one mask with the operators the source used, scores taken as zero."""
 
@@ -87,7 +93,7 @@ class BiasEmitter:
             total = self._filled(total, above, True)
         for place, step in enumerate(mask):
             if isinstance(step, Replaced):
-                infinite = math.isinf(step.fill) and not any(isinstance(later, Floored) for later in mask[place:])
+                infinite = is_infinite(mask, place)
                 total = self._filled(total, step.condition, step.keep_where, -math.inf if infinite else None)
         assert total is not None
         return total

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
-from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added, understand
 from onnx_attnfuse.attention.masks.fully_masked import (
@@ -30,21 +28,20 @@ from onnx_attnfuse.attention.masks.fully_masked import (
 from onnx_attnfuse.attention.spec import (
     Added,
     AttentionSpec,
-    Axes4,
     Floored,
     Gain,
     MaskStep,
     Replaced,
     RowRule,
     Scaled,
-    ScaleValue,
 )
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
+from onnx_attnfuse.targets.row_edits import Refill
 from onnx_attnfuse.thresholds import (
     ABSORBS,
     ABSORBS_HALF,
@@ -67,15 +64,6 @@ class Rows:
     """Rows whose scores must all be equal."""
     refills: tuple[Refill, ...] = ()
     """Rows of the result that become a number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Refill:
-    """Rows of the result that become `number` where `test` is `where`."""
-
-    test: IndexedValue
-    where: bool
-    number: float = 0.0
 
 
 def read_rows(
@@ -158,7 +146,7 @@ def _with_dead_rows(
         return _refill_dead_rows(rows, compact, "Greater", between, math.nan, context.builder)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
-    if spec.dtype is not None and _is_floored_below(-largest(spec.dtype), spec):
+    if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec):
         rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context.builder)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
@@ -216,14 +204,15 @@ def _is_wide(step: Added, context: BuildContext) -> bool:
     return context.builder.facts.dtype(step.indexed.value) == ir.DataType.FLOAT
 
 
-def _is_floored_below(lowest: float, spec: AttentionSpec) -> bool:
-    """Whether masked scores are held at a number below the lowest of the operator's type, which leaves nothing of them."""
-    return any(isinstance(step, Floored) and -math.inf < step.low < lowest for step in spec.mask)
+def _is_floored_elsewhere(lowest: float, spec: AttentionSpec) -> bool:
+    """Whether masked scores are held at a number that leaves nothing of them, where the lowest of a half type would."""
+    floors = [step.low for step in spec.mask if isinstance(step, Floored)]
+    return lowest > ABSORBS and any(-math.inf < low < lowest or low > LEVELS_HALF for low in floors)
 
 
 def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether the lowest number of the operator's type leaves something of scores that the source replaces."""
-    finite = any(isinstance(step, Replaced) and math.isfinite(step.fill) for step in spec.mask)
+    finite = any(isinstance(step, Replaced) and not is_infinite(spec.mask, place) for place, step in enumerate(spec.mask))
     if not finite or spec.dtype is None or -largest(spec.dtype) <= ABSORBS:
         return False
     return _levelled_below(spec, context.bounds.lowest(spec.mask), context) is None
@@ -373,47 +362,3 @@ def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, mean
     kept = builder.cast(builder.reduce("ReduceMax", number, [place]), ir.DataType.BOOL)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
     return Refill(IndexedValue(kept, axes), False)
-
-
-def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
-    """`value` of shape (b, s, n·channels) with the number of `refill` in its rows."""
-    number = builder.scalar(refill.number, builder.facts.dtype(value))
-
-    def fill(value: ir.Value, test: ir.Value) -> ir.Value:
-        chosen = [number, value] if refill.where else [value, number]
-        return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
-
-    return by_rows(builder, value, channels, refill.test, axes, fill)
-
-
-def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:
-    """`value` of shape (b, s, n·channels) times a scale that is no plain number."""
-
-    def multiply(value: ir.Value, factor: ir.Value) -> ir.Value:
-        dtype = builder.facts.dtype(value)
-        factor = factor if dtype is None else builder.cast(factor, dtype)
-        return builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
-
-    return by_rows(builder, value, channels, scale.indexed, axes, multiply)
-
-
-def by_rows(
-    builder: Builder,
-    value: ir.Value,
-    channels: Axis,
-    operand: IndexedValue,
-    axes: Axes4,
-    combine: Callable[[ir.Value, ir.Value], ir.Value],
-) -> ir.Value:
-    """Combines `value` of shape (b, s, n·channels) with an operand that has no channels, head by head if it differs by head."""
-    operand = operand.refined()
-    present = {leaf for axis in operand.axes for leaf in axis}
-    batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
-    dims = [length(axes.b), length(axes.i)]
-    target: Axes = (batch, rows, ())
-    if present & set(axes.n):
-        value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
-        target = (batch, rows, axes.n, ())
-    result = combine(value, operand.value if not operand.axes else arrange(builder, operand, target))
-    builder.facts.copy(value, result)
-    return builder.reshape(result, [*dims, length((*axes.n, *channels))])

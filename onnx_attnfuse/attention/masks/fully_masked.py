@@ -130,7 +130,7 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     first = next((place for place, step in enumerate(mask) if isinstance(step, (Replaced, Floored))), len(mask))
     later = any(isinstance(step, Added) for step in mask[first:])
     floored = any(isinstance(step, Floored) for step in mask)
-    rounding = [step for step in mask if isinstance(step, (Added, Scaled))]
+    rounding = [step for step in mask if isinstance(step, Added) or _is_scaling(step)]
     scaled = any(isinstance(step, Scaled) for step in mask)
     others = mask if absorbs == ABSORBS else rounding  # a device that rounds all sums does so between other steps, too
     summed = any(_is_summed_in_half(step, others, reader, bounds) for step in mask)

@@ -1,0 +1,67 @@
+"""Rows of operands and results of a fused operator: filled with a number, or multiplied by a scale, head by head if it differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.spec import Axes4, ScaleValue
+from onnx_attnfuse.graph.build import Builder
+
+
+@dataclasses.dataclass(frozen=True)
+class Refill:
+    """Rows of the result that become `number` where `test` is `where`."""
+
+    test: IndexedValue
+    where: bool
+    number: float = 0.0
+
+
+def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) with the number of `refill` in its rows."""
+    number = builder.scalar(refill.number, builder.facts.dtype(value))
+
+    def fill(value: ir.Value, test: ir.Value) -> ir.Value:
+        chosen = [number, value] if refill.where else [value, number]
+        return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
+
+    return by_rows(builder, value, channels, refill.test, axes, fill)
+
+
+def scale_rows(builder: Builder, value: ir.Value, channels: Axis, scale: ScaleValue, axes: Axes4) -> ir.Value:
+    """`value` of shape (b, s, n·channels) times a scale that is no plain number."""
+
+    def multiply(value: ir.Value, factor: ir.Value) -> ir.Value:
+        dtype = builder.facts.dtype(value)
+        factor = factor if dtype is None else builder.cast(factor, dtype)
+        return builder.elementwise("Div" if scale.divide else "Mul", [value, factor], dtype)
+
+    return by_rows(builder, value, channels, scale.indexed, axes, multiply)
+
+
+def by_rows(
+    builder: Builder,
+    value: ir.Value,
+    channels: Axis,
+    operand: IndexedValue,
+    axes: Axes4,
+    combine: Callable[[ir.Value, ir.Value], ir.Value],
+) -> ir.Value:
+    """Combines `value` of shape (b, s, n·channels) with an operand that has no channels, head by head if it differs by head."""
+    operand = operand.refined()
+    present = {leaf for axis in operand.axes for leaf in axis}
+    batch, rows = (axis if present & set(axis) else () for axis in (axes.b, axes.i))
+    dims = [length(axes.b), length(axes.i)]
+    target: Axes = (batch, rows, ())
+    if present & set(axes.n):
+        value = builder.reshape(value, [*dims, length(axes.n), length(channels)])
+        target = (batch, rows, axes.n, ())
+    result = combine(value, operand.value if not operand.axes else arrange(builder, operand, target))
+    builder.facts.copy(value, result)
+    return builder.reshape(result, [*dims, length((*axes.n, *channels))])
