@@ -1,4 +1,4 @@
-"""Rows of operands and results of a fused operator: filled with a number, or multiplied by a scale, head by head if it differs."""
+"""Rows of operands and results of a fused operator: filled with a number, or multiplied by a scale, by head if it differs."""
 
 from __future__ import annotations
 
