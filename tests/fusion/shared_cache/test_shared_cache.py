@@ -131,7 +131,7 @@ def test_rotations_are_those_of_the_source(padding: str, *, given: bool) -> None
 def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_there() -> None:
     model = decoder(dtype="float16")
     (gpu, cpu) = (_shared(model, ep=name, arch="sm90" if name == "cuda" else None) for name in ("cuda", "cpu"))
-    assert {site.mask_form for site in gpu.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
+    assert {site.mask_form for site in gpu.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary, packed qkv"}
     assert {site.mask_form for site in cpu.report.sites} == {"GroupQueryAttention causal, shared buffer"}
     assert "RotaryEmbedding" not in {node.op_type for node in gpu.model.graph.node}
     assert all(site.verified is not None for site in (*gpu.report.sites, *cpu.report.sites))
@@ -140,7 +140,9 @@ def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_th
 def test_on_a_cpu_they_do_where_positions_count_up_for_all_entries() -> None:
     model = decoder(seen=UNPADDED, given=False)
     result = _shared(model)
-    assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
+    assert {site.mask_form for site in result.report.sites} == {
+        "GroupQueryAttention causal, shared buffer, do_rotary, packed qkv"
+    }
     _assert_serves(model, result, _FULL, (1, 1))
 
 
