@@ -25,12 +25,13 @@ Paying: TypeAlias = Literal[
     "half-gelu",
     "padded-columns",
     "projection-bias",
-    "packed-projections",
+    "packed-operands",
+    "merged-projections",
     "repeated-heads",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; queries, keys and
-values handed to GroupQueryAttention as one tensor, of one product; ai.onnx Attention where heads share keys and values, even at
-the price of a newer opset."""
+values handed to GroupQueryAttention as one tensor where they are pieces of one, and one product of theirs where each has its own;
+ai.onnx Attention where heads share keys and values, even at the price of a newer opset."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 UNKNOWN: Kernels = (("UNKNOWN", ()),)

@@ -161,7 +161,8 @@ def emit(
 def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext, *, packs: bool) -> dict[str, ir.Value | None]:
     """Queries, keys and values by the names of inputs; where `packs`, in one where they are pieces of one value and that pays."""
     builder, (query, key, value) = context.builder, operands.values
-    packed = undivided(operands, spec, builder) if packs and packs_projections(context) else None
+    pays = packs and "packed-operands" in context.device.provider.pays
+    packed = undivided(operands, spec, builder) if pays else None
     if packed is not None:
         return {"query": packed}
     if any(_is_rotated(item) for item in (query, key)):
@@ -169,9 +170,9 @@ def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext, 
     return {"query": query, "key": key, "value": value}
 
 
-def packs_projections(context: BuildContext) -> bool:
-    """Whether it pays to hand over queries, keys and values as one tensor."""
-    return "packed-projections" in context.device.provider.pays
+def merges_projections(context: BuildContext) -> bool:
+    """Whether it pays to make one product of those of queries, keys and values, for one tensor to hand over."""
+    return "merged-projections" in context.device.provider.pays
 
 
 def absorbs_rotary(rotary: Rotary, *, batch: Axis, each: bool, in_order: bool) -> bool:

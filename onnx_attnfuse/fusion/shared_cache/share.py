@@ -187,7 +187,7 @@ class _Sharing:
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and self._told(length(axes.i)) != 1
         buffered = target.Buffered(lengths.last, lengths.total, is_rearranged)
         attended = [attend(site, buffered, self._context, order, edit) for site in sites]
-        if target.packs_projections(self._context):
+        if target.merges_projections(self._context):
             for item in attended:
                 merge_products(item.node, builder)
         if is_rearranged:

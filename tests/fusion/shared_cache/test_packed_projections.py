@@ -13,8 +13,9 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse.graph import constants, folding
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.targets import packed_operands
+from onnx_attnfuse.targets import group_query_attention, packed_operands
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
 from tests.support.decoders import PROJECTED, decoder
 
@@ -53,6 +54,12 @@ def _decoder(projected: str, **choices: object) -> onnx.ModelProto:
     return model
 
 
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a provider where it pays to merge products, to be run on the CPU, where it does not."""
+    monkeypatch.setattr(group_query_attention, "merges_projections", lambda context: True)
+
+
 def _shared(model: onnx.ModelProto, **choices: object) -> onnx_attnfuse.Result:
     result = onnx_attnfuse.optimize(model, **{"ep": "cpu", "cache": "shared", **choices})
     assert result.report.decoder is not None, result.report.notes
@@ -80,6 +87,7 @@ def _products(result: onnx_attnfuse.Result) -> int:
     return Counter(node.op_type for node in result.model.graph.node)["MatMul"]
 
 
+@pytest.mark.usefixtures("merging")
 @pytest.mark.parametrize("projected", [PROJECTED, _BIASED, _ONE_BIAS, _TURNED], ids=["plain", "biases", "one bias", "transposed"])
 def test_three_projections_of_one_value_become_one_product_of_constants(projected: str) -> None:
     model = _decoder(projected)
@@ -102,12 +110,43 @@ def test_what_was_split_is_handed_over_whole(projected: str) -> None:
     _assert_serves(model, result)
 
 
+@pytest.mark.usefixtures("merging")
 def test_gpt2_hands_over_its_product_and_opt_makes_one() -> None:
     for stem in ("gpt2_past__ts17__eager", "opt_past__ts17__sdpa"):
         model = onnx.load(_EXPORTS / f"{stem}.onnx")
         result = _shared(model)
         assert _packed(result) == [True, True]
         _assert_serves(model, result)
+
+
+def test_on_a_cpu_a_tensor_that_is_there_is_handed_over_and_none_is_made() -> None:
+    assert _packed(_shared(onnx.load(_EXPORTS / "gpt2_past__ts17__eager.onnx"))) == [True, True]
+    result = _shared(_decoder(_BIASED))
+    assert _packed(result) == [False, False]
+    assert _products(result) == 9
+
+
+@pytest.mark.usefixtures("merging")
+def test_weights_in_a_file_are_merged_when_the_model_is_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _decoder(_BIASED)
+    source, target = tmp_path / "model.onnx", tmp_path / "fused" / "model.onnx"
+    target.parent.mkdir()
+    onnx.save(_decoder(_BIASED), source, save_as_external_data=True, location="weights", size_threshold=1024)
+    read, seen = constants.read_tensor, list[str | None]()
+
+    def noted(tensor: ir.TensorProtocol) -> constants.Array | None:
+        seen.append(tensor.name)
+        return read(tensor)
+
+    monkeypatch.setattr(folding, "read_tensor", noted)
+    result = onnx_attnfuse.optimize(source, ep="cpu", cache="shared", verify="none")
+    assert not seen
+    result.save(target)
+    assert {"wq0", "wk1", "bv"} <= set(seen)
+    written = onnx.load(target)
+    assert result.report.decoder is not None
+    fed = steps(_PADDINGS[1], (1, 1))
+    assert_same_at_tokens(grown(model, result.report.decoder, fed), buffered(written, result.report.decoder, fed), fed)
 
 
 def test_rotations_inside_of_the_operator_are_of_packed_tokens_too() -> None:
@@ -118,6 +157,19 @@ def test_rotations_inside_of_the_operator_are_of_packed_tokens_too() -> None:
         "GroupQueryAttention causal, shared buffer, do_rotary, packed qkv"
     }
     assert all(site.verified is not None for site in result.report.sites)
+
+
+@pytest.mark.parametrize("rotated", [True, False], ids=["rotated inside", "not rotated"])
+def test_a_step_of_packed_operands_can_be_captured(*, rotated: bool) -> None:
+    """Sizes are told by the output of the operator, whose shape is that of the queries."""
+    between = "sizes = Shape(y0) same = Reshape(y0, sizes) next = Identity(same)"
+    model = _decoder(_BIASED, rotated=rotated, dtype="float16", between=between)
+    sizes = {"b": 1, "s": 1, "total": 24, "max_sequence_length": 24}
+    result = _shared(model, ep="cuda", arch="sm90", cuda_graph=True, dim=sizes, verify="none")
+    assert _packed(result) == [True, True]
+    assert result.report.capture is not None
+    assert result.report.capture.possible
+    assert "Shape" not in {node.op_type for node in result.model.graph.node}
 
 
 @pytest.mark.parametrize("rotated", [True, False], ids=["rotated inside", "not rotated"])
@@ -136,6 +188,7 @@ def test_a_wrong_order_of_packed_heads_is_found(monkeypatch: pytest.MonkeyPatch,
     assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
 
 
+@pytest.mark.usefixtures("merging")
 def test_rotations_in_front_of_the_operator_leave_three_products() -> None:
     result = _shared(_decoder(PROJECTED, rotated=True))
     assert _packed(result) == [False, False]
@@ -150,6 +203,7 @@ _SHIFTED = "all{i} = MatMul({x}, w_all) k{i}, q{i}, v{i} = Split<axis=-1>(all{i}
 _OVERLAPPING = _SLICED.replace("Slice(all{i}, to_values, far, last)", "Slice(all{i}, to_keys, to_values, last)")
 
 
+@pytest.mark.usefixtures("merging")
 @pytest.mark.parametrize(
     "projected",
     [_NORMED, _OTHER, _RUNTIME, _SHIFTED, _OVERLAPPING],
@@ -163,6 +217,7 @@ def test_near_misses_are_handed_over_as_three(projected: str) -> None:
     _assert_serves(model, result)
 
 
+@pytest.mark.usefixtures("merging")
 def test_a_projection_that_something_else_reads_is_not_merged() -> None:
     end = "mean = ReduceMean<keepdims=1>(v1, last) more = Add(y1, mean) logits = MatMul(more, head)"
     model = _decoder(PROJECTED, end=end)

@@ -140,9 +140,7 @@ def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_th
 def test_on_a_cpu_they_do_where_positions_count_up_for_all_entries() -> None:
     model = decoder(seen=UNPADDED, given=False)
     result = _shared(model)
-    assert {site.mask_form for site in result.report.sites} == {
-        "GroupQueryAttention causal, shared buffer, do_rotary, packed qkv"
-    }
+    assert {site.mask_form for site in result.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
     _assert_serves(model, result, _FULL, (1, 1))
 
 
