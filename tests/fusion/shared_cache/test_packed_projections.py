@@ -17,7 +17,7 @@ from onnx_attnfuse.graph import constants, folding
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.targets import group_query_attention, packed_operands
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
-from tests.support.decoders import PROJECTED, decoder
+from tests.support.decoders import PROJECTED, UNPADDED, decoder
 
 _EXPORTS = pathlib.Path(__file__).parent / "exports"
 _PADDINGS = [[[1] * 6] * 2, [[0, 0, 1, 1, 1, 1], [1] * 6], [[1, 0, 1, 1, 0, 1], [0, 1, 1, 0, 1, 1]]]
@@ -147,6 +147,18 @@ def test_weights_in_a_file_are_merged_when_the_model_is_written(tmp_path: pathli
     assert result.report.decoder is not None
     fed = steps(_PADDINGS[1], (1, 1))
     assert_same_at_tokens(grown(model, result.report.decoder, fed), buffered(written, result.report.decoder, fed), fed)
+
+
+@pytest.mark.usefixtures("merging")
+def test_the_cpu_rotates_packed_operands_too() -> None:
+    model = _decoder(PROJECTED, rotated=True, given=False, seen=UNPADDED)
+    result = _shared(model, verify="model")
+    assert _packed(result) == [True, True]
+    assert all("do_rotary" in (site.mask_form or "") for site in result.report.sites)
+    assert any(note.startswith("whole model verified in ") for note in result.report.notes)
+    fed = steps(_PADDINGS[0], (1, 1, 1))
+    assert result.report.decoder is not None
+    assert_same_at_tokens(grown(model, result.report.decoder, fed), buffered(result.model, result.report.decoder, fed), fed)
 
 
 def test_rotations_inside_of_the_operator_are_of_packed_tokens_too() -> None:
