@@ -29,6 +29,8 @@ from onnx_attnfuse.targets.projections import in_order
 
 _OPERANDS = 3
 """Queries, keys and values, the first inputs of the operator."""
+_RANK = 3
+"""The axes of each: batch, positions, heads · channels."""
 
 
 def undivided(operands: Grouped, spec: AttentionSpec, builder: Builder) -> ir.Value | None:
@@ -42,7 +44,7 @@ def _split(values: Sequence[ir.Value], facts: Facts) -> ir.Value | None:
     first = nodes[0]
     whole = None if first is None or not first.inputs else first.inputs[0]
     dims = None if whole is None else facts.dims(whole)
-    if first is None or dims is None or len(dims) != _OPERANDS:
+    if first is None or dims is None or len(dims) != _RANK:
         return None
     if is_standard(first, "Split"):
         is_last = attribute(first, "axis", 0) % len(dims) == len(dims) - 1
