@@ -117,6 +117,7 @@ def share_cache(graph: PassContext) -> int:
     if found.decoder is None:
         return 0
     run.shared = found
+    fold(fuser.graph.builder.rearranged, fuser.graph.builder, "attnfuse/weight")
     kept = {item.node for item in graph.candidates if item.node not in found.sites}
     candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
     graph.candidates = [item for item in candidates if item.node in kept]

@@ -19,10 +19,19 @@ from onnx_attnfuse.reasons import Reason
 Kernels: TypeAlias = tuple[tuple[str, tuple[Condition, ...]], ...]
 """Kernels in the order in which they are tried, each with its conditions; the last one takes all that is left."""
 Paying: TypeAlias = Literal[
-    "split-gemm", "quotients", "skip-norm", "half-gelu", "padded-columns", "projection-bias", "repeated-heads"
+    "split-gemm",
+    "quotients",
+    "skip-norm",
+    "half-gelu",
+    "padded-columns",
+    "projection-bias",
+    "packed-operands",
+    "merged-projections",
+    "repeated-heads",
 ]
-"""What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; ai.onnx Attention
-where heads share keys and values, even at the price of a newer opset."""
+"""What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; queries, keys and
+values handed to GroupQueryAttention as one tensor where they are pieces of one, and one product of theirs where each has its own;
+ai.onnx Attention where heads share keys and values, even at the price of a newer opset."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 UNKNOWN: Kernels = (("UNKNOWN", ()),)

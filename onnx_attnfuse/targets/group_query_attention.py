@@ -27,7 +27,8 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows
-from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
+from onnx_attnfuse.targets.layout import Grouped, grouped, operator, replacing, shared_heads
+from onnx_attnfuse.targets.packed_operands import undivided
 from onnx_attnfuse.targets.padding import is_padding
 from onnx_attnfuse.targets.rotary import factors_of, long_tables
 
@@ -138,10 +139,7 @@ def emit(
         "scale": operands.scale,
         "local_window_size": window,
     }
-    query, key, value = operands.values
-    if any(_is_rotated(item) for item in (query, key)):
-        value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
-    inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
+    inputs = _handed_over(operands, spec, context, packs=buffered is not None)
     inputs |= {"seqlens_k": last, "total_sequence_length": total}
     inputs["past_key"], inputs["past_value"] = operands.past
     if spec.softcap is not None:
@@ -158,6 +156,23 @@ def emit(
     words += ["shared buffer"] if buffered is not None else []
     form = f"{INFO.name} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
+
+
+def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext, *, packs: bool) -> dict[str, ir.Value | None]:
+    """Queries, keys and values by the names of inputs; where `packs`, in one where they are pieces of one value and that pays."""
+    builder, (query, key, value) = context.builder, operands.values
+    pays = packs and "packed-operands" in context.device.provider.pays
+    packed = undivided(operands, spec, builder) if pays else None
+    if packed is not None:
+        return {"query": packed}
+    if any(_is_rotated(item) for item in (query, key)):
+        value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
+    return {"query": query, "key": key, "value": value}
+
+
+def merges_projections(context: BuildContext) -> bool:
+    """Whether it pays to make one product of those of queries, keys and values, for one tensor to hand over."""
+    return "merged-projections" in context.device.provider.pays
 
 
 def absorbs_rotary(rotary: Rotary, *, batch: Axis, each: bool, in_order: bool) -> bool:

@@ -28,6 +28,7 @@ def _respell(node: ir.Node) -> None:
     cos, sin, positions = (info.input(node, name) for name in _ROTARY)
     if positions is None or cos is None or node.graph is None:
         return
+    _unpack(node)
     for place, name in ((0, "num_heads"), (1, "kv_num_heads")):
         heads: int = attribute(node, name, 0)
         attributes: dict[str, int] = {"num_heads": heads, "interleaved": attribute(node, "rotary_interleaved", 0)}
@@ -42,6 +43,35 @@ def _respell(node: ir.Node) -> None:
     for name in _ROTARY:
         node.replace_input_with(info.place(name), None)
     del node.attributes["do_rotary"]
+
+
+def _unpack(node: ir.Node) -> None:
+    """Slices queries, keys and values from the one tensor that they are handed over as, if they are."""
+    packed, graph = node.inputs[0], node.graph
+    total = None if packed is None else _last(packed)
+    if node.inputs[1] is not None or packed is None or total is None or graph is None:
+        return
+    counts: list[int] = [attribute(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
+    start, size = 0, total // sum(counts)
+    for place, count in enumerate(counts):
+        ends = [start, start + count * size, 2]
+        bounds = [
+            _number(end, f"{node.name}/unpacked/{place}/{name}") for end, name in zip(ends, ("from", "to", "axis"), strict=True)
+        ]
+        part = ir.node("Slice", [packed, *(constant.outputs[0] for constant in bounds)])
+        part.outputs[0].name = f"{node.name}/unpacked/{place}"
+        part.outputs[0].type = packed.type
+        part.outputs[0].shape = ir.Shape([None, None, count * size])
+        graph.insert_before(node, (*bounds, part))
+        node.replace_input_with(place, part.outputs[0])
+        start += count * size
+
+
+def _number(number: int, name: str) -> ir.Node:
+    """A constant vector of one number."""
+    node = ir.node("Constant", [], {"value": ir.tensor([number], ir.DataType.INT64)})
+    node.outputs[0].name = name
+    return node
 
 
 def _last(value: ir.Value) -> int | None:

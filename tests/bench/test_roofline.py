@@ -126,6 +126,12 @@ def test_an_attention_has_two_products_for_every_pair_that_its_attributes_leave(
     assert found.operations == {"float16": 2 * 2 * 2 * 64 * pairs}
 
 
+def test_queries_keys_and_values_in_one_tensor_are_counted_as_three() -> None:
+    body = """g (float16[b, s, 128] q) => (float16[b, s, 64] y)
+    { y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2>(q) }"""
+    assert counted(body, q=(2, 10, 128)).operations == {"float16": 2 * 2 * 2 * 64 * 55}
+
+
 def test_an_attention_with_its_projections_inside_has_their_product_too() -> None:
     body = f"""g (float[b, s, 8] x) => (float[b, s, 8] y) <{weight("w", 8, 24)}, {weight("c", 24)}>
     {{ y = com.microsoft.Attention<num_heads = 2>(x, w, c) }}"""

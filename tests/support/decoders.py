@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 import onnx.parser
 
+PROJECTED = "q{i} = MatMul({x}, wq{i}) k{i} = MatMul({x}, wk{i}) v{i} = MatMul({x}, wv{i})"
 _LAYER = """
-   q{i} = MatMul({x}, wq{i}) k{i} = MatMul({x}, wk{i}) v{i} = MatMul({x}, wv{i})
+   {projected}
    q4{i} = Reshape(q{i}, queries) k4{i} = Reshape(k{i}, groups) v4{i} = Reshape(v{i}, groups)
    qt{i} = Transpose<perm=[0, 2, 1, 3]>(q4{i}) kt{i} = Transpose<perm=[0, 2, 1, 3]>(k4{i})
    vt{i} = Transpose<perm=[0, 2, 1, 3]>(v4{i}) {rotated}
@@ -67,6 +68,7 @@ def decoder(
     seen: str = PADDED,
     causal: str = "LessOrEqual(j, i)",
     size: int = 16,
+    projected: str = PROJECTED,
     rotated: bool = True,
     given: bool = True,
     dtype: str = "float",
@@ -87,6 +89,7 @@ def decoder(
         seen: What makes of `causal` which keys are `allowed`.
         causal: The triangle.
         size: Channels of a head.
+        projected: What makes queries, keys and values of the input of a layer, each (b, s, heads · channels).
         rotated: Queries and keys are rotated.
         given: Positions are an input; else they are counted from the past on.
         dtype: Its element type.
@@ -107,7 +110,9 @@ def decoder(
         if rotated
         else "qr{i} = Identity(qt{i}) kr{i} = Identity(kt{i})"
     )
-    layer = _LAYER.replace("{rotated}", turned).replace("{more}", more).replace("{scores}", scores)
+    layer = (
+        _LAYER.replace("{projected}", projected).replace("{rotated}", turned).replace("{more}", more).replace("{scores}", scores)
+    )
     layer = layer.replace("{after}", after).replace("{weights}", weights)
     layers = layer.format(i=0, x="x") + between + layer.format(i=1, x="next")
     counted = "" if given else "rows1 = Unsqueeze(rows, zeros)"

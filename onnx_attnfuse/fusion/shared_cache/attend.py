@@ -37,6 +37,11 @@ class Attended:
         """The operator."""
         return self.emitted.node
 
+    @property
+    def form(self) -> str:
+        """The form in which the mask and the operands are handed over, for a reader."""
+        return self.emitted.mask if self.node.inputs[KEY] is not None else f"{self.emitted.mask}, packed qkv"
+
 
 def attend(site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit) -> Attended:
     """Builds the operator and puts it in the place of the attention.

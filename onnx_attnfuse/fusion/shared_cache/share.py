@@ -46,6 +46,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.packed_operands import merge_products
 from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -186,6 +187,9 @@ class _Sharing:
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and self._told(length(axes.i)) != 1
         buffered = target.Buffered(lengths.last, lengths.total, is_rearranged)
         attended = [attend(site, buffered, self._context, order, edit) for site in sites]
+        if target.merges_projections(self._context):
+            for item in attended:
+                merge_products(item.node, builder)
         if is_rearranged:
             self._rearrange(attended, lengths)
         graph.sort()
@@ -223,7 +227,7 @@ class _Sharing:
             op=target.INFO.name,
             domain=target.INFO.domain,
             scale=None if site.spec.scale_values else attended.emitted.scale,
-            mask_form=attended.emitted.mask,
+            mask_form=attended.form,
             kernel=kernel_of_forecast(forecast(params, plan_context.device), plan_context.device),
             layout=attended.emitted.layouts,
             verified=verified,

@@ -11,7 +11,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims, Known, broadcast
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.rules.reading import ShapeRule, einsum_terms, input_dims, rules
+from onnx_attnfuse.graph.rules.reading import ShapeRule, einsum_terms, given, input_dims, rules
 from onnx_attnfuse.graph.sizes import Dim
 
 
@@ -129,11 +129,20 @@ def _projected_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 def contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     """The shape of an attention of com.microsoft of queries (b, s, n·h); heads that share values are as wide in both."""
     query, value = input_dims(node, 0, facts), input_dims(node, 2, facts)
+    if query is not None and len(query) == 3 and given(node, 2) is None and attribute(node, "kv_num_heads"):
+        return [(*query[:2], _width_of_packed(node, query[-1], facts))]
     if query is None or value is None or len(query) != 3 or len(value) not in {3, 4}:
         return []
     if node.op_type == "MultiHeadAttention":
         _meet_mask(node, 5, 6, query, facts)
     return [(*query[:2], value[-1] if len(value) == 3 and not attribute(node, "kv_num_heads") else query[-1])]
+
+
+def _width_of_packed(node: ir.Node, total: Dim, facts: Known) -> Dim:
+    """The channels of all query heads, where those of keys and values lie behind them in one tensor."""
+    heads, kv_heads = int(attribute(node, "num_heads", 1)), int(attribute(node, "kv_num_heads", 1))
+    size = sizes.exact_quotient(total, heads + 2 * kv_heads)
+    return facts.fresh(node.outputs[0], 2) if size is None else size * heads
 
 
 def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -> None:

@@ -306,7 +306,18 @@ PROVIDER = ExecutionProvider(
     takes_if=True,
     options_for_if=_FOR_IF,
     option_words=_option_words,
-    pays=frozenset(["split-gemm", "quotients", "skip-norm", "half-gelu", "projection-bias", "padded-columns"]),
+    pays=frozenset(
+        [
+            "split-gemm",
+            "quotients",
+            "skip-norm",
+            "half-gelu",
+            "projection-bias",
+            "padded-columns",
+            "packed-operands",
+            "merged-projections",
+        ]
+    ),
     unfused_time=_unfused_time,
     switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True),
     capture=CAPTURE,

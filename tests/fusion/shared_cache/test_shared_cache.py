@@ -131,7 +131,7 @@ def test_rotations_are_those_of_the_source(padding: str, *, given: bool) -> None
 def test_rotations_go_into_the_operator_where_each_token_has_its_own_position_there() -> None:
     model = decoder(dtype="float16")
     (gpu, cpu) = (_shared(model, ep=name, arch="sm90" if name == "cuda" else None) for name in ("cuda", "cpu"))
-    assert {site.mask_form for site in gpu.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary"}
+    assert {site.mask_form for site in gpu.report.sites} == {"GroupQueryAttention causal, shared buffer, do_rotary, packed qkv"}
     assert {site.mask_form for site in cpu.report.sites} == {"GroupQueryAttention causal, shared buffer"}
     assert "RotaryEmbedding" not in {node.op_type for node in gpu.model.graph.node}
     assert all(site.verified is not None for site in (*gpu.report.sites, *cpu.report.sites))
