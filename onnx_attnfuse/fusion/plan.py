@@ -105,6 +105,11 @@ class PlanContext:
                 raise OptionError(f"dim {name!r} is {number}; choose a length of 1 or more")
 
     @property
+    def fixed(self) -> Mapping[str, int]:
+        """Numbers that symbolic sizes will always have."""
+        return self.lengths if self.captured else {}
+
+    @property
     def may_test(self) -> bool:
         """Whether a form that is exact for some batches may stand behind a test at run time."""
         return not self.captured and self.padding != "exact" and bool(self.device.provider.takes_if)

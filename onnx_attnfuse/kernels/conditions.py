@@ -59,12 +59,8 @@ class AttentionParams:
 
     def settled(self, lengths: Mapping[str, int]) -> AttentionParams:
         """The parameters with numbers in place of symbolic sizes, wherever all symbols of a size have one."""
-
-        def settle(dim: Dim) -> Dim:
-            return sizes.evaluate(dim, lengths) if sizes.symbols(dim) <= lengths.keys() else dim
-
         names = ("batch", "rows", "columns", "head_size", "v_head_size")
-        return dataclasses.replace(self, **{name: settle(getattr(self, name)) for name in names})
+        return dataclasses.replace(self, **{name: sizes.settled(getattr(self, name), lengths) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,6 +64,8 @@ class Loop:
     """Padding may lie anywhere; else nowhere but behind the tokens of a prompt."""
     only_ends: bool
     """Nothing is claimed of padding that lies between tokens."""
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    """Numbers that symbolic sizes will always have; no other number of entries or new tokens is run then."""
     rotates_each_token: bool = False
     """What it will run on rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
 
@@ -143,7 +145,8 @@ class _Judge:
         self._dims: dict[str, Dims] = {value.name or "": facts.dims(value) or () for value in before.graph.inputs}
         self._dtypes = {value.name or "": facts.dtype(value) for value in before.graph.inputs}
         self._kinds: Mapping[str, Kind] = kinds(before.graph, facts)
-        self._fixed = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
+        self._axes = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
+        self._fixed = {name: sizes.settled(dim, loop.numbers) for name, dim in self._axes.items()}
         self._rng = np.random.default_rng(0)
         self._is_large = weight_bytes(before) > _LARGE
         dtype = self._dtypes[loop.pasts[0][0]]
@@ -279,7 +282,7 @@ class _Judge:
         loop, past = self._loop, keep.shape[1] - new
         own = {loop.tokens, loop.mask, loop.positions, *(name for name, _ in loop.pasts)}
         lengths = {"batch": keep.shape[0], "new": new, "past": past, "total": past + new}
-        axes = {**self._fixed, "past": self._dims[loop.pasts[0][0]][2], "total": self._dims.get(loop.mask, (0, 0))[1]}
+        axes = {**self._axes, "past": self._dims[loop.pasts[0][0]][2], "total": self._dims.get(loop.mask, (0, 0))[1]}
         sizes_now = {str(axes[name]): length for name, length in lengths.items() if not isinstance(axes[name], int)}
         for name in [name for name in self._kinds if name not in own]:
             shape, dtype = [self._size(dim, sizes_now) for dim in self._dims[name]], self._numpy(name)

@@ -34,10 +34,9 @@ from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.order import Order
-from onnx_attnfuse.graph.sizes import Dim, evaluate, symbols
+from onnx_attnfuse.graph.sizes import settled
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.kernels.forecast import forecast
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
@@ -167,7 +166,7 @@ class _Sharing:
             attended = self._attended(sites, mask, edit)
             settle(self._context.builder, attended)
             decoder = served(interface, mask, attended)
-            loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context.device.provider)
+            loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = functools.partial(graph.verifier.check_loop, before, graph.model, loop)
             verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
@@ -184,7 +183,7 @@ class _Sharing:
         lengths = read_lengths(builder, mask, *sizes, padded=self._is_padded(sites))
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
-        order, is_rearranged = Order(graph), self._may_rearrange(sites) and self._told(length(axes.i)) != 1
+        order, is_rearranged = Order(graph), self._may_rearrange(sites) and settled(length(axes.i), self._plan_context.fixed) != 1
         buffered = target.Buffered(lengths.last, lengths.total, is_rearranged)
         attended = [attend(site, buffered, self._context, order, edit) for site in sites]
         if target.merges_projections(self._context):
@@ -194,11 +193,6 @@ class _Sharing:
             self._rearrange(attended, lengths)
         graph.sort()
         return attended
-
-    def _told(self, size: Dim) -> Dim:
-        """A size, as a number where it is to be fixed to one."""
-        context = self._plan_context
-        return evaluate(size, context.lengths) if context.captured and symbols(size) <= context.lengths.keys() else size
 
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
         """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
@@ -244,7 +238,7 @@ class _Names:
         self._outputs = [value.name or "" for value in model.outputs if value.name not in self._presents]
         self._is_padded = is_padded
 
-    def loop(self, decoder: ServedDecoder, any_padding: bool, only_ends: bool, provider: ExecutionProvider) -> Loop:
+    def loop(self, decoder: ServedDecoder, any_padding: bool, only_ends: bool, plan_context: PlanContext) -> Loop:
         """How the source and the result are run in a loop."""
         pasts = [name for pair in zip(decoder.past_keys, decoder.past_values, strict=True) for name in pair]
         presents = [name for pair in zip(decoder.present_keys, decoder.present_values, strict=True) for name in pair]
@@ -258,7 +252,8 @@ class _Names:
             outputs=tuple(self._outputs),
             any_padding=any_padding,
             only_ends=only_ends,
-            rotates_each_token=provider.rotates_each_token,
+            numbers=plan_context.fixed,
+            rotates_each_token=plan_context.device.provider.rotates_each_token,
         )
 
 
