@@ -18,7 +18,6 @@ from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_ad
 from onnx_attnfuse.attention.masks.fully_masked import (
     SUMMED_IN_HALF,
     Fills,
-    check_biases,
     choose_fills,
     implied,
     lowest_sum,
@@ -105,8 +104,6 @@ def read_rows(
         _check_narrowed_sums(spec, context)
         absorbs = _absorbing(spec, context)
         fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
-    elif emitter is not None and spec.sink is None:
-        check_biases(spec.mask, context.reader, context.bounds)
     if emitter is not None and spec.sink is None:
         _check_half_sums(spec, context)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)

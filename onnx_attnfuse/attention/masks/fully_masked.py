@@ -145,40 +145,19 @@ def _gain(mask: Mask) -> float:
     return 1.0 if only.values else abs(only.number)
 
 
-def check_biases(mask: Mask, reader: Reader, bounds: Bounds) -> None:
-    """Looks for numbers that mask no key and are yet so low that they round the score: a row may have no others.
-
-    Raises:
-        Refused: It depends on the order in which numbers are added (`rounded-mask`).
-    """
-    _refuse_rounding(_rounded(mask, reader, bounds, fills=False))
-
-
 def _refuse_rounding(number: float | None) -> None:
     if number is not None:
         message = f"with {number:g} added, rows without a key depend on the order of float32 additions"
         raise Refused("rounded-mask", message)
 
 
-def _rounded(mask: Mask, reader: Reader, bounds: Bounds, *, fills: bool = True) -> float | None:
-    """A number whose sum with a score is rounded visibly before it is multiplied, or a bias before or after another sum.
-
-    Args:
-        mask: The steps.
-        reader: Reads their values.
-        bounds: Intervals of their values.
-        fills: Whether numbers that mask count.
-    """
-    sums = {place: split_added(step, Gain(), reader, MASKS) for place, step in enumerate(mask) if isinstance(step, Added)}
+def _rounded(mask: Mask, reader: Reader, bounds: Bounds) -> float | None:
+    """A number whose sum with a score is rounded visibly before it is multiplied."""
     last = max((place for place, step in enumerate(mask) if _is_scaling(step)), default=0)
-    scaled = [parts for place, parts in sums.items() if place < last]
-    numbers = [fill for parts in scaled for fill in parts.fills if fills and fill > ROUNDS_ALL]
-    numbers += [bounds.expression(bias)[0] for parts in scaled for bias in parts.biases]
-    found = [number for number in numbers if number < ROUNDS_SCALED]
-    if len(sums) > 1:
-        ordinary = [bias for parts in sums.values() for bias in parts.biases if not bounds.may_mask(bias)]
-        found += [low for low in (bounds.expression(bias)[0] for bias in ordinary) if ROUNDS_ALL < low < ROUNDS]
-    return next(iter(found), None)
+    sums = [split_added(step, Gain(), reader, MASKS) for step in mask[:last] if isinstance(step, Added)]
+    numbers = [fill for parts in sums for fill in parts.fills if fill > ROUNDS_ALL]
+    numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
+    return next((number for number in numbers if number < ROUNDS_SCALED), None)
 
 
 def _is_scaling(step: MaskStep) -> bool:
