@@ -23,7 +23,7 @@ from onnx_attnfuse.fusion import capturing, passes
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
-from onnx_attnfuse.graph.fixed_sizes import fold_sizes
+from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.ort_settings import session_for
@@ -121,7 +121,11 @@ def _report(run: Run) -> Report:
     device, session, capture = run.plan_context.device, None, None
     with contained(Subject("telling what was done")):
         run.notes += _around(run)
-        session = session_for(device if fused else Device(device.ep, device.arch), has_if="If" in ops_after)
+        session = session_for(
+            device if fused else Device(device.ep, device.arch),
+            has_if="If" in ops_after,
+            has_fixed_sizes="MatMul" in ops_after and not input_sizes(run.model),
+        )
     with contained(Subject("telling what can be captured")):
         folded, known = run.options.cuda_graph, {part.scope.graph: part.scope.facts for part in run.graphs}
         capture = capturing.told(run.model, device.provider, folded=folded, known=None if folded else known)
