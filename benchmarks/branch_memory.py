@@ -30,11 +30,10 @@ def chain(ifs: int) -> onnx.ModelProto:
     for place in range(PRODUCTS):
         following = f"y{place}"
         if place < ifs:
-            then, other = (
-                f"{name} = b{place}{name} () => (float16[{SIZE},{SIZE}] z{name}) {{ z{name} = MatMul({value}, w) }}"
+            branches = ", ".join(
+                f"{name}: graph = b{place}{name} () => (float16[{SIZE},{SIZE}] z{name}) {{ z{name} = MatMul({value}, w) }}"
                 for name in ("then_branch", "else_branch")
             )
-            branches = ", ".join(part.replace(" = b", ": graph = b", 1) for part in (then, other))
             lines.append(f"{following} = If <{branches}> (test)")
         else:
             lines.append(f"{following} = MatMul({value}, w)")

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def outcome(path: pathlib.Path, provider: str) -> dict[str, Any]:
-    """What was told of a model, what became of it, and whether the two agree."""
+    """The forecast for a model, the outcome on the GPU, and whether the two agree."""
     source = onnx.load(path)
     feeds = inputs_of(path)
     fusion = Fusion(Options(ep="cuda", cuda_graph=True, dim=sizes_of(source, feeds), verify="none"))

@@ -16,8 +16,6 @@ import argparse
 import importlib.util
 import pathlib
 import platform
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +24,10 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.bound import PROVIDERS, Bound, in_turns
+
 SIZES = "4096x1024x50257,1024x1024x50257,8x2048x50257,1x1024x50257,1024x768x51865,4096x768x30522"
 DTYPES = {"float16": (TensorProto.FLOAT16, np.float16), "float32": (TensorProto.FLOAT, np.float32)}
-PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 MULTIPLES = (8, 64, 128)
 FORMS = (
     *("plain", *(f"to {number}{end}" for number in MULTIPLES for end in (", cut", ""))),
@@ -86,33 +85,6 @@ def model_of(form: str, rows: int, shared: int, columns: int, dtype: str) -> byt
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
-class Bound:
-    """A model with its inputs and outputs on the device."""
-
-    def __init__(self, model: bytes, provider: str, feeds: dict[str, Any]) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        self.session = onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[provider]])
-        if PROVIDERS[provider] not in self.session.get_providers():
-            raise RuntimeError(f"ONNX Runtime could not start its {PROVIDERS[provider]}")
-        self.binding = self.session.io_binding()
-        wanted = {item.name for item in self.session.get_inputs()}
-        self.values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value, provider, 0) for name, value in feeds.items()}
-        for name in wanted:
-            self.binding.bind_ortvalue_input(name, self.values[name])
-        for item in self.session.get_outputs():
-            self.binding.bind_output(item.name, provider)
-
-    def run(self) -> None:
-        """Runs it to its end."""
-        self.session.run_with_iobinding(self.binding)
-        self.binding.synchronize_outputs()
-
-    def result(self, columns: int) -> Any:
-        """Some rows of what it gave, without what was padded."""
-        return self.binding.get_outputs()[0].numpy()[:8, :columns].astype(np.float32)
-
-
 def by_torch(rows: int, shared: int, columns: int, dtype: str) -> Callable[[], None] | None:
     """Torch's product with a weight that lies by columns, where torch has the GPU."""
     if importlib.util.find_spec("torch") is None:
@@ -159,7 +131,7 @@ def measured(size: str, dtype: str, provider: str, rounds: int, wanted: list[str
             bound = Bound(model_of(form, rows, shared, columns, dtype), provider, feeds)
             for _ in range(_WARM):
                 bound.run()
-            given = bound.result(columns)
+            given = bound.output().numpy()[:8, :columns].astype(np.float32)
         except Exception as error:  # noqa: BLE001 - a failure is a result
             found[form] = {"error": " ".join(str(error).split())[:200]}
             continue
@@ -169,15 +141,8 @@ def measured(size: str, dtype: str, provider: str, rounds: int, wanted: list[str
     if provider == "cuda" and (own := by_torch(rows, shared, columns, dtype)) is not None:
         runs["torch linear"] = own
         found["torch linear"] = {"apart": 0.0, "kernels": kernels(own)}
-    times: dict[str, list[float]] = {form: [] for form in runs}
-    for turn in range(rounds):
-        names = list(runs)
-        for form in (*names[turn % len(names) :], *names[: turn % len(names)]):
-            start = time.perf_counter()
-            runs[form]()
-            times[form].append(1e3 * (time.perf_counter() - start))
-    for form, taken in times.items():
-        found[form]["ms"] = statistics.median(taken)
+    for form, taken in in_turns(runs, rounds).items():
+        found[form]["ms"] = taken
     return found
 
 

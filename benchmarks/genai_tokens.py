@@ -29,7 +29,7 @@ _PACKAGES = ("onnxruntime-genai", "onnxruntime", "torch", "transformers", "onnxs
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of one export."""
+    """The outcome of one export."""
 
     name: str
     exporter: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class _Truths:
-    """What transformers generates, for the three ways."""
+    """Tokens that transformers generates, for the three ways."""
 
     prompts: runs.Tokens
     one: runs.Generated

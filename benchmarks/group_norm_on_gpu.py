@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,11 +28,12 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.bound import PROVIDERS, Bound, in_turns
+
 SIZES = "2x320x64x64,2x960x64x64,2x640x32x32,2x1280x16x16,2x1280x8x8,8x320x64x64"
 FORMS = ("spelled", "one image", "rows", "operator", "turned", "last")
 BETWEEN = ("conv spelled", "conv one image", "conv rows", "conv turned")
 DTYPES = {"float16": (TensorProto.FLOAT16, np.float16), "float32": (TensorProto.FLOAT, np.float32)}
-PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 GROUPS, EPSILON = 32, 1e-5
 MEANS = (0.0, 30.0)
 """Means of the numbers that are normalized, of standard deviation 1; the first is timed, both are compared with float64."""
@@ -128,36 +127,6 @@ def truth(x: Any, gamma: Any, beta: Any) -> Any:
     return found / (1 + np.exp(-found))
 
 
-class Bound:
-    """A model with its input and output on the device."""
-
-    def __init__(self, model: bytes, provider: str, x: Any, *, nhwc: bool) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        settings = {"prefer_nhwc": "1"} if nhwc else {}
-        self.session = onnxruntime.InferenceSession(model, options, providers=[(PROVIDERS[provider], settings)])
-        if PROVIDERS[provider] not in self.session.get_providers():
-            raise RuntimeError(f"ONNX Runtime could not start its {PROVIDERS[provider]}")
-        self.binding = self.session.io_binding()
-        self.provider = provider
-        self.give(x)
-        self.binding.bind_output(self.session.get_outputs()[0].name, provider)
-
-    def give(self, x: Any) -> None:
-        """Takes another input."""
-        self.value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(x), self.provider, 0)
-        self.binding.bind_ortvalue_input("x", self.value)
-
-    def run(self) -> None:
-        """Runs it to its end."""
-        self.session.run_with_iobinding(self.binding)
-        self.binding.synchronize_outputs()
-
-    def result(self) -> Any:
-        """What it gave."""
-        return self.binding.get_outputs()[0].numpy().astype(np.float64)
-
-
 def measured(size: str, dtype: str, provider: str, rounds: int) -> dict[str, dict[str, Any]]:
     """Milliseconds and errors of every form at one size."""
     shape = tuple(map(int, size.split("x")))
@@ -176,26 +145,20 @@ def measured(size: str, dtype: str, provider: str, rounds: int) -> dict[str, dic
             for mean in MEANS[::-1]:
                 x = (noise + np.float32(mean)).astype(DTYPES[dtype][1])
                 given = x.transpose(0, 2, 3, 1) if form == "last" else x
-                bound = bound or Bound(model, provider, given, nhwc=name != form)
-                bound.give(given)
+                bound = bound or Bound(model, provider, {"x": given}, {"prefer_nhwc": "1"} if name != form else {})
+                bound.give("x", given)
                 for _ in range(_WARM):
                     bound.run()
                 if form in FORMS:
-                    result = bound.result().transpose(0, 3, 1, 2) if form == "last" else bound.result()
+                    result = bound.output().numpy().astype(np.float64)
+                    result = result.transpose(0, 3, 1, 2) if form == "last" else result
                     cell[f"error, mean {mean:g}"] = float(np.abs(result - truth(x, gamma, beta)).max())
             assert bound is not None
             found[name], runs[name] = cell, bound.run
         except Exception as error:  # noqa: BLE001 - a failure is a result
             found[name] = {"error": " ".join(str(error).split())[:200]}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(rounds):
-        names = list(runs)
-        for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
-            start = time.perf_counter()
-            runs[name]()
-            times[name].append(1e3 * (time.perf_counter() - start))
-    for name, taken in times.items():
-        found[name]["ms"] = statistics.median(taken)
+    for name, taken in in_turns(runs, rounds).items():
+        found[name]["ms"] = taken
     return found
 
 

@@ -34,11 +34,12 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from benchmarks.bound import PROVIDERS, Bound
+
 FORMS = ("three", "biased", "packed", "attention")
 MASKS = ("none", "causal", "lengths", "bias")
 SIZES = "1x128x12x64,8x128x12x64,8x512x12x64,32x197x16x64,2x3137x16x64,1x1024x16x64,4x2048x32x128"
 DTYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "float32": TensorProto.FLOAT}
-PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 LAYERS = 4
 _ROUNDS, _MOST_SECONDS = 15, 1.5
 _DISTINCT = 65537
@@ -96,28 +97,15 @@ def model_of(form: str, mask: str, dtype: str, size: Sequence[int]) -> bytes:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
 
 
-class Bound:
-    """A model with its inputs and output on the device."""
+def bound_of(model: bytes, provider: str, feeds: dict[str, Any]) -> Bound:
+    """A model that is bound, with no more memory from the arena than is asked for."""
+    return Bound(model, provider, feeds, {"arena_extend_strategy": "kSameAsRequested"} if provider == "cuda" else {})
 
-    def __init__(self, model: bytes, provider: str, feeds: dict[str, Any]) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        settings = {"arena_extend_strategy": "kSameAsRequested"} if provider == "cuda" else {}
-        self.session = onnxruntime.InferenceSession(model, options, providers=[(PROVIDERS[provider], settings)])
-        self.binding = self.session.io_binding()
-        for name, value in feeds.items():
-            self.binding.bind_ortvalue_input(name, value)
-        self.binding.bind_output(self.session.get_outputs()[0].name, provider)
 
-    def run(self) -> None:
-        """Runs it to its end."""
-        self.session.run_with_iobinding(self.binding)
-        self.binding.synchronize_outputs()
-
-    def result(self) -> Any:
-        """What it gave, as float32."""
-        value = self.binding.get_outputs()[0]
-        return on_device(value, value.element_type(), TensorProto.FLOAT, "cpu").numpy()
+def result_of(bound: Bound) -> Any:
+    """The output of a model as float32."""
+    value = bound.output()
+    return on_device(value, value.element_type(), TensorProto.FLOAT, "cpu").numpy()
 
 
 def on_device(array: Any, given: int, wanted: int, provider: str) -> Any:
@@ -171,15 +159,15 @@ def timed(runs: dict[str, Bound]) -> dict[str, float]:
 def cell(mask: str, dtype: str, size: Sequence[int], provider: str) -> dict[str, Any]:
     """All forms of one problem."""
     found: dict[str, Any] = {"dtype": dtype, "size": list(size), "mask": mask, "error": {}}
-    exact = Bound(model_of("three", mask, "float32", size), provider, feeds_of(mask, "float32", size, provider))
+    exact = bound_of(model_of("three", mask, "float32", size), provider, feeds_of(mask, "float32", size, provider))
     exact.run()
-    wanted = exact.result()
+    wanted = result_of(exact)
     del exact
     tried = {form: started(model_of(form, mask, dtype, size), provider, feeds_of(mask, dtype, size, provider)) for form in FORMS}
     found["failed"] = {form: bound for form, bound in tried.items() if isinstance(bound, str)}
     runs = {form: bound for form, bound in tried.items() if isinstance(bound, Bound)}
     for form, bound in runs.items():
-        found["error"][form] = float(f"{np.abs(bound.result() - wanted).max() / np.abs(wanted).max():.1e}")
+        found["error"][form] = float(f"{np.abs(result_of(bound) - wanted).max() / np.abs(wanted).max():.1e}")
     found["ms"] = timed(runs)
     return found
 
@@ -187,7 +175,7 @@ def cell(mask: str, dtype: str, size: Sequence[int], provider: str) -> dict[str,
 def started(model: bytes, provider: str, feeds: dict[str, Any]) -> Bound | str:
     """A form that has run once, or why it does not."""
     try:
-        bound = Bound(model, provider, feeds)
+        bound = bound_of(model, provider, feeds)
         bound.run()
     except Exception as error:  # noqa: BLE001 - a failure is a result
         return " ".join(str(error).split())[:160]

@@ -121,7 +121,7 @@ def export(decoder: Decoder, exporter: str, path: pathlib.Path) -> None:
 
 
 def exporter_names() -> str:
-    """What the exporters are called, in words."""
+    """The names of the exporters, in words."""
     words = {name: f"{'dynamo' if dynamo else 'TorchScript'} at opset {opset}" for name, (dynamo, opset) in EXPORTERS.items()}
     return ", ".join(f"{name} is {words[name]}" for name in EXPORTED)
 

@@ -60,7 +60,7 @@ def growing(decoder: Decoder, model: pathlib.Path, config: pathlib.Path, folder:
 
 
 def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *more: str) -> str:
-    """What `attnfuse optimize --cache shared`, with more options, makes of an export, and what it says.
+    """Runs `attnfuse optimize --cache shared`, with more options, on an export, and gives what it prints.
 
     Raises:
         RuntimeError: It ends with another status than 0, or without a config.
@@ -74,7 +74,7 @@ def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *mor
 
 
 def built(config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """What the model builder of onnxruntime-genai makes of the weights that transformers saved.
+    """Runs the model builder of onnxruntime-genai on the weights that transformers saved.
 
     Raises:
         RuntimeError: It ends with another status than 0.
@@ -92,7 +92,7 @@ def operators(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _ran(*command: str) -> str:
-    """What a module prints that is run by itself."""
+    """The output of a module that is run by itself."""
     environment: dict[str, Any] = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-m", *command], env=environment, text=True, capture_output=True, check=False)
     if done.returncode:

@@ -27,7 +27,7 @@ Tokens = list[list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What follows prompts."""
+    """The tokens that follow prompts."""
 
     tokens: Tokens
     logits: np.ndarray
@@ -106,7 +106,7 @@ class Genai:
 
 
 def _finished(generator: Any, length: int, rows: int) -> Generated:
-    """What a generator gives from a length on."""
+    """The tokens of a generator from a length on."""
     logits: list[np.ndarray] = []
     while not generator.is_done():
         logits.append(generator.get_logits()[:, -1].copy())
@@ -140,7 +140,7 @@ class Comparison:
 
 
 def compared(found: Generated, truth: Generated) -> Comparison:
-    """What onnxruntime-genai generates beside what transformers does."""
+    """Tokens of onnxruntime-genai beside those of transformers."""
     equal: list[int] = []
     ties: list[float] = []
     error = 0.0

@@ -97,7 +97,7 @@ def make(spec: Spec, variant: Variant, folder: pathlib.Path, provider: str, arch
 
 
 def works(spec: Spec, path: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """What one run of a model does at least, by case; of steps in a row the first."""
+    """The work of one run of a model, by case; of steps in a row the first."""
     from onnx_attnfuse.bench.roofline import work
     from onnx_attnfuse.graph import io as models
 
