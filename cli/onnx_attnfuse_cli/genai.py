@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def hf_config(path: pathlib.Path | None, cache: str, *, several: bool) -> Mapping[str, Any] | None:
-    """What a Hugging Face config says, read before anything is done; None where none is named.
+    """The entries of a Hugging Face config, read before anything is done; None where no config is named.
 
     Raises:
         click.UsageError: It is named where no genai_config.json is written.

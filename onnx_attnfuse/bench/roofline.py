@@ -31,7 +31,7 @@ _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a run of a model does at least."""
+    """The bytes and operations that a run of a model takes at least."""
 
     weights: int
     """Bytes of weights that are read."""
@@ -62,7 +62,7 @@ class Limit:
 
 @dataclasses.dataclass
 class _Tally:
-    """What was counted so far: bytes by weight or input, operations by element type."""
+    """A count so far: bytes by weight or input, operations by element type."""
 
     read: dict[ir.Value, int] = dataclasses.field(default_factory=dict[ir.Value, int])
     operations: Counter[str] = dataclasses.field(default_factory=Counter[str])
@@ -128,7 +128,7 @@ class _Reader:
         """Caches that are written where they lie, so that new positions only are written."""
 
     def count(self, graph: ir.Graph | ir.Function) -> _Tally:
-        """What the nodes of a graph do."""
+        """The work of the nodes of a graph."""
         tally = _Tally()
         for node in graph:
             if self._model.functions:
@@ -232,7 +232,7 @@ class _Reader:
 
 
 def _least(branches: Sequence[_Tally]) -> _Tally:
-    """What is done whichever branch is taken."""
+    """The work that is done whichever branch is taken."""
     first, *others = branches
     for other in others:
         read = {source: min(count, other.read[source]) for source, count in first.read.items() if source in other.read}

@@ -82,8 +82,11 @@ class Run:
         """How often each enabling rule was applied."""
         self.changes: Counter[str] = Counter()
         """What each pass counted, by its name."""
-        self.shared = SharedCache()
-        """What became of the cache of the main graph."""
+
+    @property
+    def shared(self) -> SharedCache:
+        """The outcome of sharing the cache of the main graph, which is read first."""
+        return self.graphs[0].shared if self.graphs else SharedCache()
 
     @functools.cached_property
     def total(self) -> int:
@@ -107,7 +110,7 @@ class PassContext:
         self.fused: tuple[SiteFuser, list[SiteReport]] | None = None
         """What fused the candidates, and a report on each; None: fusing has failed, or was not begun."""
         self.shared = SharedCache()
-        """What became of the cache of this graph; attentions that share its buffer are no candidates any more."""
+        """The outcome of sharing the cache of this graph; attentions that share its buffer are no candidates any more."""
         self.failure: Reason | None = None
         """Why the last pass that failed did."""
 
@@ -119,11 +122,11 @@ class PassContext:
 
     def to_last(self) -> Undo:
         """The undo of the next pass: puts the graph back to the state before that pass."""
-        snapshot, fused, replaced = self.snapshot(), self.fused, self.run.replaced
+        snapshot, fused, shared, replaced = self.snapshot(), self.fused, self.shared, self.run.replaced
 
         def undo() -> None:
             snapshot.restore()
-            self.fused, self.run.replaced = fused, replaced
+            self.fused, self.shared, self.run.replaced = fused, shared, replaced
 
         return undo
 
@@ -133,7 +136,6 @@ class PassContext:
         def undo() -> None:
             self.origin.restore()
             self.fused, self.shared = None, SharedCache()
-            self.run.shared = self.shared if self.scope.graph is self.run.model.graph else self.run.shared
             self.run.version += 1
 
         return undo

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import get_args
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.fusion.enabling import apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -28,7 +26,6 @@ from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.ort_settings import switches_for
-from onnx_attnfuse.options import CachePolicy
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import SiteReport
@@ -98,14 +95,8 @@ def draw(graph: PassContext) -> int:
 
 
 def share_cache(graph: PassContext) -> int:
-    """Makes the cache of a decoder one buffer, where that is asked for; its attentions are done with then.
-
-    Raises:
-        OptionError: The choice does not exist.
-    """
+    """Makes the cache of a decoder one buffer, where that is asked for; its attentions are done with then."""
     run = graph.run
-    if run.options.cache not in get_args(CachePolicy):
-        raise OptionError(f"cache is {run.options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
     if run.options.cache == "as-is":
         return 0
     from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
@@ -116,7 +107,6 @@ def share_cache(graph: PassContext) -> int:
     graph.shared = found
     if found.decoder is None:
         return 0
-    run.shared = found
     fold(fuser.graph.builder.rearranged, fuser.graph.builder, "attnfuse/weight")
     kept = {item.node for item in graph.candidates if item.node not in found.sites}
     candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)

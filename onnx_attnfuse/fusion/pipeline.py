@@ -13,12 +13,13 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator
+from typing import get_args
 
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
-from onnx_attnfuse.errors import VerificationError
+from onnx_attnfuse.errors import OptionError, VerificationError
 from onnx_attnfuse.fusion import capturing, passes
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
@@ -29,7 +30,7 @@ from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.ort_settings import session_for
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.discovery import load
-from onnx_attnfuse.options import Options
+from onnx_attnfuse.options import CachePolicy, Options
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.verify.verifier import Verifier
@@ -74,6 +75,8 @@ class Fusion:
             MissingDependencyError: Verification was asked for and onnxruntime is absent.
             OptionError: An option has no such value.
         """
+        if options.cache not in get_args(CachePolicy):
+            raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
         capturing.check_options(options)
         self.options = options
         self.catalogue = load(options)

@@ -30,7 +30,7 @@ _RANDOM = frozenset("Bernoulli Dropout Multinomial RandomNormal RandomNormalLike
 def capture_blockers(
     model: ir.Model, capture: Capture, *, folded: bool = False, known: Mapping[ir.Graph | ir.Function, Facts] | None = None
 ) -> tuple[Reason, ...]:
-    """What prevents that a model is captured.
+    """Nodes that prevent the capture of a model, each with its reason.
 
     Args:
         model: The model, nodes in topological order.
@@ -126,7 +126,7 @@ class _Search:
             self.found[Reason("open-size", message, label(node))] = None
 
     def _blockers(self, node: ir.Node, part: _Part) -> Iterator[Reason]:
-        """What prevents that a node is captured whose inputs are not all constants."""
+        """Reasons that prevent the capture of a node whose inputs are not all constants."""
         op, domain, name = node.op_type, plain_domain(node.domain), label(node)
         waits = self.capture.waits.get((domain, op))
         if waits is not None:

@@ -1,4 +1,4 @@
-"""What of a model ONNX Runtime can capture in a CUDA graph: its kernels, what they read on the host, where they wait for the GPU.
+"""Conditions of a CUDA graph in ONNX Runtime: kernels there are, inputs they read on the host, operators that wait for the GPU.
 
 A session that is to capture refuses a model with control flow, and one in which values are copied between GPU and host: for nodes
 without a CUDA kernel, and for inputs that kernels read on the host. What waits for the GPU fails while it is captured.
@@ -58,7 +58,7 @@ _WAITS: Mapping[tuple[str, str], str] = {
 
 
 def _not_run(node: ir.Node) -> str | None:
-    """What the provider leaves to the CPU although there is a kernel: which attribute it is that cuDNN cannot do."""
+    """The attribute that cuDNN cannot do, for which the provider leaves a node to the CPU although there is a kernel."""
     match node.op_type:
         case "ArgMax" | "ArgMin":
             return "select_last_index" if attribute(node, "select_last_index", 0) else None

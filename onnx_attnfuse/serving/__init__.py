@@ -1,1 +1,1 @@
-"""What programs that serve a model need to know of it; enter by `decoder.ServedDecoder`."""
+"""The interface of a model for programs that serve it; enter by `decoder.ServedDecoder`."""

@@ -178,7 +178,7 @@ def _is_ours(path: pathlib.Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """What a config says of tokens and lengths, with something harmless where nothing is said."""
+    """Tokens and lengths of a config, with something harmless where it says nothing."""
 
     bos: int | None
     eos: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What a Hugging Face config tells of a model that no ONNX file holds: tokens that begin, end and pad, the most positions."""
+"""Entries of a Hugging Face config that no ONNX file holds: tokens that begin, end and pad a text, the most positions."""
 
 from __future__ import annotations
 

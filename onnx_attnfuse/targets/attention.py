@@ -8,7 +8,6 @@ sites are done (`graph.folding`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +18,6 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators.attention import INFO
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
@@ -28,7 +26,7 @@ from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
-from onnx_attnfuse.targets.projections import Projections, in_order, read_projections
+from onnx_attnfuse.targets.projections import Projections, in_order, joined, read_projections
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]
 
@@ -124,7 +122,7 @@ def _merged(builder: Builder, projections: Projections, spec: AttentionSpec) -> 
             operand.arranged(builder, operand.weight, (operand.channels, target))
             for operand, target in zip(operands, columns, strict=True)
         ]
-        weight = _joined(builder, parts, 1, [length(operands[0].channels), total], spec.dtype)
+        weight = joined(builder, parts, 1, [length(operands[0].channels), total], spec.dtype)
     bias = in_order([operand.bias for operand in operands], columns, 1)
     if all(operand.bias is None for operand in operands):
         bias = builder.constant(np.zeros(total, spec.dtype.numpy()), "attnfuse/no_bias")
@@ -135,11 +133,5 @@ def _merged(builder: Builder, projections: Projections, spec: AttentionSpec) -> 
             else operand.arranged(builder, operand.bias, (target,))
             for operand, target in zip(operands, columns, strict=True)
         ]
-        bias = _joined(builder, numbers, 0, [total], spec.dtype)
+        bias = joined(builder, numbers, 0, [total], spec.dtype)
     return weight, bias
-
-
-def _joined(builder: Builder, parts: Sequence[ir.Value], axis: int, dims: Sequence[Dim], dtype: ir.DataType) -> ir.Value:
-    joined = builder.node("Concat", parts, {"axis": axis}, dims=dims, dtype=dtype)
-    builder.rearranged.append(joined)
-    return joined

@@ -42,7 +42,7 @@ caches for those of all positions, where they are those of the new ones, and rea
 
 @dataclasses.dataclass(frozen=True)
 class Buffered:
-    """What the operator is told where past and present are one buffer."""
+    """Inputs of the operator where past and present are one buffer."""
 
     last: ir.Value
     """The place of the last key in each entry, (b) int32."""

@@ -25,7 +25,7 @@ from onnx_attnfuse.graph.rules.reading import slice_bounds
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.targets.layout import Grouped
-from onnx_attnfuse.targets.projections import in_order
+from onnx_attnfuse.targets.projections import in_order, joined
 
 _OPERANDS = 3
 """Queries, keys and values, the first inputs of the operator."""
@@ -115,8 +115,7 @@ def merge_products(node: ir.Node, builder: Builder) -> bool:
     assert dims is not None
     assert dtype is not None
     weights = [item.weight for item in products]
-    weight = builder.node("Concat", weights, {"axis": 1}, dims=[first.channels, total], dtype=dtype)
-    builder.rearranged.append(weight)
+    weight = joined(builder, weights, 1, [first.channels, total], dtype)
     packed = builder.node("MatMul", [first.input, weight], dims=[*dims[:-1], total], dtype=dtype, hint=f"{node.name}/products")
     if any(item.bias is not None for item in products):
         packed = builder.elementwise("Add", [packed, _bias(products, builder, dtype)], dtype)
@@ -136,9 +135,7 @@ def _bias(products: Sequence[_Product], builder: Builder, dtype: ir.DataType) ->
         else builder.reshape(item.bias, [item.columns])
         for item in products
     ]
-    bias = builder.node("Concat", parts, {"axis": 0}, dims=[sum(item.columns for item in products)], dtype=dtype)
-    builder.rearranged.append(bias)
-    return bias
+    return joined(builder, parts, 0, [sum(item.columns for item in products)], dtype)
 
 
 def _product(value: ir.Value | None, reader: ir.Node, builder: Builder) -> _Product | None:

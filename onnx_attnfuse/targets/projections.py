@@ -369,3 +369,10 @@ def in_order(constants: Sequence[IndexedValue | None], targets: Sequence[Axis], 
         if part is None or (part.size, part.position) != (len(constants), place) or tuple(rest) != leaves(target):
             return None
     return None if first is None else first.value
+
+
+def joined(builder: Builder, parts: Sequence[ir.Value], axis: int, dims: Sequence[Dim], dtype: ir.DataType) -> ir.Value:
+    """Constants one after the other: a node at first, and a constant of its own when all is judged (`graph.folding`)."""
+    whole = builder.node("Concat", parts, {"axis": axis}, dims=dims, dtype=dtype)
+    builder.rearranged.append(whole)
+    return whole

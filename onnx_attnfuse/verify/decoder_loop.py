@@ -228,7 +228,7 @@ class _Judge:
         return largest, ""
 
     def _taken(self, fed: Mapping[str, Array]) -> dict[str, Array]:
-        """What of it the source has inputs for."""
+        """The part of a step that the source has inputs for."""
         return {name: array for name, array in fed.items() if name in self._dims}
 
     def _kept(self, case: _Case, past: int) -> Array:
@@ -315,7 +315,7 @@ class _SourceRefusal(Exception):
 
 
 def _of_tokens(left: Array, right: Array, keep: Array) -> tuple[Array, Array]:
-    """What two outputs say of tokens: of all new ones, or of the last where an output is of the last only."""
+    """The rows of two outputs that are of tokens: of all new ones, or of the last where an output is of the last only."""
     whole: Sequence[int] = keep.shape
     if left.shape != right.shape or left.ndim < 2 or left.shape[0] != whole[0]:
         return left, right

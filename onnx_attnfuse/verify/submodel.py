@@ -7,7 +7,7 @@ be made `widened`: inputs, constants and cast targets of both types become float
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from onnx_attnfuse.verify.inputs import Array, Slot
 from onnx_attnfuse.verify.subgraph import Input, Subgraph
 
 _IR_VERSION = 10
-TYPE_ATTRIBUTES = frozenset(["to", "dtype", "softmax_precision", "stash_type"])
+_TYPE_ATTRIBUTES = frozenset(["to", "dtype", "softmax_precision", "stash_type"])
 """Attributes that name an element type."""
 _IN_FULL = 1 << 12
 """Bytes of a constant that go into a key as they are; of larger ones a digest does."""
@@ -123,11 +123,16 @@ class Submodel:
         return copy
 
     def _attribute(self, attribute: ir.Attr) -> ir.Attr:
-        if attribute.name in TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
-            return ir.AttrInt64(attribute.name, dtypes.widened(ir.DataType(attribute.as_int())).value)
-        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
-            return ir.AttrTensor(attribute.name, ir.tensor(self._array(attribute.as_tensor())))
-        return attribute
+        return widened_attribute(attribute, lambda tensor: ir.tensor(self._array(tensor)))
+
+
+def widened_attribute(attribute: ir.Attr, wide: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> ir.Attr:
+    """An attribute with float32 in the place of a half type: the type that it names, or the tensor, made so by `wide`."""
+    if attribute.name in _TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
+        return ir.AttrInt64(attribute.name, dtypes.widened(ir.DataType(attribute.as_int())).value)
+    if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
+        return ir.AttrTensor(attribute.name, wide(attribute.as_tensor()))
+    return attribute
 
 
 def _used_functions(nodes: Iterable[ir.Node], functions: Functions) -> list[ir.Function]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph import dtypes
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.dtypes import HALVES
-from onnx_attnfuse.verify.submodel import TYPE_ATTRIBUTES
+from onnx_attnfuse.verify.submodel import widened_attribute
 
 
 def is_half(model: ir.Model) -> bool:
@@ -38,17 +37,9 @@ def widened(model: ir.Model) -> ir.Model:
                 value.type = ir.TensorType(ir.DataType.FLOAT)
         for node in graph:
             for name, attribute in list(node.attributes.items()):
-                node.attributes[name] = _attribute(attribute)
+                node.attributes[name] = widened_attribute(attribute, _wide)
     return copy
 
 
 def _wide(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
-
-
-def _attribute(attribute: ir.Attr) -> ir.Attr:
-    if attribute.name in TYPE_ATTRIBUTES and attribute.type == ir.AttributeType.INT:
-        return ir.AttrInt64(attribute.name, dtypes.widened(ir.DataType(attribute.as_int())).value)
-    if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in HALVES:
-        return ir.AttrTensor(attribute.name, _wide(attribute.as_tensor()))
-    return attribute

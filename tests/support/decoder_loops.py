@@ -19,7 +19,7 @@ _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(in
 
 @dataclasses.dataclass(frozen=True)
 class Fed:
-    """What a caller feeds in one step."""
+    """The tokens and the mask that a caller feeds in one step."""
 
     tokens: Array
     mask: Array
@@ -43,7 +43,7 @@ def steps(prompts: Sequence[Sequence[int]], more: Sequence[int] = (1, 1, 1), see
 
 
 def named(decoder: ServedDecoder, step: Fed, width: int = 64) -> dict[str, Array]:
-    """What a caller feeds, by the names of inputs; embeddings are those of a table that has nothing to do with the model."""
+    """The feeds of a step by the names of inputs; embeddings are those of a table that has nothing to do with the model."""
     table = np.random.default_rng(5).standard_normal((99, width)).astype(np.float32)
     tokens = {decoder.input_ids: step.tokens} if decoder.inputs_embeds is None else {decoder.inputs_embeds: table[step.tokens]}
     positions = {} if decoder.position_ids is None else {decoder.position_ids: step.positions}

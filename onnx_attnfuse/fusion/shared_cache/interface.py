@@ -27,7 +27,7 @@ _POSITIONS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """What the inputs and outputs of a decoder are; the values stay what they are called."""
+    """The roles of the inputs and outputs of a decoder; values go by themselves, as names may change."""
 
     tokens: ir.Value | None
     embeddings: ir.Value | None
@@ -39,7 +39,7 @@ class Interface:
 
 
 def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -> Interface:
-    """What the inputs and outputs of a decoder are.
+    """Reads the roles of the inputs and outputs of a decoder.
 
     Raises:
         Refused: It has no input of tokens, or no output that could be logits.
@@ -140,7 +140,7 @@ def settle(builder: Builder, attended: Sequence[Attended]) -> None:
 
 
 def served(interface: Interface, mask: ir.Value, attended: Sequence[Attended]) -> ServedDecoder:
-    """What a caller of the decoder needs to know."""
+    """The interface of the decoder, for whoever calls it."""
     spec = attended[0].site.spec
     windows = {item.site.window for item in attended}
     heads, size = length(shared_heads(spec)), length(spec.axes.h)

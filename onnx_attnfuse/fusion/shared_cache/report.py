@@ -1,4 +1,4 @@
-"""What became of the cache of a decoder, as it is told."""
+"""The outcome of sharing the cache of a decoder, for the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnx_attnfuse.verify.verdict import Verified
 
 @dataclasses.dataclass(frozen=True)
 class SharedCache:
-    """What became of the cache of one graph."""
+    """The outcome of sharing the cache of one graph."""
 
     decoder: ServedDecoder | None = None
     """The decoder; None: the cache is as it was."""

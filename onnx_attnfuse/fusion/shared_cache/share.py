@@ -230,7 +230,7 @@ class _Sharing:
 
 
 class _Names:
-    """What inputs and outputs are called before they are renamed."""
+    """Names of inputs and outputs before they are renamed."""
 
     def __init__(self, model: ir.Graph, sites: Sequence[CachedSite], *, is_padded: bool) -> None:
         self._pasts = [value.name or "" for site in sites for value in site.past]
