@@ -51,6 +51,8 @@ own fill, with the queries of rows that are replaced throughout set to zero."""
 
 SUMMED_IN_HALF = "a mask is summed with a bias, or multiplied, in float16, which the device computes in float32 in some places"
 _MAX_EVENTS = 6
+_ROUNDED_AWAY = 32.0
+"""Scores up to this are rounded away by numbers from `ROUNDS_ALL` down."""
 _DIGITS = 1e-6
 """Numbers that differ by less than this part of them may be the same in float32."""
 
@@ -68,6 +70,15 @@ class MaskedKey:
     def absorbs(self, limit: float = ABSORBS) -> bool:
         """Whether the number leaves nothing of a score that it is added to."""
         return self.high <= limit
+
+    def rounds(self, gain: float) -> bool:
+        """Whether what is left of an ordinary score may depend on the order in which numbers were added.
+
+        Args:
+            gain: What the numbers were multiplied by after the additions.
+        """
+        low, high = self.low / gain, self.high / gain
+        return low > ROUNDS_ALL or _near_next_float(low) or _near_next_float(high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +148,17 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     return MaskedKeys(
         tuple(found), biased, later, floored, len(rounding), _rounded(mask, reader, bounds), summed, scaled, _gain(mask)
     )
+
+
+def _near_next_float(number: float) -> bool:
+    """Whether an ordinary score beside a sum of float32 may bring it to the float next to that which the numbers alone give.
+
+    -1e9 - 1e4 lies 16 from a float, and floats lie 64 apart there: a score of -17 brings it to the next.
+    """
+    if number <= ABSORBS:
+        return False
+    nearest = np.float32(number)
+    return abs(number - float(nearest)) + _ROUNDED_AWAY > abs(float(np.spacing(nearest))) / 2
 
 
 def _gain(mask: Mask) -> float:
@@ -214,7 +236,7 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     """
     replaced = [key for key in masked.keys if not key.scored]
     scored = [key for key in masked.keys if key.scored]
-    rounding = [key.high for key in scored if key.low > ROUNDS_ALL * masked.gain and key.high < ROUNDS and absorbs < key.high]
+    rounding = [key.high for key in scored if absorbs < key.high < ROUNDS and key.rounds(masked.gain)]
     rounding = rounding if masked.additions > 1 else []
     _refuse_rounding(rounding[0] if rounding else masked.rounded)
     leaves = any((key.high if masked.scaled else key.low) > LEVELS_HALF for key in scored)

@@ -67,6 +67,16 @@ def test_what_left_nothing_of_a_score_leaves_nothing_of_its_part_either(number: 
             choose_fills(masked)
 
 
+@pytest.mark.parametrize(("number", "kept"), [(-2e9, True), (-1e9 - 1e4, False), (-1e9 - 9984, True), (-1e12, True)])
+def test_sums_of_two_numbers_absorb_a_score_where_they_lie_on_a_float(number: float, kept: bool) -> None:
+    masked = MaskedKeys((MaskedKey(True, number, number),), additions=2)
+    if kept:
+        assert choose_fills(masked) == "lowest"
+    else:
+        with pytest.raises(Refused, match="order"):
+            choose_fills(masked)
+
+
 _HALF = """<ir_version: 10, opset_import: ["" : 18]>
 attention (float16[2, 2, 3, 4] q, float16[2, 2, 3, 4] k, float16[2, 2, 3, 4] v, bool[2, 1, 1, 3] seen) => (float16[2, 2, 3, 4] o)
 <float16 zero = {0}, float low32 = {%s}, bool[3, 3] causal = {1, 0, 0, 1, 1, 0, 1, 1, 1}, float[1, 2, 1, 1] more32 = {1, 2}>
