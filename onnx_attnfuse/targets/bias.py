@@ -64,9 +64,8 @@ class BiasEmitter:
             together = condition if together is None else self._binary("And", together, condition)
         assert together is not None
         together = self._canonical(together)
-        builder, number = self._builder, ir.DataType.FLOAT
-        some = builder.cast(builder.reduce("ReduceMax", builder.cast(together.value, number), [3]), ir.DataType.BOOL)
-        return IndexedValue(builder.elementwise("Not", [some], ir.DataType.BOOL), (*together.axes[:3], ()))
+        some = self._builder.holds_along(together.value, [3])
+        return IndexedValue(self._builder.elementwise("Not", [some], ir.DataType.BOOL), (*together.axes[:3], ()))
 
     def full(self, compact: IndexedValue) -> ir.Value:
         """The bias with both matrix axes at full length, as MultiHeadAttention demands."""

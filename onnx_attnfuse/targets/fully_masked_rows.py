@@ -252,7 +252,7 @@ def _has_key(compact: IndexedValue, operator: str, bound: float, builder: Builde
     """
     wide = builder.cast(compact.value, ir.DataType.FLOAT)
     seen = builder.elementwise(operator, [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
-    return builder.cast(builder.reduce("ReduceMax", builder.cast(seen, ir.DataType.FLOAT), [3]), ir.DataType.BOOL)
+    return builder.holds_along(seen, [3])
 
 
 def _refill_dead_rows(rows: Rows, compact: IndexedValue, counts: str, bound: float, number: float, builder: Builder) -> Rows:
@@ -354,8 +354,7 @@ def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, mean
     value = builder.cast(condition.value, ir.DataType.BOOL)
     if not rule.keep_where:
         value = builder.elementwise("Not", [value], ir.DataType.BOOL)
-    number = builder.cast(value, ir.DataType.FLOAT)
     place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
-    kept = builder.cast(builder.reduce("ReduceMax", number, [place]), ir.DataType.BOOL)
+    kept = builder.holds_along(value, [place])
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
     return Refill(IndexedValue(kept, axes), False)

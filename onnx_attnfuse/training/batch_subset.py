@@ -19,8 +19,7 @@ def entries_with(builder: Builder, tests: ir.Value) -> ir.Value:
         builder: What to build with.
         tests: Truth values of shape (b, n, s, 1), n and s possibly 1.
     """
-    number = ir.DataType.FLOAT
-    holds = builder.cast(builder.reduce("ReduceMax", builder.cast(tests, number), [1, 2, 3], keep=False), ir.DataType.BOOL)
+    holds = builder.holds_along(tests, [1, 2, 3], keep=False)
     places = builder.node("NonZero", [holds], dtype=_INDEX)
     builder.facts.record(places, [1, builder.facts.fresh(places, 1)], _INDEX)
     found = builder.node("Reshape", [places, builder.constant([-1])], dtype=_INDEX)

@@ -89,7 +89,7 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     own = builder.facts.dtype(bias.value) or single
     lowest = builder.scalar(-largest(own), own)
     counts = builder.elementwise("GreaterOrEqual", [bias.value, lowest], truth)
-    finite = builder.cast(builder.reduce("ReduceMax", builder.cast(counts, single), [3]), truth)
+    finite = builder.holds_along(counts, [3])
     top = builder.reduce("ReduceMax", builder.elementwise("Where", [counts, bias.value, lowest], own), [3])
     low = builder.elementwise("LessOrEqual", [top, builder.scalar(MASKS, own)], truth)
     zero = builder.scalar(0.0, own)

@@ -121,12 +121,10 @@ class ReplacedScoresCorrection(_Rows):
     def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
         """The gradients: 0 for the queries of fully masked rows, NaN for values that a row of -inf looks at."""
         del call, query, keys
-        build, number = self.builder, ir.DataType.FLOAT
+        build = self.builder
         dims = build.facts.dims(self.all_infinite)
         all_infinite = self.all_infinite
         if dims is not None and dims[self.row_axis] != 1:
-            all_infinite = build.cast(
-                build.reduce("ReduceMax", build.cast(all_infinite, number), [self.row_axis]), ir.DataType.BOOL
-            )
+            all_infinite = build.holds_along(all_infinite, [self.row_axis])
         value = self.where(all_infinite, math.nan, found.value)
         return dataclasses.replace(found, query=self.where(self.fully_masked, 0.0, found.query), value=value)
