@@ -18,6 +18,7 @@ from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection_bias import read_projection
+from onnx_attnfuse.targets.row_edits import Refill, apply_rows
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]
@@ -53,17 +54,13 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
-    plain = (
-        spec.sink is None
-        and scale != 0
-        and not spec.scale_values
-        and rows.zero_query is None
-        and len(targets[1]) == len(targets[0])
-    )
+    plain = spec.sink is None and scale != 0 and not spec.scale_values and len(targets[1]) == len(targets[0])
     pays = plain and "projection-bias" in context.device.provider.pays
     projected = read_projection(builder, chosen, targets, spec.dtype) if pays else None
     if projected is not None:
         query, key, value = projected.operands
+        if rows.zero_query is not None:  # such a row and its bias are zero together
+            query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, -projected.query_bias), axes)
     else:
         query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
         query = prepared_query(builder, query, spec, rows, scale, axes)

@@ -27,6 +27,8 @@ class Projected:
     operands: tuple[ir.Value, ir.Value, ir.Value]
     bias: ir.Value
     """Biases of query, key and value, concatenated; zeros where there is none."""
+    query_bias: Array
+    """The first of them, (n·h,)."""
 
 
 def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequence[Axes], dtype: ir.DataType) -> Projected | None:
@@ -48,7 +50,7 @@ def read_projection(builder: Builder, chosen: Sequence[Source], targets: Sequenc
     if not found:
         return None
     query, key, value = operands
-    return Projected((query, key, value), builder.constant(np.concatenate(biases), "attnfuse/projection_bias"))
+    return Projected((query, key, value), builder.constant(np.concatenate(biases), "attnfuse/projection_bias"), biases[0])
 
 
 def _added(value: ir.Value, width: int, facts: Facts) -> tuple[ir.Value, Array] | None:

@@ -12,23 +12,30 @@ from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import Axes4, ScaleValue
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import Array
 
 
 @dataclasses.dataclass(frozen=True)
 class Refill:
-    """Rows of the result that become `number` where `test` is `where`."""
+    """Rows that become `number` where `test` is `where`."""
 
     test: IndexedValue
     where: bool
-    number: float = 0.0
+    number: float | Array = 0.0
+    """A number, or one for each of n·channels."""
 
 
 def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill, axes: Axes4) -> ir.Value:
     """`value` of shape (b, s, n·channels) with the number of `refill` in its rows."""
-    number = builder.scalar(refill.number, builder.facts.dtype(value))
+    number = refill.number
 
     def fill(value: ir.Value, test: ir.Value) -> ir.Value:
-        chosen = [number, value] if refill.where else [value, number]
+        if isinstance(number, float):
+            filling = builder.scalar(number, builder.facts.dtype(value))
+        else:
+            by_head = len(builder.facts.dims(value) or ()) == 4
+            filling = builder.constant(number.reshape(-1, length(channels)) if by_head else number)
+        chosen = [filling, value] if refill.where else [value, filling]
         return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
 
     return by_rows(builder, value, channels, refill.test, axes, fill)

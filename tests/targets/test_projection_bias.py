@@ -65,3 +65,23 @@ def test_the_bias_of_each_stands_in_its_place() -> None:
     (bias,) = [onnx.numpy_helper.to_array(item) for item in fused.graph.initializer if item.name == "attnfuse/projection_bias"]
     originals = {item.name: onnx.numpy_helper.to_array(item) for item in _model().graph.initializer}
     np.testing.assert_array_equal(bias, np.concatenate([originals["bq"], np.zeros(16, np.float32), originals["bv"]]))
+
+
+@pytest.mark.parametrize("heads", ["1", "2"])
+def test_rows_whose_scores_are_to_be_equal_get_the_opposite_of_their_bias(heads: str) -> None:
+    text = _TEXT.format(key="Add(k0, bk)", outputs="", more="").replace(
+        "weights = Softmax<axis=-1>(scaled)",
+        "kept = Where(seen, scaled, low) biased = Add(kept, more) weights = Softmax<axis=-1>(biased)",
+    )
+    text = text.replace("y) =>", f"y, bool[b, {heads}, 1, t] seen) =>")
+    text = text.replace("float scale = {0.35}", "float scale = {0.35}, float low = {-10000}, float[1, 2, 1, 1] more = {1, 2}")
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.extend(item for item in _model().graph.initializer if item.name[0] in "bw")
+    fused = onnx_attnfuse.optimize(model, ep="cuda", verify="none").model
+    assert list(_operator(fused).input)[1:4] == ["k0", "v0", "attnfuse/projection_bias"]
+    rng = np.random.default_rng(1)
+    feeds = {"x": rng.standard_normal((2, 5, 16), np.float32), "y": rng.standard_normal((2, 7, 16), np.float32)}
+    feeds["seen"] = rng.random((2, int(heads), 1, 7)) > 0.3
+    feeds["seen"][0] = False
+    old, new = (onnxruntime.InferenceSession(item.SerializeToString()).run(None, feeds)[0] for item in (model, fused))
+    np.testing.assert_allclose(new, old, atol=2e-3)

@@ -16,13 +16,13 @@ from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
 
-BEFORE: tuple[EnablingRule, ...] = (
-    EnablingRule(
-        "Gemm split into product and bias, which then goes into what follows", frozenset(["Gemm"]), as_product, "split-gemm"
-    ),
+_SPLIT_GEMM = EnablingRule(
+    "Gemm split into product and bias, which then goes into what follows", frozenset(["Gemm"]), as_product, "split-gemm"
 )
+BEFORE: tuple[EnablingRule, ...] = (_SPLIT_GEMM,)
 """Rules that are applied before attention is matched."""
 AFTER: tuple[EnablingRule, ...] = (
+    _SPLIT_GEMM,  # that of the output projection, whose Reshape of (b, s, n, h) is one of (b, s, n·h) now
     EnablingRule(
         "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
         frozenset(["Mul"]),

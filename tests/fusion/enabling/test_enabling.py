@@ -75,3 +75,27 @@ def test_without_an_attention_nothing_is_touched() -> None:
     model = onnx.parser.parse_model(text)
     result = onnx_attnfuse.optimize(model, ep="cpu")
     assert "Reciprocal" in [node.op_type for node in result.model.graph.node]
+
+
+_HEADS = """<ir_version: 9, opset_import: ["" : 18]>
+model (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v) => (float[b, s, 6] out)
+<int64[2] flat = {-1, 8}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] width = {6}>
+{ kt = Transpose<perm = [0, 1, 3, 2]>(k) qk = MatMul(q, kt) weights = Softmax<axis = -1>(qk) mixed = MatMul(weights, v)
+  swapped = Transpose<perm = [0, 2, 1, 3]>(mixed) rows = Reshape(swapped, flat)
+  projected = Gemm<alpha = %s>(rows, w, c)
+  shape = Shape(swapped) b1 = Slice(shape, zero, one) s1 = Slice(shape, one, two) to = Concat<axis = 0>(b1, s1, width)
+  out = Reshape(projected, to) }"""
+
+
+@pytest.mark.parametrize(("alpha", "left"), [("1.0", 0), ("0.5", 1)])
+def test_the_output_projection_is_split_once_heads_are_joined_by_the_operator(alpha: str, left: int) -> None:
+    model = onnx.parser.parse_model(_HEADS % alpha)
+    random = np.random.default_rng(0)
+    for name, dims in (("w", (8, 6)), ("c", (6,))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(random.standard_normal(dims).astype(np.float32), name))
+    result = onnx_attnfuse.optimize(model, ep="cuda")
+    assert result.report.fused == 1
+    assert [node.op_type for node in result.model.graph.node].count("Gemm") == left
+    feeds = {name: random.standard_normal((2, 2, 5, 4)).astype(np.float32) for name in "qkv"}
+    old, new = (onnxruntime.InferenceSession(item.SerializeToString()).run(None, feeds)[0] for item in (model, result.model))
+    np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
