@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, length
@@ -30,11 +31,11 @@ def apply_rows(builder: Builder, value: ir.Value, channels: Axis, refill: Refill
     number = refill.number
 
     def fill(value: ir.Value, test: ir.Value) -> ir.Value:
-        if isinstance(number, float):
-            filling = builder.scalar(number, builder.facts.dtype(value))
+        if isinstance(number, np.ndarray):
+            size = length(channels) if len(builder.facts.dims(value) or ()) == 4 else number.size
+            filling = builder.constant(number.reshape(-1, size) if isinstance(size, int) else number)
         else:
-            by_head = len(builder.facts.dims(value) or ()) == 4
-            filling = builder.constant(number.reshape(-1, length(channels)) if by_head else number)
+            filling = builder.scalar(number, builder.facts.dtype(value))
         chosen = [filling, value] if refill.where else [value, filling]
         return builder.elementwise("Where", [test, *chosen], builder.facts.dtype(value))
 
