@@ -49,7 +49,9 @@ class Lengths:
         return self.counts_ones and {node for node, _ in mask.uses()} <= self.readers and not self.earlier.uses()
 
 
-def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: Size, padding: Padding) -> Lengths:
+def read_lengths(
+    builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: Size, padding: Padding, *, on_host: bool = False
+) -> Lengths:
     """Emits the lengths, and makes the mask what the number of earlier positions is read from.
 
     Only real tokens of the past count, as only these stay in the buffer. All new ones count: where there is padding among them it
@@ -63,6 +65,7 @@ def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: S
         new: The number of new positions.
         past: The symbol for the number of earlier ones.
         padding: Where the mask has zeros; where it tells lengths only, they count too.
+        on_host: Sizes lie where the model runs, so that a size is no copy to a device.
     """
     facts, dtype, others = builder.facts, builder.facts.dtype(mask), {node for node, _ in mask.uses()}
     start, end, axis = builder.shape([new * -1]), builder.constant([np.iinfo(np.int64).max]), builder.constant([1])
@@ -77,16 +80,18 @@ def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: S
         uncounted = _counted(builder, kept if padding == "untold" else current, "Not")
         counted = builder.elementwise("Add", [counted, uncounted], _SMALL)
     elif padding == "behind":
-        counted = builder.elementwise("Max", [counted, _width(builder, current, new)], _SMALL)
+        counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)], _SMALL)
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))], _SMALL)
     readers = frozenset(node for node, _ in mask.uses() if node not in others)
     return Lengths(earlier, current, last, total, facts.fresh(kept, 1), readers, counts_ones)
 
 
-def _width(builder: Builder, current: ir.Value, new: Dim) -> ir.Value:
-    """The number of new positions, int32: a number, or for each entry and counted where the mask lies."""
+def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> ir.Value:
+    """The number of new positions, int32: one for all entries, or for each and counted where the mask lies."""
     if isinstance(new, int):
         return builder.constant(np.asarray(new, np.int32))
+    if on_host:
+        return builder.cast(builder.shape([new]), _SMALL)
     every = builder.elementwise("Equal", [current, current], ir.DataType.BOOL)
     return builder.reduce("ReduceSum", builder.cast(every, _SMALL), [1], keep=False)
 

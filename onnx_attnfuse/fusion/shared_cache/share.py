@@ -181,7 +181,8 @@ class _Sharing:
         graph, builder, axes = self._graph.model.graph, self._context.builder, sites[0].spec.axes
         new = settled(length(axes.i), self._plan_context.fixed)
         sizes = length(axes.b), new, sites[0].past_length
-        lengths = read_lengths(builder, mask, *sizes, self._padding(sites))
+        on_host = self._plan_context.device.provider.capture is None
+        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=on_host)
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
