@@ -3,7 +3,9 @@
     python -m benchmarks.genai_tokens [--only llama,gpt2] [--folder build/genai] [--to benchmarks/results/genai_cpu.md]
 
 Each export goes through `attnfuse optimize --cache shared`, and then three ways through onnxruntime-genai: one prompt, a batch of
-three with padding, and one prompt on top of another's continuation. The exit status is 1 where a token is another one.
+three with padding, and one prompt on top of another's continuation. The first once more through ONNX Runtime, with the mask that
+onnxruntime-genai hands in where steps are captured, for those models that read it. The exit status is 1 where
+a token is another one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from importlib import metadata
 
 from benchmarks.genai import folders, runs
 from benchmarks.genai.architectures import ARCHITECTURES, Decoder, exporter_names, model
+from benchmarks.genai.captured import Captured
+from onnx_attnfuse.errors import ModelError
 
 STEPS = 64
 _FIRST, _MORE = 16, 32
@@ -37,11 +41,13 @@ class Row:
     """The operators of attention, or why there is no model."""
     found: tuple[runs.Comparison, ...] = ()
     """One prompt, a batch, a prompt on top of another."""
+    captured: runs.Comparison | None = None
+    """One prompt with masks as captured steps have them; None: the model does not read them."""
 
     @property
     def is_equal(self) -> bool:
         """Whether every token is the one of transformers, or a tie decided."""
-        return bool(self.found) and all(item.is_equal for item in self.found)
+        return bool(self.found) and all(item.is_equal for item in (*self.found, *([self.captured] if self.captured else [])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +71,8 @@ def rows(decoder: Decoder, folder: pathlib.Path) -> Iterator[Row]:
             folders.shared(export, config, made)
             counts = folders.operators(made)
             attention = ", ".join(f"{count} {name}" for name, count in counts.items() if name.endswith("Attention"))
-            yield Row(decoder.name, exporter, attention, _found(runs.Genai(made), by_transformers))
+            found = _found(runs.Genai(made), by_transformers)
+            yield Row(decoder.name, exporter, attention, found, _captured(export, by_transformers))
         except Exception as error:  # noqa: BLE001 - the others are to be told all the same
             lines = str(error).strip().splitlines()
             yield Row(decoder.name, exporter, f"{type(error).__name__}: {lines[0] if lines else ''}")
@@ -88,13 +95,20 @@ def _found(genai: runs.Genai, truths: _Truths) -> tuple[runs.Comparison, ...]:
     )
 
 
+def _captured(export: pathlib.Path, truths: _Truths) -> runs.Comparison | None:
+    try:
+        made = Captured(export)
+    except ModelError:
+        return None
+    return runs.compared(made.generated(max(truths.prompts, key=len), STEPS), truths.one)
+
+
 def table(made: list[Row]) -> str:
     """The rows as a table of Markdown."""
-    lines = ["| decoder | exporter | attention | one prompt | batch of 3 | prompt on top |", "|---|---|---|---|---|---|"]
-    lines += [
-        " | ".join(("", row.name, row.exporter, row.attention, *(map(str, row.found) if row.found else ("",) * 3), "")).strip()
-        for row in made
-    ]
+    lines = ["| decoder | exporter | attention | one prompt | batch of 3 | prompt on top | captured |", "|" + 7 * "---|"]
+    for row in made:
+        found = map(str, row.found) if row.found else ("",) * 3
+        lines.append(" | ".join(("", row.name, row.exporter, row.attention, *found, str(row.captured or ""), "")).strip())
     return "\n".join(lines)
 
 
@@ -109,7 +123,10 @@ _PAGE = """\
 
 - {steps} after one prompt of {one} tokens;
 - {steps} in each row of a batch of {lengths} tokens with padding;
-- {more} after a prompt on top of another and {first} tokens that follow it.
+- {more} after a prompt on top of another and {first} tokens that follow it;
+- *captured*: {steps} after one prompt, made with `--padding assume-right` and run by ONNX Runtime with the masks that
+  onnxruntime-genai hands in where it captures steps, as long as the buffer with zeros behind the text; empty where a model does
+  not read such.
 
 A number is how many tokens are equal before one differs, bold where that is too few. In brackets stands the largest
 difference of logits up to there, in the size of the largest logit. A tie is a difference where the two best logits of
@@ -151,7 +168,7 @@ def main() -> int:
     made: list[Row] = []
     for name in chosen.only.split(","):
         for row in rows(ARCHITECTURES[name], chosen.folder / name):
-            print(f"{row.name} {row.exporter}: {row.attention}: {' | '.join(map(str, row.found))}", flush=True)
+            print(f"{row.name} {row.exporter}: {row.attention}: {' | '.join(map(str, (*row.found, row.captured)))}", flush=True)
             made.append(row)
     print(table(made))
     if chosen.to:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import CaptureReport, Report
+from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
 from onnx_attnfuse.targets import packed
 
 
@@ -51,6 +53,14 @@ def fix(model: ir.Model, options: Options) -> None:
         asked = " ".join(f"--dim {name}=N" for name in untold)
         raise OptionError(f"cuda_graph needs numbers for the sizes {', '.join(map(repr, untold))}; add {asked}")
     fix_sizes(model, options.dim, Assumed.of(options.assume))
+
+
+def sized(decoder: ServedDecoder, model: ir.Model) -> ServedDecoder:
+    """A decoder with the sizes that its model has been fixed to."""
+    shapes = {value.name: value.shape or ir.Shape(()) for value in model.graph.inputs}
+    batch, new = (shapes[decoder.input_ids or decoder.inputs_embeds or ""][axis] for axis in (0, 1))
+    found = (batch, new, shapes[decoder.attention_mask][1], shapes[decoder.past_keys[0]][2])
+    return dataclasses.replace(decoder, sizes=StepSizes(*(size for size in found if isinstance(size, int))))
 
 
 def told(

@@ -119,6 +119,9 @@ def _report(run: Run) -> Report:
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
                 capturing.fix(run.model, run.options)
             fold_sizes(run.model, Assumed.of(run.options.assume))
+    decoder = run.shared.decoder
+    if decoder is not None and run.options.cuda_graph:
+        decoder = capturing.sized(decoder, run.model)
     seconds, ops_after = time.perf_counter() - start, count_ops(run.model)
     fused = any(site.status in {"fused", "already-fused"} for site in run.sites)
     device, session, capture = run.plan_context.device, None, None
@@ -145,7 +148,7 @@ def _report(run: Run) -> Report:
         capture=capture,
         steps=dict(run.verifier.timer.seconds),
         pictures=tuple(run.pictures),
-        decoder=run.shared.decoder,
+        decoder=decoder,
     )
 
 

@@ -6,6 +6,19 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
+class StepSizes:
+    """The sizes of a decoder all of whose sizes are numbers."""
+
+    batch: int
+    new: int
+    """How many tokens are new in each step."""
+    total: int
+    """The length of the mask."""
+    max_length: int
+    """The length of the buffer."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ServedDecoder:
     """A decoder whose past and present keys and values are one buffer of a fixed length, (b, kv_heads, max_length, head_size)."""
 
@@ -37,3 +50,9 @@ class ServedDecoder:
     present_values: tuple[str, ...]
     window: int | None
     """How many keys a row sees, itself counted; None: all before it."""
+    mask_ends_anywhere: bool = False
+    """Whether zeros may stand behind the text of the mask, up to the length of the buffer."""
+    others: tuple[str, ...] = ()
+    """The inputs that are none of these, such as what an encoder made."""
+    sizes: StepSizes | None = None
+    """The sizes, where all of them are numbers; None: some are chosen when the model runs."""

@@ -20,13 +20,15 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.ort_settings import Session
-from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
 
 FILE = "genai_config.json"
 CONTEXT_LENGTH = 2048
 """The most positions where neither the model nor a config says how many there are."""
 _OURS = "onnx-attnfuse"
 """The log id of sessions, by which a config is known to be ours; the format takes no names of others."""
+_CAPTURED = {"enable_cuda_graph": "1"}
+"""The option of the CUDA provider with which steps are captured; masks are then as long as the buffer from the prompt on."""
 _REMEDY = f"name the model's config.json with --hf-config, or mend {FILE}"
 
 
@@ -52,8 +54,8 @@ def genai_config(
     """
     if (reason := unfit(decoder, config)) is not None:
         raise OptionError(reason)
-    facts = _facts(decoder, config or {})
-    chosen = [{} if ep == "cpu" else {ep: dict(provider_options or {})}]
+    facts, sizes = _facts(decoder, config or {}), decoder.sizes
+    chosen = [{} if ep == "cpu" else {ep: {**(provider_options or {}), **({} if sizes is None else _CAPTURED)}}]
     names = _templates(decoder)
     inputs = {
         "input_ids": decoder.input_ids,
@@ -85,9 +87,10 @@ def genai_config(
         },
         "search": {
             "do_sample": False,
-            "max_length": facts.context_length,
+            "max_length": facts.context_length if sizes is None else sizes.max_length,
             "num_beams": 1,
             "past_present_share_buffer": True,
+            **({} if sizes is None else {"chunk_size": sizes.new}),
         },
     }
 
@@ -107,6 +110,25 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
         return f"{what}, unlike {few}, ...; export the model with such names"
     if decoder.vocab_size is None and (config or {}).get("vocab_size") is None:
         return "the model does not say how many tokens there are; name its config.json with --hf-config"
+    if decoder.others:
+        return f"onnxruntime-genai has nothing to hand in as '{decoder.others[0]}'; run the model with ONNX Runtime by itself"
+    return None if decoder.sizes is None else _unfit_sizes(decoder, decoder.sizes, config or {})
+
+
+def _unfit_sizes(decoder: ServedDecoder, sizes: StepSizes, config: Mapping[str, Any]) -> str | None:
+    """Why onnxruntime-genai cannot run the steps of a decoder whose sizes are numbers, one token after the other."""
+    if (sizes.batch, sizes.new) != (1, 1):
+        what = f"it has prompts of one sequence read token by token where sizes are fixed, not {sizes.new} for {sizes.batch}"
+        return f"{what}; fix both as 1, or leave --cuda-graph out"
+    if sizes.total != sizes.max_length:
+        what = f"its mask is as long as the buffer where steps are captured, and not {sizes.total} for {sizes.max_length}"
+        return f"{what}; fix both as the same number, or leave --cuda-graph out"
+    if not decoder.mask_ends_anywhere:
+        what = "its mask has zeros behind the text where steps are captured, which this model does not read"
+        return f"{what}; choose --padding assume-right and export the model with position_ids, or leave --cuda-graph out"
+    known = _context_length(decoder, config)
+    if known is not None and known < sizes.max_length:
+        return f"the buffer has {sizes.max_length} positions and the model {known}; fix the buffer as no more"
     return None
 
 
@@ -197,6 +219,8 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
         lines.append(f"eos_token_id is not known of a model's file and set to {eos[0]}, the last token; {_REMEDY}")
     pad = _number(config, "pad_token_id", least=-1)
     length = _context_length(decoder, config)
+    if length is None and decoder.sizes is not None:
+        length = decoder.sizes.max_length
     if length is None:
         length = CONTEXT_LENGTH
         lines.append(f"context_length is not known of this model and set to {length}; {_REMEDY}")

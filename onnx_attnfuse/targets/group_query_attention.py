@@ -48,6 +48,8 @@ class Buffered:
     """The place of the last key in each entry, (b) int32."""
     total: ir.Value
     """How many positions there are, a scalar int32."""
+    rows: Dim
+    """The same as a size that a table is to have."""
     is_rearranged: bool
     """New tokens are brought into another order in each entry."""
 
@@ -146,7 +148,8 @@ def emit(
         attributes["softcap"] = spec.softcap
     if operands.rotary is not None:
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(operands.rotary.interleaved)}
-        cos, sin, positions = long_tables(builder, operands.rotary, axes.b, axes.i, length(axes.j), spec.dtype)
+        least = length(axes.j) if buffered is None else buffered.rows
+        cos, sin, positions = long_tables(builder, operands.rotary, axes.b, axes.i, least, spec.dtype)
         inputs |= {"cos_cache": cos, "sin_cache": sin, "position_ids": positions}
     if spec.sink is not None:
         heads = arrange(builder, spec.sink.refined(), (axes.n,))

@@ -14,7 +14,7 @@ from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators.rotary_embedding import INFO
 
@@ -117,11 +117,14 @@ def _rows(builder: Builder, table: ir.Value) -> Dim:
 
 def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.DataType | None) -> ir.Value:
     """The columns of a table in the order of pairs, a row for each element of `turn`."""
-    value, axes = _shared(builder, table.indexed.value), refined(table.indexed.axes)
+    value, axes = table.indexed.value, refined(table.indexed.axes)
     columns = (Factor(pairs),)
     if table.start or table.step != 1 or length(axes[table.axis]) != pairs:
+        part = _part(builder, table, pairs)
         end = table.start + table.step * (pairs - 1) + 1
-        value = builder.slice(value, table.axis, table.start, end, table.step)
+        value = part or builder.slice(_shared(builder, value), table.axis, table.start, end, table.step)
+    else:
+        value = _shared(builder, value)
     axes = (*axes[: table.axis], columns, *axes[table.axis + 1 :])
     dims = builder.facts.dims(value)
     assert dims is not None
@@ -131,6 +134,24 @@ def _cache(builder: Builder, table: Table, turn: Axis, pairs: int, dtype: ir.Dat
         value = builder.expand(value, lengths, unproven)
     value = _typed(builder, arrange(builder, IndexedValue(value, axes), (turn, columns)), dtype)
     return builder.elementwise("Neg", [value], dtype) if table.negative else value
+
+
+def _part(builder: Builder, table: Table, pairs: int) -> ir.Value | None:
+    """The columns of a cosine or sine of angles side by side, computed of those angles alone; None where they are no such."""
+    node, rank = table.indexed.value.producer(), len(table.indexed.axes)
+    if not is_standard(node, "Cos", "Sin") or node.inputs[0] is None or table.step != 1:
+        return None
+    above, first = node.inputs[0].producer(), 0
+    if not is_standard(above, "Concat") or attribute(above, "axis", 0) % rank != table.axis:
+        return None
+    for part in above.inputs:
+        dims = None if part is None else builder.facts.dims(part)
+        if part is None or dims is None or not isinstance(dims[table.axis], int):
+            return None
+        if first == table.start and dims[table.axis] == pairs:
+            return builder.node(node.op_type, [part], dims=dims, dtype=builder.facts.dtype(part))
+        first += _known(dims[table.axis])
+    return None
 
 
 def _shared(builder: Builder, value: ir.Value) -> ir.Value:

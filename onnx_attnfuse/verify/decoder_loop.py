@@ -53,6 +53,8 @@ class Loop:
     """The input with the new tokens or their embeddings, (b, s, ...)."""
     mask: str
     """The input (b, past + s); the source may have none."""
+    ends_anywhere: bool
+    """Whether zeros may stand behind the text of the mask, up to the length of the buffer."""
     is_padded: bool
     """Whether the mask tells tokens from padding; else it only tells lengths."""
     positions: str | None
@@ -130,10 +132,13 @@ class _Case:
     warm: bool
     """It begins with a past of random numbers."""
     steps: tuple[int, ...]
+    at_beginning: bool = False
+    """The mask of the result is as long as the buffer, with zeros behind the text."""
 
     def __str__(self) -> str:
         padding = "without padding" if self.pattern == "none" else f"with padding in '{self.pattern}'"
-        return f"{self.batch} entries, {padding}, {'after a past, ' if self.warm else ''}steps of {list(self.steps)}"
+        where = "a mask as long as the buffer, " if self.at_beginning else ""
+        return f"{self.batch} entries, {padding}, {where}{'after a past, ' if self.warm else ''}steps of {list(self.steps)}"
 
 
 class _Judge:
@@ -189,6 +194,8 @@ class _Judge:
                 steps = []
             if prompt or steps:
                 yield _Case(batch, pattern, warm, (*prompt, *steps))
+            if self._loop.ends_anywhere and steps and (batch == 1 or fixed_new == 1 or warm):
+                yield _Case(batch, pattern, warm, (*prompt, *steps), at_beginning=True)
 
     def _patterns(self) -> Iterator[Pattern]:
         """Where padding may lie."""
@@ -217,6 +224,8 @@ class _Judge:
             except RuntimeRefusal as refusal:
                 raise _SourceRefusal(str(refusal)) from refusal
             given = dict(zip((name for _, name in loop.pasts), buffer, strict=True))
+            if case.at_beginning:
+                mask[loop.mask] = np.pad(mask[loop.mask], ((0, 0), (0, buffer[0].shape[2] - now.shape[1])))
             got = self._result.run([*loop.outputs, *(name for _, name in loop.presents)], fed | mask | given)
             grown, buffer = old[len(loop.outputs) :], got[len(loop.outputs) :]
             for name, left, right in zip(loop.outputs, old, got, strict=False):

@@ -6,12 +6,14 @@ import json
 import pathlib
 import shutil
 
+import onnx
 import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.serving.genai_config import FILE
 from onnx_attnfuse_cli.main import main
 from tests.support.bundled import BUNDLED
+from tests.support.decoders import decoder
 
 DECODER = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 
@@ -50,6 +52,35 @@ def test_a_decoder_with_a_shared_cache_has_its_config_beside_it(model: pathlib.P
     assert err.splitlines()[0] == f"wrote {pathlib.Path('made', 'model.onnx')}"
     assert err.splitlines()[1] == f"wrote {pathlib.Path('made', FILE)}"
     assert "eos_token_id" not in out + err
+
+
+CAPTURED = ["--dim", "b=1", "--dim", "s=1", "--dim", "total=24", "--dim", "max_sequence_length=24", "--cuda-graph"]
+
+
+@pytest.mark.parametrize("padding", ["assume-right", "exact"])
+def test_a_decoder_of_captured_steps_has_a_config_where_its_mask_may_end_anywhere(
+    model: pathlib.Path, capsys: pytest.CaptureFixture[str], padding: str
+) -> None:
+    onnx.save(decoder(dtype="float16"), "model.onnx")
+    options = ["--ep", "cuda", "--arch", "sm90", "--cache", "shared", "--padding", padding, "--hf-config", config(model)]
+    assert optimized(*options, *CAPTURED) == 0
+    if padding == "exact":
+        assert made() == {"model.onnx"}
+        assert f"no {FILE}: its mask has zeros behind the text where steps are captured" in capsys.readouterr().err
+        return
+    written = json.loads(pathlib.Path("made", FILE).read_text())
+    assert written["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {"enable_cuda_graph": "1"}}]
+    assert (written["search"]["max_length"], written["search"]["chunk_size"]) == (24, 1)
+
+
+def test_a_decoder_with_inputs_of_an_encoder_gets_no_config(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoded = decoder(
+        inputs=", float[b, source, 64] encoded", between="sums = ReduceSum<keepdims=1>(encoded, first) next = Add(y0, sums)"
+    )
+    onnx.save(encoded, "model.onnx")
+    assert optimized("--cache", "shared", "--hf-config", config(model)) == 0
+    assert made() == {"model.onnx"}
+    assert f"no {FILE}: onnxruntime-genai has nothing to hand in as 'encoded'" in capsys.readouterr().err
 
 
 def test_what_nobody_tells_is_a_line_with_what_to_add(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

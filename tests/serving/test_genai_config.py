@@ -15,7 +15,7 @@ import pytest
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving import genai_config, hugging_face
-from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
 
 
 def names(kind: str, count: int = 2) -> tuple[str, ...]:
@@ -101,6 +101,44 @@ def test_another_execution_provider_is_named_with_its_options() -> None:
         DECODER, filename="model.onnx", ep="cuda", config=IDS, provider_options={"enable_cuda_graph": "1"}
     )
     assert made["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {"enable_cuda_graph": "1"}}]
+
+
+STEPS = StepSizes(batch=1, new=1, total=48, max_length=48)
+
+
+def captured(decoder: ServedDecoder, config: dict[str, Any] = IDS) -> dict[str, Any]:
+    return genai_config.genai_config(decoder, filename="model.onnx", ep="cuda", config=config)
+
+
+def test_captured_steps_have_the_buffer_they_were_made_for_and_prompts_token_by_token() -> None:
+    made = captured(changed(sizes=STEPS, mask_ends_anywhere=True))
+    assert made["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {"enable_cuda_graph": "1"}}]
+    assert (made["search"]["max_length"], made["search"]["chunk_size"], made["model"]["context_length"]) == (48, 1, 64)
+    assert "chunk_size" not in captured(DECODER)["search"]
+
+
+def test_the_context_of_captured_steps_is_their_buffer_where_nobody_tells_another() -> None:
+    decoder = changed(sizes=STEPS, mask_ends_anywhere=True, context_length=None)
+    assert captured(decoder)["model"]["context_length"] == 48
+    assert genai_config.assumed(decoder, IDS) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"sizes": dataclasses.replace(STEPS, batch=2)}, "prompts of one sequence .* not 1 for 2"),
+        ({"sizes": dataclasses.replace(STEPS, new=4)}, "prompts of one sequence .* not 4 for 1"),
+        ({"sizes": dataclasses.replace(STEPS, total=40)}, "as long as the buffer .* not 40 for 48"),
+        ({"mask_ends_anywhere": False}, "zeros behind the text .* --padding assume-right"),
+        ({"context_length": 32}, "48 positions and the model 32"),
+        ({"others": ("encoder_hidden_states",)}, "nothing to hand in as 'encoder_hidden_states'"),
+    ],
+    ids=lambda item: "" if isinstance(item, str) else next(iter(item)),
+)
+def test_steps_that_onnxruntime_genai_cannot_run_get_no_config(fields: dict[str, Any], what: str) -> None:
+    decoder = changed(**{"sizes": STEPS, "mask_ends_anywhere": True, **fields})
+    with pytest.raises(OptionError, match=what):
+        captured(decoder)
 
 
 def test_what_nobody_knows_is_harmless_and_told() -> None:

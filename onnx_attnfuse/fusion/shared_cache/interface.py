@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.fusion.shared_cache.attend import Attended
+from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
@@ -139,10 +140,14 @@ def settle(builder: Builder, attended: Sequence[Attended]) -> None:
             present.type = past.type
 
 
-def served(interface: Interface, mask: ir.Value, attended: Sequence[Attended]) -> ServedDecoder:
+def served(
+    graph: ir.Graph, interface: Interface, mask: ir.Value, attended: Sequence[Attended], lengths: Lengths
+) -> ServedDecoder:
     """The interface of the decoder, for whoever calls it."""
     spec = attended[0].site.spec
     windows = {item.site.window for item in attended}
+    pasts = [value for item in attended for value in item.site.past]
+    known = {interface.tokens, interface.embeddings, interface.positions, mask, *pasts}
     heads, size = length(shared_heads(spec)), length(spec.axes.h)
     assert isinstance(heads, int)
     assert isinstance(size, int)
@@ -164,6 +169,8 @@ def served(interface: Interface, mask: ir.Value, attended: Sequence[Attended]) -
         present_keys=tuple(item.present[0].name or "" for item in attended),
         present_values=tuple(item.present[1].name or "" for item in attended),
         window=windows.pop() if len(windows) == 1 else None,
+        mask_ends_anywhere=lengths.ends_anywhere(mask),
+        others=tuple(value.name or "" for value in graph.inputs if value.const_value is None and value not in known),
     )
 
 

@@ -7,6 +7,7 @@ the part of the mask that belongs to the past.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,10 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 
 _INT, _SMALL = ir.DataType.INT64, ir.DataType.INT32
+Padding = Literal["untold", "anywhere", "behind", "none"]
+"""Where a mask has zeros: it tells lengths only, anywhere among the positions, behind the tokens of a prompt, nowhere."""
+_MAX_TAKES_INTEGERS = 12
+"""The opset from which on it does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +37,26 @@ class Lengths:
     """The place of the last key in the buffer for every entry, the new ones all counted, (b) int32."""
     total: ir.Value
     """How long past and new positions are together, a scalar int32."""
+    rows: Dim
+    """The same as a size."""
+    readers: frozenset[ir.Node]
+    """The nodes that read the mask for all this."""
+    counts_ones: bool
+    """Whether the place of the last key is told by the number of ones, wherever they stand."""
+
+    def ends_anywhere(self, mask: ir.Value) -> bool:
+        """Whether zeros may stand behind the text of the mask, as nothing asks where it ends or how many positions are past."""
+        return self.counts_ones and {node for node, _ in mask.uses()} <= self.readers and not self.earlier.uses()
 
 
-def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: Size, *, padded: bool) -> Lengths:
+def read_lengths(
+    builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: Size, padding: Padding, *, on_host: bool = False
+) -> Lengths:
     """Emits the lengths, and makes the mask what the number of earlier positions is read from.
 
     Only real tokens of the past count, as only these stay in the buffer. All new ones count: where there is padding among them it
-    lies behind the real ones, which do not see it, and the next ones take its place.
+    lies behind the real ones, which do not see it, and the next ones take its place. Padding that is in a prompt alone, or
+    nowhere, leaves a rule that does not ask where the text ends: all ones of the mask count, and in a prompt as many as are new.
 
     Args:
         builder: What to build with.
@@ -46,18 +64,36 @@ def read_lengths(builder: Builder, mask: ir.Value, batch: Dim, new: Dim, past: S
         batch: The number of entries.
         new: The number of new positions.
         past: The symbol for the number of earlier ones.
-        padded: The mask tells tokens from padding; else it only tells lengths.
+        padding: Where the mask has zeros; where it tells lengths only, they count too.
+        on_host: Sizes lie where the model runs, so that a size is no copy to a device.
     """
-    facts, dtype = builder.facts, builder.facts.dtype(mask)
+    facts, dtype, others = builder.facts, builder.facts.dtype(mask), {node for node, _ in mask.uses()}
     start, end, axis = builder.shape([new * -1]), builder.constant([np.iinfo(np.int64).max]), builder.constant([1])
     earlier = builder.node("Slice", [mask, builder.constant([0]), start, axis], dims=[batch, past], dtype=dtype)
     current = builder.node("Slice", [mask, start, end, axis], dims=[batch, new], dtype=dtype)
     facts.origins[past.atoms[0].key] = (earlier, 1)
     total = builder.cast(builder.reshape(_length(builder, mask), []), _SMALL)
-    uncounted = _counted(builder, current if padded else mask, "Not")
-    counted = builder.elementwise("Add", [_counted(builder, mask), uncounted], _SMALL)
+    kept = builder.cast(mask, ir.DataType.BOOL)
+    counted = _counted(builder, kept)
+    counts_ones = padding == "none" or (padding == "behind" and builder.opset >= _MAX_TAKES_INTEGERS)
+    if not counts_ones:
+        uncounted = _counted(builder, kept if padding == "untold" else current, "Not")
+        counted = builder.elementwise("Add", [counted, uncounted], _SMALL)
+    elif padding == "behind":
+        counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)], _SMALL)
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))], _SMALL)
-    return Lengths(earlier, current, last, total)
+    readers = frozenset(node for node, _ in mask.uses() if node not in others)
+    return Lengths(earlier, current, last, total, facts.fresh(kept, 1), readers, counts_ones)
+
+
+def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> ir.Value:
+    """The number of new positions, int32: one for all entries, or for each and counted where the mask lies."""
+    if isinstance(new, int):
+        return builder.constant(np.asarray(new, np.int32))
+    if on_host:
+        return builder.cast(builder.shape([new]), _SMALL)
+    every = builder.elementwise("Equal", [current, current], ir.DataType.BOOL)
+    return builder.reduce("ReduceSum", builder.cast(every, _SMALL), [1], keep=False)
 
 
 def _counted(builder: Builder, mask: ir.Value, *changes: str) -> ir.Value:

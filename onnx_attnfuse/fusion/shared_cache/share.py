@@ -29,7 +29,7 @@ from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, read_interface, served, settle
-from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, answer_for_past, read_lengths
+from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.graph.build import Builder
@@ -163,9 +163,9 @@ class _Sharing:
         names = _Names(graph.model.graph, sites, is_padded=self._is_padded(sites))
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
-            attended = self._attended(sites, mask, edit)
+            lengths, attended = self._attended(sites, mask, edit)
             settle(self._context.builder, attended)
-            decoder = served(interface, mask, attended)
+            decoder = served(graph.model.graph, interface, mask, attended, lengths)
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = functools.partial(graph.verifier.check_loop, before, graph.model, loop)
             verified = check()
@@ -176,15 +176,17 @@ class _Sharing:
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 
-    def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> list[Attended]:
+    def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> tuple[Lengths, list[Attended]]:
         """Puts operators that share the buffer in the place of attentions."""
         graph, builder, axes = self._graph.model.graph, self._context.builder, sites[0].spec.axes
-        sizes = length(axes.b), length(axes.i), sites[0].past_length
-        lengths = read_lengths(builder, mask, *sizes, padded=self._is_padded(sites))
+        new = settled(length(axes.i), self._plan_context.fixed)
+        sizes = length(axes.b), new, sites[0].past_length
+        on_host = self._plan_context.device.provider.capture is None
+        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=on_host)
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
-        order, is_rearranged = Order(graph), self._may_rearrange(sites) and settled(length(axes.i), self._plan_context.fixed) != 1
-        buffered = target.Buffered(lengths.last, lengths.total, is_rearranged)
+        order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
+        buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
         attended = [attend(site, buffered, self._context, order, edit) for site in sites]
         if target.merges_projections(self._context):
             for item in attended:
@@ -192,7 +194,15 @@ class _Sharing:
         if is_rearranged:
             self._rearrange(attended, lengths)
         graph.sort()
-        return attended
+        return lengths, attended
+
+    def _padding(self, sites: Sequence[CachedSite]) -> Padding:
+        """Where padding lies in the mask."""
+        if sites[0].mask is None:
+            return "untold"
+        if not self._is_padded(sites):
+            return "none"
+        return "anywhere" if self._may_rearrange(sites) else "behind"
 
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
         """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
@@ -245,6 +255,7 @@ class _Names:
         return Loop(
             tokens=decoder.input_ids or decoder.inputs_embeds or "",
             mask=decoder.attention_mask,
+            ends_anywhere=decoder.mask_ends_anywhere,
             is_padded=self._is_padded,
             positions=decoder.position_ids,
             pasts=tuple(zip(self._pasts, pasts, strict=True)),

@@ -366,3 +366,29 @@ def test_near_misses_are_left_as_they_were(near_miss: dict[str, Any], code: str)
     assert [item.name for item in result.model.graph.input] == [item.name for item in model.graph.input]
     assert [item.name for item in result.model.graph.output] == [item.name for item in model.graph.output]
     session(result.model)
+
+
+def _angles(model: onnx.ModelProto) -> set[str]:
+    """What makes the angles of the cosines and sines in a model."""
+    made = {name: node.op_type for node in model.graph.node for name in node.output}
+    return {made[node.input[0]] for node in model.graph.node if node.op_type in {"Cos", "Sin"}}
+
+
+def test_angles_that_stand_side_by_side_twice_are_computed_once() -> None:
+    model = onnx.load(_LLAMA)
+    assert _angles(model) == {"Concat"}
+    assert _angles(_shared(model).model) == {"Mul"}
+
+
+def test_angles_in_other_parts_than_the_pairs_stay_side_by_side() -> None:
+    model = decoder()
+    halves = onnx.helper.make_node("Split", ["angles"], ["near", "distant"], axis=-1, num_outputs=2)
+    place, both = next(
+        (place, node) for place, node in enumerate(model.graph.node) if node.op_type == "Concat" and node.input[0] == "angles"
+    )
+    del both.input[:]
+    both.input.extend(["near", "distant", "near", "distant"])
+    model.graph.node.insert(place, halves)
+    result = _shared(model)
+    assert _angles(result.model) == {"Concat"}
+    _assert_serves(model, result, _LEFT, (1, 1))
