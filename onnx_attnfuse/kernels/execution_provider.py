@@ -29,6 +29,7 @@ Paying: TypeAlias = Literal[
     "merged-projections",
     "split-projections",
     "gated-products",
+    "split-gelu",
     "repeated-heads",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; queries, keys and

@@ -17,6 +17,7 @@ from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
+from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
@@ -57,6 +58,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["Mul"]),
         with_one_gated_product,
         "gated-products",
+    ),
+    EnablingRule(
+        "products gated by their own Gelu, bias included, as one operator",
+        frozenset(["Erf", "Gelu"]),
+        as_split_gelu,
+        "split-gelu",
     ),
     EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
     EnablingRule(
