@@ -40,15 +40,18 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if left is None or whole is None or not _is_read_here(left, right, multiplied, gelu):
         return None
     dims, dtype = facts.dims(whole), facts.dtype(whole)
-    if dims is None or len(dims) != _RANK or dims[-1] not in WIDTHS or dtype not in _TYPES:
+    if dims is None or len(dims) != _RANK or dtype is None or dtype not in _TYPES:
+        return None
+    width = dims[-1]
+    if not isinstance(width, int) or width not in WIDTHS:
         return None
     if "nonempty-axes" not in facts.assumed.names and not all(isinstance(dim, int) and dim for dim in dims):
         return None
     is_cut_only = set(viewers(whole)) == {left.producer(), right.producer()} and not whole.is_graph_output()
     biased = added_bias(whole, facts) if is_cut_only else None
     builder.at(multiplied)
-    x, bias = (whole, builder.constant(np.zeros(dims[-1], dtype.numpy()))) if biased is None else biased
-    half = [*dims[:-1], dims[-1] // 2]
+    x, bias = (whole, builder.constant(np.zeros(width, dtype.numpy()))) if biased is None else biased
+    half = [*dims[:-1], width // 2]
     fused = builder.node(INFO.name, [x, bias], domain=CONTRIB, dims=half, dtype=dtype, hint=f"{node.name}/{INFO.name}")
     return EnablingChange(((multiplied.outputs[0], fused),), (x,))
 
