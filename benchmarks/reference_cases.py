@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reference_inputs import BOTH, CPU, CUDA, EMPTY, MASKS, STANDARD, Array, Case, Draw, Inputs, int32, lengths_of
+from onnx_attnfuse.kernels.operators.bias_split_gelu import WIDTHS
 
 _BUFFER = 12
 _LONG = ((2, 64), (1, 264), (2, 520))
@@ -32,6 +33,7 @@ def cases() -> Iterator[Case]:
     yield from _grouped_cases()
     yield from _padding_cases()
     yield from _packed_cases()
+    yield from _gelu_cases()
 
 
 def _plain(op: str, name: str, makers: Sequence[Callable[[Draw], Array | None]], **rest: Any) -> Case:
@@ -346,3 +348,13 @@ def _packed_inputs(
         return [draw.normal(count, 32), draw.normal(count, 32), draw.normal(count, 2 * v), biases, *tail]
 
     return make
+
+
+def _gelu_cases() -> Iterator[Case]:
+    for width, (b, s), factor in itertools.product(WIDTHS, ((1, 1), (2, 7)), (1.0, 3.0)):
+        make = functools.partial(_gated, b=b, s=s, width=width, factor=factor)
+        yield Case("BiasSplitGelu", f"{b}x{s}x{width} times {factor:g}", {}, make, providers=CUDA)
+
+
+def _gated(draw: Draw, *, b: int, s: int, width: int, factor: float) -> Inputs:
+    return [draw.normal(b, s, width, factor=factor), draw.normal(width)]

@@ -141,7 +141,7 @@ def emit(
         "scale": operands.scale,
         "local_window_size": window,
     }
-    inputs = _handed_over(operands, spec, context, packs=buffered is not None)
+    inputs = _handed_over(operands, spec, context)
     inputs |= {"seqlens_k": last, "total_sequence_length": total}
     inputs["past_key"], inputs["past_value"] = operands.past
     if spec.softcap is not None:
@@ -157,14 +157,16 @@ def emit(
     fused = operator(builder, spec, INFO, inputs, attributes, outputs=3)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
     words += ["shared buffer"] if buffered is not None else []
-    form = f"{INFO.name} {', '.join([*words, *(['do_rotary'] if operands.rotary is not None else [])])}"
+    words += ["do_rotary"] if operands.rotary is not None else []
+    words += ["packed qkv"] if inputs.get("key") is None and buffered is None else []
+    form = f"{INFO.name} {', '.join(words)}"
     return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
 
 
-def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext, *, packs: bool) -> dict[str, ir.Value | None]:
-    """Queries, keys and values by the names of inputs; where `packs`, in one where they are pieces of one value and that pays."""
+def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext) -> dict[str, ir.Value | None]:
+    """Queries, keys and values by the names of inputs; in one where they are pieces of one value and that pays."""
     builder, (query, key, value) = context.builder, operands.values
-    pays = packs and "packed-operands" in context.device.provider.pays
+    pays = "packed-operands" in context.device.provider.pays
     packed = undivided(operands, spec, builder) if pays else None
     if packed is not None:
         return {"query": packed}

@@ -8,24 +8,22 @@ weights are nodes at first, and constants when all is judged (`graph.folding`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.axes.views import is_short
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_readable, is_standard
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import answer_needless, known_elsewhere
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import slice_bounds
 from onnx_attnfuse.graph.sweep import sweep
-from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.targets.layout import Grouped
-from onnx_attnfuse.targets.projections import in_order, joined
+from onnx_attnfuse.targets.merged_products import Product, are_of_one_input, is_read_by, merged, read_product
+from onnx_attnfuse.targets.projections import in_order
 
 _OPERANDS = 3
 """Queries, keys and values, the first inputs of the operator."""
@@ -83,21 +81,6 @@ def _viewed(operands: Grouped, spec: AttentionSpec, builder: Builder) -> ir.Valu
     return builder.reshape(value, [length(axes.b), length(axes.i), total])
 
 
-@dataclasses.dataclass(frozen=True)
-class _Product:
-    """An operand that is `input · weight + bias`, read by the operator alone."""
-
-    input: ir.Value
-    weight: ir.Value
-    """(channels, columns), a constant or one that is transposed."""
-    channels: int
-    columns: int
-    bias: ir.Value | None
-    """A constant with as many elements as there are columns."""
-    values: tuple[ir.Value, ...]
-    """The operand, and the product before a bias was added."""
-
-
 def merge_products(node: ir.Node, builder: Builder) -> bool:
     """Makes one product of those that give an operator its queries, keys and values; whether that was done.
 
@@ -105,21 +88,11 @@ def merge_products(node: ir.Node, builder: Builder) -> bool:
         node: GroupQueryAttention, in the place of the source's nodes already.
         builder: What to build with.
     """
-    found = [_product(value, node, builder) for value in node.inputs[:_OPERANDS]]
-    products = [item for item in found if item is not None]
-    if len(products) < _OPERANDS or any(item.input is not products[0].input for item in products):
+    products = products_of(node, builder)
+    if products is None:
         return False
     builder.at(node)
-    first, facts, total = products[0], builder.facts, sum(item.columns for item in products)
-    dims, dtype = facts.dims(first.values[0]), facts.dtype(first.values[0])
-    assert dims is not None
-    assert dtype is not None
-    weights = [item.weight for item in products]
-    weight = joined(builder, weights, 1, [first.channels, total], dtype)
-    packed = builder.node("MatMul", [first.input, weight], dims=[*dims[:-1], total], dtype=dtype, hint=f"{node.name}/products")
-    if any(item.bias is not None for item in products):
-        packed = builder.elementwise("Add", [packed, _bias(products, builder, dtype)], dtype)
-    for place, value in enumerate((packed, None, None)):
+    for place, value in enumerate((merged(products, builder, node.name or ""), None, None)):
         node.replace_input_with(place, value)
     for value in (value for item in products for value in item.values):
         answer_needless(value, builder)
@@ -127,72 +100,16 @@ def merge_products(node: ir.Node, builder: Builder) -> bool:
     return True
 
 
-def _bias(products: Sequence[_Product], builder: Builder, dtype: ir.DataType) -> ir.Value:
-    """The biases one after the other, zeros where there is none."""
-    parts = [
-        builder.constant(np.zeros(item.columns, dtype.numpy()))
-        if item.bias is None
-        else builder.reshape(item.bias, [item.columns])
-        for item in products
-    ]
-    return joined(builder, parts, 0, [sum(item.columns for item in products)], dtype)
+def products_of(node: ir.Node, builder: Builder) -> list[Product] | None:
+    """Queries, keys and values of GroupQueryAttention as products of one input that nothing else needs; None if they are not."""
+    found = [_product(value, node, builder) for value in node.inputs[:_OPERANDS]]
+    products = [item for item in found if item is not None]
+    return products if len(products) == _OPERANDS and are_of_one_input(products) else None
 
 
-def _product(value: ir.Value | None, reader: ir.Node, builder: Builder) -> _Product | None:
+def _product(value: ir.Value | None, reader: ir.Node, builder: Builder) -> Product | None:
     """An operand as a product with a constant; None if it is none, or needed besides."""
-    facts = builder.facts
-    if value is None or not _is_read_by(value, reader):
+    found = read_product(value, builder) if value is not None and is_read_by(value, reader) else None
+    if found is None or len(builder.facts.dims(found.input) or ()) != _RANK:
         return None
-    node, bias, values = value.producer(), None, (value,)
-    if is_standard(node, "Add"):
-        added = next((item for item in node.inputs if constant_tensor(item) is not None), None)
-        inner = next((item for item in node.inputs if item is not None and item is not added), None)
-        if added is None or inner is None or facts.dims(inner) != facts.dims(value) or not _is_read_by(inner, node):
-            return None
-        node, bias, values = inner.producer(), added, (value, inner)
-    if not is_standard(node, "MatMul") or node.graph is not reader.graph:
-        return None
-    multiplied, weight = node.inputs
-    if multiplied is None or weight is None or not _is_weight(weight):
-        return None
-    dims, wide = facts.dims(weight), facts.dims(multiplied)
-    if dims is None or wide is None or (len(dims), len(wide)) != (2, 3):
-        return None
-    channels, columns = dims
-    if (
-        not isinstance(channels, int)
-        or not isinstance(columns, int)
-        or not all(_is_known(item, values, builder) for item in values)
-    ):
-        return None
-    if bias is not None and not _fits(bias, columns, facts):
-        return None
-    return _Product(multiplied, weight, channels, columns, bias, values)
-
-
-def _is_read_by(value: ir.Value, reader: ir.Node) -> bool:
-    """Whether one node looks at a value, once, and nothing else does."""
-    return not value.is_graph_output() and viewers(value) == [reader]
-
-
-def _is_known(value: ir.Value, needless: Sequence[ir.Value], builder: Builder) -> bool:
-    """Whether whoever asks for the shape of a value can be answered without it."""
-    return known_elsewhere(value, set(needless), builder)
-
-
-def _is_weight(value: ir.Value) -> bool:
-    """Whether a value is a constant, or one that is transposed, whose content is there; it is not read."""
-    node = value.producer()
-    if is_standard(node, "Transpose"):
-        tensor = constant_tensor(node.inputs[0]) if attribute(node, "perm", [1, 0]) == [1, 0] else None
-    else:
-        tensor = constant_tensor(value)
-    return tensor is not None and is_readable(tensor)
-
-
-def _fits(bias: ir.Value, columns: int, facts: Facts) -> bool:
-    """Whether a bias has an element for each column, and its content is there."""
-    dims, tensor = facts.dims(bias), constant_tensor(bias)
-    if not dims or dims[-1] != columns or any(dim != 1 for dim in dims[:-1]):
-        return False
-    return tensor is not None and is_readable(tensor)
+    return found if all(known_elsewhere(item, set(found.values), builder) for item in found.values) else None

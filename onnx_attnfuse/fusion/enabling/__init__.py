@@ -8,10 +8,16 @@ from collections.abc import Iterable
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
+from onnx_attnfuse.fusion.enabling.merged_products import (
+    with_one_gated_product,
+    with_packed_projections,
+    with_split_projections,
+)
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
+from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
@@ -34,6 +40,30 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["LayerNormalization", "Mul"]),
         as_skip_norm,
         "skip-norm",
+    ),
+    EnablingRule(
+        "GroupQueryAttention handed queries, keys and values as one product",
+        frozenset(["GroupQueryAttention"]),
+        with_packed_projections,
+        "merged-projections",
+    ),
+    EnablingRule(
+        "attentions whose queries, keys and values are parts of one product",
+        frozenset(["Attention", "GroupQueryAttention", "MultiHeadAttention"]),
+        with_split_projections,
+        "split-projections",
+    ),
+    EnablingRule(
+        "gated MLPs whose two products of one input are parts of one",
+        frozenset(["Mul"]),
+        with_one_gated_product,
+        "gated-products",
+    ),
+    EnablingRule(
+        "products gated by their own Gelu, bias included, as one operator",
+        frozenset(["Erf", "Gelu"]),
+        as_split_gelu,
+        "split-gelu",
     ),
     EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
     EnablingRule(

@@ -26,18 +26,10 @@ _CONSTANT_TOLERANCE = 4e-3
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """The Gelu that an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
     facts = builder.facts
-    if not is_standard(node, "Erf") or facts.dtype(node.outputs[0]) not in HALVES:
+    found = spelled_gelu(node, facts) if is_standard(node, "Erf") and facts.dtype(node.outputs[0]) in HALVES else None
+    if found is None:
         return None
-    scaled = _scaled(node.inputs[0], facts)
-    if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:
-        return None
-    x = scaled[0]
-    plus_one = only_use(node.outputs[0], "Add")
-    if plus_one is None or not _is_number(plus_one, node.outputs[0], 1.0, facts):
-        return None
-    result = _halved_product(plus_one.outputs[0], x, facts)
-    if result is None:
-        return None
+    x, result = found
     dims, dtype = facts.dims(result), facts.dtype(result)
     biased = added_bias(x, facts)
     operand, bias = (x, None) if biased is None else biased
@@ -45,6 +37,18 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     builder.at(producer_of(result))
     new = builder.node(op, inputs, domain=CONTRIB, dims=dims, dtype=dtype, hint=f"{node.name}/{op}")
     return EnablingChange(((result, new),), (operand,))
+
+
+def spelled_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """What goes into the Gelu that an Erf is a part of, and what comes out; None if it is a part of none."""
+    scaled = _scaled(node.inputs[0], facts)
+    if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:
+        return None
+    plus_one = only_use(node.outputs[0], "Add")
+    if plus_one is None or not _is_number(plus_one, node.outputs[0], 1.0, facts):
+        return None
+    result = _halved_product(plus_one.outputs[0], scaled[0], facts)
+    return None if result is None else (scaled[0], result)
 
 
 def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims, Known, broadcast
 from onnx_attnfuse.graph.rules.reading import ShapeRule, axes_of, given, input_dims, rules
@@ -13,6 +14,13 @@ from onnx_attnfuse.graph.rules.reading import ShapeRule, axes_of, given, input_d
 
 def _same(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [input_dims(node, 0, facts)]
+
+
+def _half(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Half of the last axis."""
+    dims = input_dims(node, 0, facts)
+    half = None if not dims else sizes.exact_quotient(dims[-1], 2)
+    return [None if dims is None or half is None else (*dims[:-1], half)]
 
 
 def _same_and_sum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -51,6 +59,7 @@ def _reduced(dims: Dims, axes: Collection[int], keep: int) -> Dims:
 ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("Identity Cast CastLike Dropout Trilu CumSum Clip Softmax LogSoftmax", _same),
     **rules("Relu Gelu FastGelu QuickGelu BiasGelu LeakyRelu Elu Celu Selu Swish Mish Softplus HardSigmoid HardSwish", _same),
+    **rules("BiasSplitGelu", _half),
     **rules("Erf Tanh Sigmoid Exp Log Sqrt Reciprocal Neg Abs Sign Floor Ceil Round Sin Cos", _same),
     **rules("Not IsNaN IsInf BitwiseNot Bernoulli RandomUniformLike RandomNormalLike EyeLike", _same),
     **rules("Acos Asin Atan Tan Sinh Cosh", _same),

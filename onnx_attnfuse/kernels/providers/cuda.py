@@ -323,6 +323,7 @@ PROVIDER = ExecutionProvider(
             "merged-projections",
         ]
     ),
+    unmeasured=frozenset(["split-projections", "gated-products", "split-gelu"]),
     unfused_time=_unfused_time,
     switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True),
     capture=CAPTURE,

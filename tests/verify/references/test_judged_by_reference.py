@@ -113,8 +113,16 @@ def test_what_has_no_name_is_not_taken_for_what_is_absent() -> None:
     np.testing.assert_allclose(Reference(model).run(None, feeds)[0], 1, atol=1e-6)
 
 
+_ROUNDS_BEFORE = {"BiasSplitGelu"}
+"""Takes no bfloat16, and rounds the sum with its bias first."""
+
+
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: f"{operator.op_domain}.{operator.__name__}")
+@pytest.mark.parametrize(
+    "operator",
+    [operator for operator in OPERATORS if operator.__name__ not in _ROUNDS_BEFORE],
+    ids=lambda operator: f"{operator.op_domain}.{operator.__name__}",
+)
 def test_every_operator_computes_half_precision_in_float32(operator: type) -> None:
     named = (operator.op_domain, operator.__name__)
     for case in [case for case in cases() if (case.domain, case.op) == named][::3]:

@@ -1,0 +1,101 @@
+"""`l · gelu(r)`, where `(l | r)` are the halves of one product and its bias, as com.microsoft BiasSplitGelu.
+
+    MatMul ── Add ── Split ── l ─────────── Mul     becomes     MatMul ── BiasSplitGelu
+                       └───── r ── Gelu ──── ┘
+
+So the gate of a diffusion model's MLP, the widest tensor of each of its layers, is read once and written once. The kernel knows
+three widths, and the Gelu with the error function; it gates the left half by the right one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.enabling.gelu import spelled_gelu
+from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.uses import viewers
+from onnx_attnfuse.kernels.operators.bias_split_gelu import INFO, WIDTHS
+
+_TYPES = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
+_RANK = 3
+
+
+def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """The product of one half with the Gelu of the other, from the node that the Gelu starts from."""
+    facts = builder.facts
+    found = _gelu(node, facts)
+    multiplied = None if found is None else only_use(found[1], "Mul")
+    if found is None or multiplied is None:
+        return None
+    right, gelu = found
+    left = next((value for value in multiplied.inputs if value is not gelu), None)
+    whole = None if left is None else _halves(left, right, facts)
+    if left is None or whole is None or not _is_read_here(left, right, multiplied, gelu):
+        return None
+    dims, dtype = facts.dims(whole), facts.dtype(whole)
+    if dims is None or len(dims) != _RANK or dtype is None or dtype not in _TYPES:
+        return None
+    width = dims[-1]
+    if not isinstance(width, int) or width not in WIDTHS:
+        return None
+    if "nonempty-axes" not in facts.assumed.names and not all(isinstance(dim, int) and dim for dim in dims):
+        return None
+    is_cut_only = set(viewers(whole)) == {left.producer(), right.producer()} and not whole.is_graph_output()
+    biased = added_bias(whole, facts) if is_cut_only else None
+    builder.at(multiplied)
+    x, bias = (whole, builder.constant(np.zeros(width, dtype.numpy()))) if biased is None else biased
+    half = [*dims[:-1], width // 2]
+    fused = builder.node(INFO.name, [x, bias], domain=CONTRIB, dims=half, dtype=dtype, hint=f"{node.name}/{INFO.name}")
+    return EnablingChange(((multiplied.outputs[0], fused),), (x,))
+
+
+def _gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """What goes into a Gelu with the error function, and what comes out."""
+    if is_standard(node, "Erf"):
+        return spelled_gelu(node, facts)
+    is_one = node.op_type == "Gelu" and (node.domain == CONTRIB or is_standard(node))
+    if not is_one or attribute(node, "approximate", "none") != "none" or node.inputs[0] is None:
+        return None
+    return node.inputs[0], node.outputs[0]
+
+
+def _halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
+    """The value whose first and second half along the last axis two values are."""
+    first, second = left.producer(), right.producer()
+    whole = None if first is None or not first.inputs else first.inputs[0]
+    dims = None if whole is None else facts.dims(whole)
+    if first is None or second is None or not dims or not isinstance(dims[-1], int) or second.inputs[:1] != (whole,):
+        return None
+    last, half = len(dims) - 1, dims[-1] // 2
+    if first is second:
+        is_cut = is_standard(first, "Split") and attribute(first, "axis", 0) % len(dims) == last
+        is_even = (facts.dims(left) or ())[-1:] == (half,) == (facts.dims(right) or ())[-1:]
+        return whole if is_cut and is_even and tuple(first.outputs) == (left, right) else None
+    for node, begin in ((first, 0), (second, half)):
+        bounds = slice_bounds(node, len(dims), facts) if is_standard(node, "Slice") else None
+        start, stop, step = (bounds or {}).get(last, (None, None, None))
+        if bounds is None or len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(stop, int):
+            return None
+        if slice(start, stop).indices(dims[-1])[:2] != (begin, begin + half):
+            return None
+    return whole
+
+
+def _is_read_here(left: ir.Value, right: ir.Value, multiplied: ir.Node, gelu: ir.Value) -> bool:
+    """Whether nothing but the Gelu and the product with it looks at the halves."""
+    inner, pending = {multiplied}, [gelu]
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node is None or value is right or node in inner:
+            continue
+        inner.add(node)
+        pending += [item for item in node.inputs if item is not None]
+    return not any(value.is_graph_output() for value in (left, right)) and {*viewers(left), *viewers(right)} <= inner
