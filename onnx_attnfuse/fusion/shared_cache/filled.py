@@ -101,6 +101,7 @@ def settle_source(graph: ir.Graph, builder: Builder, sites: Sequence[CachedSite]
                 )
     for site in sites:
         for past in site.past:
+            sweep([output for node in viewers(past) for output in node.outputs])
             if len(set(viewers(past))) > 1:
                 raise Refused("cache-used", f"the earlier keys or values '{past.name}' are used elsewhere too", site.spec.name)
     _check_all_taken(graph, filled.position)

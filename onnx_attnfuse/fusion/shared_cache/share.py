@@ -35,6 +35,8 @@ from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard, subgraphs
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.sizes import settled
 from onnx_attnfuse.graph.snapshot import Snapshot
@@ -70,7 +72,7 @@ def share_cache(
         return SharedCache()
     cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
     if not cached:
-        return SharedCache(note="no attention has a cache that could be a buffer")
+        return SharedCache(note=_no_cache(graph.model.graph))
     sharing = _Sharing(graph, context, plan_context)
     sites = sharing.read(cached)
     if sharing.reasons:
@@ -90,6 +92,16 @@ def share_cache(
         return dataclasses.replace(sharing.share(sites), candidates=tuple(cached))
     assert attempt.reason is not None
     return SharedCache(reasons=_named({item.node: attempt.reason for item in cached}), note=_left(attempt.reason))
+
+
+def _no_cache(graph: ir.Graph) -> str:
+    """Why no attention of a graph has a cache that could be a buffer, as far as that is known."""
+    for node in graph:
+        inner = (item for branch in subgraphs(node) for item in branch.all_nodes())
+        if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
+            where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
+            return f"{where}, as where decoders with and without a past are merged; export the one with a past by itself"
+    return "no attention has a cache that could be a buffer"
 
 
 def _named(reasons: Mapping[ir.Node, Reason]) -> dict[str, Reason]:

@@ -136,6 +136,52 @@ def test_a_mask_that_is_read_elsewhere_is_as_long_as_the_buffer_there() -> None:
     assert (int(tokens), whole.tolist()) == (2, [1, _LENGTH])
 
 
+def _by_tensor_scatter(model: onnx.ModelProto, first: str) -> None:
+    """New keys and values are written by the operator of opset 24, `first` a value (b) with the first place of each entry."""
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    for place, write in enumerate(_of(model, "ScatterND")):
+        (present,) = (node for node in model.graph.node if write.output[0] in node.input)
+        past, turned = made_by[write.input[0]].input[0], f"new{place}"
+        new = onnx.helper.make_node("Transpose", [write.input[2]], [turned], perm=[1, 2, 0, 3])
+        written = onnx.helper.make_node(
+            "TensorScatter", [past, turned, first], list(present.output), axis=2, name=f"write{place}"
+        )
+        at = list(model.graph.node).index(present)
+        model.graph.node.remove(present)
+        model.graph.node.insert(at, written)
+        model.graph.node.insert(at, new)
+        model.graph.node.remove(write)
+    model.opset_import[0].version = 24
+
+
+def _first_of_all(model: onnx.ModelProto) -> None:
+    """The place of the first new entry, the same for all entries of the batch."""
+    batch = onnx.helper.make_node("Shape", ["input_ids"], ["entries"], start=0, end=1)
+    model.graph.node.insert(0, onnx.helper.make_node("Expand", ["first", "entries"], ["places"]))
+    model.graph.node.insert(0, onnx.helper.make_node("Gather", ["cache_position", "zeroth"], ["first"]))
+    model.graph.node.insert(0, batch)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "zeroth"))
+
+
+def test_a_cache_that_tensor_scatter_writes() -> None:
+    model = _exported()
+    _first_of_all(model)
+    _by_tensor_scatter(model, "places")
+    result = _shared(model)
+    assert [(site.op, site.verified is None) for site in result.report.sites] == [("GroupQueryAttention", False)] * 2
+    for padding in _PADDINGS.values():
+        _assert_serves(_exported(), result, padding, (1, 1))
+
+
+def test_a_cache_with_places_of_their_own_for_each_entry_is_left_as_it_was() -> None:
+    model = _exported()
+    model.graph.input.append(onnx.helper.make_tensor_value_info("places", onnx.TensorProto.INT64, ["batch"]))
+    _by_tensor_scatter(model, "places")
+    result = _shared(model)
+    assert result.report.decoder is None
+    assert "cache-kept" in {reason.code for site in result.report.sites for reason in site.reasons}
+
+
 def test_what_differs_in_the_loop_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A buffer whose lengths are one too short, as a mistake of ours would make them."""
     whole = lengths.read_lengths
