@@ -32,8 +32,16 @@ from onnx_attnfuse.targets.base import BuildContext
 
 
 def is_static(spec: AttentionSpec) -> bool:
-    """Whether keys or values are a buffer that something was written into."""
-    return spec.cache is None and any(writer(operand[-1].indexed.value) is not None for operand in (spec.key, spec.value))
+    """Whether keys or values are an input or an output of the model that something was written into."""
+    return spec.cache is None and any(_is_written(operand[-1].indexed) for operand in (spec.key, spec.value))
+
+
+def _is_written(indexed: IndexedValue) -> bool:
+    node = writer(indexed.value)
+    if node is None or node.inputs[0] is None:
+        return False
+    below = _behind(IndexedValue(node.inputs[0], indexed.axes)).value
+    return below.is_graph_input() or bool(_outputs(indexed.value, indexed.axes))
 
 
 def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> CachedSite:
@@ -180,27 +188,30 @@ def _indexed(
         Refused: They are no input or no output.
     """
     axes = source.indexed.axes
-    past = write.buffer, replaced(axes, write.axis, past_axis)
-    while (node := past[0].producer()) is not None and (is_copy(node) or is_standard(node, "Transpose")):
-        past = _above(node, past[1])
-    if not past[0].is_graph_input() or past[0].const_value is not None:
-        raise Refused("cache-kept", f"the buffer '{past[0].name}' is no input of the model; export it with its cache as inputs")
+    past = _behind(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
+    if not past.value.is_graph_input() or past.value.const_value is not None:
+        raise Refused(
+            "cache-kept", f"the buffer '{past.value.name}' is no input of the model; export it with its cache as inputs"
+        )
     outputs = list(_outputs(write.written, replaced(axes, write.axis, key_axis)))
     if not outputs:
         message = f"the buffer that '{write.node.name}' writes is no output of the model; export it with its cache as outputs"
         raise Refused("cache-kept", message)
     new = IndexedValue(write.new, replaced(axes, write.axis, new_axis))
-    return IndexedValue(*past), new, outputs[0]
+    return past, new, outputs[0]
 
 
-def _above(node: ir.Node, axes: Axes) -> tuple[ir.Value, Axes]:
-    """The input of a copy or a Transpose, with its axes."""
-    value = node.inputs[0]
-    assert value is not None
-    if is_copy(node):
-        return value, axes
-    perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
-    return value, tuple(axes[perm.index(axis)] for axis in range(len(axes)))
+def _behind(indexed: IndexedValue) -> IndexedValue:
+    """The value that another one is a copy or transpose of."""
+    value = indexed.value
+    axes: Axes = indexed.axes
+    while (node := value.producer()) is not None and (is_copy(node) or is_standard(node, "Transpose")):
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+        if not is_copy(node):
+            perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
+            axes = tuple(axes[perm.index(axis)] for axis in range(len(axes)))
+    return IndexedValue(value, axes)
 
 
 def _outputs(value: ir.Value, axes: Axes) -> list[IndexedValue]:

@@ -17,6 +17,7 @@ from onnx_attnfuse.fusion.shared_cache import lengths, share
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from tests.support.decoder_loops import Array, Fed, assert_same_at_tokens, buffered, named, session, steps
+from tests.support.decoders import decoder
 
 _EXPORTS = sorted((pathlib.Path(__file__).parent / "static_exports").glob("*.onnx"))
 """Exports by `python -m models.export --only NAME`, without the lines of Python that nodes are from."""
@@ -37,7 +38,7 @@ def _exported(name: str = "gpt2_static__dyn18__sdpa") -> onnx.ModelProto:
     return onnx.load(next(path for path in _EXPORTS if path.stem == name))
 
 
-def _written(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed]) -> list[Array]:
+def _written(model: onnx.ModelProto, served: ServedDecoder, fed: Sequence[Fed]) -> list[Array]:
     """The logits of the source in each step, with buffers that begin with numbers of no meaning."""
     started = session(model)
     rng, batch, outputs = np.random.default_rng(2), len(fed[0].tokens), [item.name for item in started.get_outputs()]
@@ -51,9 +52,9 @@ def _written(model: onnx.ModelProto, decoder: ServedDecoder, fed: Sequence[Fed])
     for step in fed:
         total, new = step.mask.shape[1], step.tokens.shape[1]
         mask = np.pad(step.mask, ((0, 0), (0, _LENGTH - total)))
-        feeds = {**named(decoder, step), "attention_mask": mask, "cache_position": np.arange(total - new, total)}
+        feeds = {**named(served, step), "attention_mask": mask, "cache_position": np.arange(total - new, total)}
         found = dict(zip(outputs, started.run(outputs, {name: feeds[name] for name in rest} | cache), strict=True))
-        logits.append(found[decoder.logits])
+        logits.append(found[served.logits])
         cache = dict(zip(cache, [array for name, array in found.items() if name.startswith("present")], strict=True))
     return logits
 
@@ -313,3 +314,17 @@ def test_near_misses_are_left_as_they_were(spoil: Callable[[onnx.ModelProto], No
     assert any(note.startswith("the cache is as it was: ") for note in result.report.notes)
     assert [item.name for item in result.model.graph.output] == [item.name for item in model.graph.output]
     _assert_same_model(model, result.model)
+
+
+_IN_PLACE = """heads = Unsqueeze(y0, first) keys = ScatterND(heads, corner, nought) turned = Transpose<perm=[0, 1, 3, 2]>(keys)
+   products = MatMul(heads, turned) mixing = Softmax<axis=-1>(products) mixed = MatMul(mixing, heads)
+   next = Squeeze(mixed, first)"""
+
+
+def test_keys_that_are_changed_in_place_and_are_no_buffer_keep_no_other_cache() -> None:
+    model = decoder(between=_IN_PLACE)
+    for name, array in {"corner": np.zeros((1, 4), np.int64), "nought": np.zeros(1, np.float32)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    result = _shared(model, padding="assume-none")
+    assert result.report.decoder is not None, result.report.notes
+    assert result.report.decoder.layers == 2
