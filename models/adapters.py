@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache, StaticLayer
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -90,3 +90,34 @@ def logits(result: Any) -> torch.Tensor:
 def sample(result: Any) -> torch.Tensor:
     """Picks the sample of a diffusers model."""
     return result.sample
+
+
+class Static(nn.Module):
+    """Calls a decoder with a static cache as flat tensors: buffers that it writes into; returns the result and the buffers.
+
+    Inputs named ``past_key_0``, ``past_value_0``, … are the buffers; ``cache_position`` counts the positions of the new tokens.
+    """
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], select: Callable[[Any], torch.Tensor]) -> None:
+        """Wraps a decoder; `names` and `select` are as for `Flat`."""
+        super().__init__()
+        self.model, self.names, self.select = model, names, select
+
+    def forward(self, *tensors: torch.Tensor) -> Tensors:
+        """Runs one step."""
+        given = dict(zip(self.names, tensors, strict=True))
+        positions = given.pop("cache_position")
+        config = self.model.config
+        cache = StaticCache(config, given["past_key_0"].shape[2])
+        for index in range(len(cache.layers)):
+            cache.layers[index] = _filled(given.pop(f"past_key_{index}"), given.pop(f"past_value_{index}"), positions[0])
+        result = self.model(**given, position_ids=positions[None], past_key_values=cache, use_cache=True)
+        return (self.select(result), *(part for layer in cache.layers for part in (layer.keys, layer.values)))
+
+
+def _filled(keys: torch.Tensor, values: torch.Tensor, count: torch.Tensor) -> StaticLayer:
+    """A layer of a static cache that holds `count` positions already; windows are in the mask, as transformers exports them."""
+    layer = StaticLayer(keys.shape[2])
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values, layer.cumulative_length = keys.clone(), values.clone(), count.clone()
+    return layer

@@ -6,6 +6,7 @@ from models import (
     recipes_diffusion,
     recipes_handwritten,
     recipes_seq2seq,
+    recipes_static,
     recipes_text,
     recipes_torch,
     recipes_vision,
@@ -16,6 +17,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for module in (
         recipes_text,
+        recipes_static,
         recipes_seq2seq,
         recipes_vision,
         recipes_torch,

@@ -180,7 +180,7 @@ def names(inputs: tuple[Input, ...]) -> tuple[str, ...]:
     return tuple(given.name for given in inputs)
 
 
-def past_inputs(kv_heads: int, prefix: str = "past", axis: str = "past") -> tuple[Input, ...]:
+def past_inputs(kv_heads: int, prefix: str = "past", axis: str | int = "past") -> tuple[Input, ...]:
     """Returns the inputs that carry one cache: a key and a value per layer."""
     return tuple(
         Input(f"{prefix}_{part}_{layer}", ("batch", kv_heads, axis, HEAD)) for layer in range(LAYERS) for part in ("key", "value")

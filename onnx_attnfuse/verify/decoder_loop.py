@@ -46,6 +46,18 @@ Pattern = Literal["none", "left", "right", "holes"]
 
 
 @dataclasses.dataclass(frozen=True)
+class FilledSource:
+    """A source with a buffer of its own, of a fixed length, which it writes into at positions that it is told."""
+
+    position: str
+    """The input that says where new keys go: the first place, or that of each, (), (1) or (s)."""
+    length: sizes.Dim
+    """How many positions the buffer has; a symbol where a caller chooses."""
+    masks_buffer: bool
+    """Its mask is as long as the buffer; else as long as the positions so far."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Loop:
     """How a decoder is run in a loop: names of inputs and outputs, where they differ first those of the source."""
 
@@ -70,6 +82,8 @@ class Loop:
     """Numbers that symbolic sizes will always have; no other number of entries or new tokens is run then."""
     rotates_each_token: bool = False
     """What it will run on rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
+    filled: FilledSource | None = None
+    """The source's own buffer; None: its past grows."""
 
 
 def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators = ()) -> Verdict:
@@ -192,10 +206,17 @@ class _Judge:
                 steps = [fixed_new] * _STEPS if batch == 1 or fixed_new == 1 else []
             if self._loop.only_ends and pattern == "right":  # what comes after it would have it in between
                 steps = []
-            if prompt or steps:
+            while prompt and steps and self._too_long(sum((*prompt, *steps))):
+                steps = steps[:-1]
+            if (prompt or steps) and not self._too_long(sum((*prompt, *steps)) + _WARM * warm):
                 yield _Case(batch, pattern, warm, (*prompt, *steps))
             if self._loop.ends_anywhere and steps and (batch == 1 or fixed_new == 1 or warm):
                 yield _Case(batch, pattern, warm, (*prompt, *steps), at_beginning=True)
+
+    def _too_long(self, total: int) -> bool:
+        """Whether a source with a buffer has no place for that many positions."""
+        filled = self._loop.filled
+        return filled is not None and isinstance(filled.length, int) and total > filled.length
 
     def _patterns(self) -> Iterator[Pattern]:
         """Where padding may lie."""
@@ -218,7 +239,7 @@ class _Judge:
             now = keep[:, : seen + new]
             fed = {**self._others(now, new, others), **self._new(now, new)}
             mask = {loop.mask: now.astype(self._numpy(loop.mask))}
-            given = dict(zip((old for old, _ in loop.pasts), grown, strict=True))
+            given = {**dict(zip((old for old, _ in loop.pasts), grown, strict=True)), **self._told(now, new, grown[0].shape[2])}
             try:
                 old = self._source.run([*loop.outputs, *(name for name, _ in loop.presents)], self._taken(fed | mask | given))
             except RuntimeRefusal as refusal:
@@ -239,6 +260,22 @@ class _Judge:
     def _taken(self, fed: Mapping[str, Array]) -> dict[str, Array]:
         """The part of a step that the source has inputs for."""
         return {name: array for name, array in fed.items() if name in self._dims}
+
+    def _told(self, now: Array, new: int, length: int) -> dict[str, Array]:
+        """What a source with a buffer of its own is told besides: where new keys go, and a mask as long as the buffer."""
+        filled, seen = self._loop.filled, now.shape[1] - new
+        if filled is None:
+            return {}
+        places = np.arange(seen, seen + new, dtype=self._numpy(filled.position))
+        dims = self._dims[filled.position]
+        told: dict[str, Array] = {
+            filled.position: places if len(dims) == 1 and dims[0] == self._axes["new"] else places[:1].reshape(len(dims) * [1])
+        }
+        if filled.masks_buffer:
+            mask = np.zeros((now.shape[0], length), bool)
+            mask[:, : now.shape[1]] = now
+            told[self._loop.mask] = mask.astype(self._numpy(self._loop.mask))
+        return told
 
     def _kept(self, case: _Case, past: int) -> Array:
         """Where tokens are, (b, all positions); rows of a batch differ, and every row begins with one at least."""
@@ -267,9 +304,20 @@ class _Judge:
             for row in range(batch):
                 tokens = numbers[row][:, keep[row]]
                 buffer[row, :, : tokens.shape[1]] = tokens
-            grown.append(numbers)
+            grown.append(self._placed(numbers, past + more))
             buffers.append(buffer)
         return grown, buffers
+
+    def _placed(self, numbers: Array, least: int) -> Array:
+        """The past of the source: as it is, or in the source's own buffer, with other numbers behind."""
+        filled = self._loop.filled
+        if filled is None:
+            return numbers
+        whole = filled.length if isinstance(filled.length, int) else least + _SPARE
+        batch, heads, past, channels = numbers.shape
+        buffer = (3 * self._rng.standard_normal((batch, heads, whole, channels))).astype(numbers.dtype)
+        buffer[:, :, :past] = numbers
+        return buffer
 
     def _new(self, keep: Array, new: int) -> dict[str, Array]:
         """The new tokens, and their positions counted over tokens as a caller does."""
@@ -290,6 +338,7 @@ class _Judge:
         """Other inputs: those that are as long as the new or all positions drawn anew, the rest as in the step before."""
         loop, past = self._loop, keep.shape[1] - new
         own = {loop.tokens, loop.mask, loop.positions, *(name for name, _ in loop.pasts)}
+        own |= {loop.filled.position} if loop.filled is not None else set()
         lengths = {"batch": keep.shape[0], "new": new, "past": past, "total": past + new}
         axes = {**self._axes, "past": self._dims[loop.pasts[0][0]][2], "total": self._dims.get(loop.mask, (0, 0))[1]}
         sizes_now = {str(axes[name]): length for name, length in lengths.items() if not isinstance(axes[name], int)}

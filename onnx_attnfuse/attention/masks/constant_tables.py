@@ -1,11 +1,20 @@
-"""Constant tables that are rules in disguise: GPT-2's triangle of ones, a band, everything allowed."""
+"""Constant tables that are rules in disguise: GPT-2's triangle of ones, a band, everything allowed, positions counted up."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from onnx_attnfuse.attention.masks.expression import Expression, Linear, at_most_zero, combine, conjunction, constant
+from onnx_attnfuse.attention.masks.expression import (
+    Expression,
+    Linear,
+    at_most_zero,
+    bounds,
+    combine,
+    conjunction,
+    constant,
+    scaled,
+)
 
 
 def as_rule(table: npt.NDArray[np.bool_], row: Linear, column: Linear) -> Expression | None:
@@ -30,3 +39,15 @@ def as_rule(table: npt.NDArray[np.bool_], row: Linear, column: Linear) -> Expres
     if low > 1 - rows:
         parts.append(at_most_zero(combine(constant(low), distance, -1)))
     return conjunction(parts)
+
+
+def as_count(row: npt.NDArray[np.generic], place: Linear) -> Linear | None:
+    """The number at a place of a row of integers that counts in even steps, as a function of the place; None where it does not.
+
+    A place below 0 would be one from the end, so it must be known to be none.
+    """
+    low, _ = bounds(place)
+    if row.ndim != 1 or row.size < 2 or row.dtype.kind not in "iu" or not isinstance(low, int) or low < 0:
+        return None
+    steps: set[int] = set(np.diff(row.astype(np.int64)).tolist())
+    return combine(constant(int(row[0])), scaled(place, steps.pop())) if len(steps) == 1 else None

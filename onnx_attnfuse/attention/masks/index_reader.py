@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks import simplify
-from onnx_attnfuse.attention.masks.constant_tables import as_rule
+from onnx_attnfuse.attention.masks.constant_tables import as_count, as_rule
 from onnx_attnfuse.attention.masks.expression import (
     Apply,
     Element,
@@ -90,6 +90,8 @@ class Reader:
         places = [item.offset for item in forms if not item.terms and isinstance(item.offset, int)]
         if len(forms) == len(at) == len(places) + 2:
             return self._rule(value, forms)
+        if len(forms) == len(at) == len(places) + 1:
+            return self._count(value, forms)
         if len(places) != len(at):
             return None
         content = self.facts.content(value)
@@ -112,6 +114,13 @@ class Reader:
             return None
         rule = as_rule(matrix == high, at[moving[0]], at[moving[1]])
         return None if rule is None else choice(rule, _literal(float(high), dtype), _literal(float(low), dtype))
+
+    def _count(self, value: ir.Value, at: Sequence[Linear]) -> Expression | None:
+        """A row of a constant of integers, if it counts."""
+        array = constant_array(value, limit=_MATRIX) if is_constant(value) else None
+        (axis,) = (axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int))
+        fixed = tuple(slice(None) if place == axis else _known(item) for place, item in enumerate(at))
+        return None if array is None else as_count(np.asarray(array[fixed]), at[axis])
 
     def input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression:
         """The element of an input at an index of its own."""
@@ -325,6 +334,25 @@ def _range(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | No
     return combine(start, scaled(place, step.offset))
 
 
+def _pad(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    """Zeros behind, as a mask of the tokens so far is brought to the length of a buffer."""
+    dims, pads = reader.input_dims(node, 0), node.inputs[1] if len(node.inputs) > 1 else None
+    ends = None if pads is None else reader.facts.content(pads)
+    filled = any(item is not None for item in node.inputs[2:])
+    if dims is None or filled or attribute(node, "mode", "constant") != "constant" or not isinstance(ends, tuple):
+        return None
+    moved = [axis for axis, end in enumerate(ends[len(dims) :]) if end != 0]
+    if len(ends) != 2 * len(dims) or any(ends[: len(dims)]) or not all(isinstance(at[axis], Linear) for axis in moved):
+        return None
+    inner = reader.input(node, 0, at, depth)
+    for axis in moved:
+        place = at[axis]
+        assert isinstance(place, Linear)
+        inside = at_most_zero(combine(combine(place, constant(dims[axis]), -1), constant(1)))
+        inner = choice(inside, inner, simplify.zero_like(inner))
+    return inner
+
+
 def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
     shift = reader.input(node, 1, (), depth) if len(node.inputs) > 1 and node.inputs[1] is not None else constant(0)
     row, column = at[-2:]
@@ -358,6 +386,7 @@ _RULES: dict[str, _Rule] = {
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "Identity": _identity,
+    "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
     "Slice": _slice,

@@ -35,8 +35,8 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
     return Cache(
         past=(_along(past_key, axis, past_axis), _along(past_value, value_axis, past_axis)),
         new=(
-            _sources(_along(new_key, axis, new_axis), key[-1].factor, channels, facts),
-            _sources(_along(new_value, value_axis, new_axis), value[-1].factor, (), facts),
+            new_sources(_along(new_key, axis, new_axis), key[-1].factor, channels, facts),
+            new_sources(_along(new_value, value_axis, new_axis), value[-1].factor, (), facts),
         ),
         present=(key[-1].indexed, value[-1].indexed),
         past_axis=past_axis,
@@ -60,7 +60,7 @@ def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[IndexedValu
     return IndexedValue(past, axes), IndexedValue(new, axes), axis
 
 
-def _sources(indexed: IndexedValue, factor: float, channels: Axis, facts: Facts) -> tuple[Source, ...]:
+def new_sources(indexed: IndexedValue, factor: float, channels: Axis, facts: Facts) -> tuple[Source, ...]:
     """New keys or values and the views behind them; the factor comes after the concatenation, so the cache is not scaled."""
     found = operands.sources(indexed, facts, channels, plain=True)
     return tuple(dataclasses.replace(source, factor=factor) for source in found)

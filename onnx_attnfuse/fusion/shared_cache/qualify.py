@@ -29,6 +29,18 @@ _SAME = CASTS | RESHAPES
 
 
 @dataclasses.dataclass(frozen=True)
+class Filled:
+    """A buffer of a fixed length that the source writes new keys and values into."""
+
+    position: ir.Value
+    """The graph input that says where, (), (1) or (s)."""
+    length: Dim
+    """How many positions there are."""
+    written: tuple[ir.Value, ir.Value]
+    """Keys and values with the new ones, as they were written."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CachedSite:
     """An attention whose cache can be a buffer."""
 
@@ -44,6 +56,8 @@ class CachedSite:
     """The graph input (b, past + s) that tells tokens from padding; None: every key counts."""
     window: int | None
     """How many keys a row sees, itself counted; None: all before it."""
+    filled: Filled | None = None
+    """The buffer that the source writes into; None: its cache grows."""
 
     @property
     def cache(self) -> Cache:
@@ -80,7 +94,7 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
             raise Refused("cache-kept", f"'{present.value.name}', keys or values with the new ones, is no output", spec.name)
     window = target.window_of(spec, meaning)
     present_key, present_value = (indexed.value for indexed in cache.present)
-    mask = _padding_input(spec, meaning, facts)
+    mask = padding_input(spec, meaning, facts)
     return CachedSite(node, spec, meaning, (key, value), (present_key, present_value), mask, None if window == -1 else window)
 
 
@@ -137,7 +151,7 @@ def _check_only_appended(past: ir.Value, given: ir.Value, present: ir.Value, spe
     assert given in copies
 
 
-def _padding_input(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> ir.Value | None:
+def padding_input(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> ir.Value | None:
     """The graph input whose element at (b, j) says that a key is no padding; None where nothing is padding.
 
     Raises:

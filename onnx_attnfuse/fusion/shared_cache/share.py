@@ -28,11 +28,15 @@ from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
 from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
+from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard, subgraphs
+from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.sizes import settled
 from onnx_attnfuse.graph.snapshot import Snapshot
@@ -46,7 +50,7 @@ from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.packed_operands import merge_products
-from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.decoder_loop import FilledSource, Loop
 from onnx_attnfuse.verify.verdict import Verified
 
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
@@ -66,25 +70,38 @@ def share_cache(
     """
     if graph.scope.graph is not graph.model.graph:
         return SharedCache()
-    cached = [item for item in candidates if item.spec is not None and item.spec.cache is not None]
+    cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
     if not cached:
-        return SharedCache(note="no attention has a cache that could be a buffer")
+        return SharedCache(note=_no_cache(graph.model.graph))
     sharing = _Sharing(graph, context, plan_context)
     sites = sharing.read(cached)
     if sharing.reasons:
         return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
     snapshot, facts = Snapshot(graph.scope.graph), graph.scope.facts
-    origins = dict(facts.origins)
+    held = [*graph.scope.graph.inputs, *(indexed.value for site in sites for indexed in site.cache.present)]
+    origins, shapes = dict(facts.origins), [(value, facts.dims(value)) for value in held]
 
     def undo() -> None:
         snapshot.restore()
         facts.origins.clear()
         facts.origins.update(origins)
+        for value, dims in shapes:
+            facts.record(value, dims, None)
 
     with contained(_SHARING, graph.scope.path, undo) as attempt:
         return dataclasses.replace(sharing.share(sites), candidates=tuple(cached))
     assert attempt.reason is not None
     return SharedCache(reasons=_named({item.node: attempt.reason for item in cached}), note=_left(attempt.reason))
+
+
+def _no_cache(graph: ir.Graph) -> str:
+    """Why no attention of a graph has a cache that could be a buffer, as far as that is known."""
+    for node in graph:
+        inner = (item for branch in subgraphs(node) for item in branch.all_nodes())
+        if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
+            where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
+            return f"{where}, as where decoders with and without a past are merged; export the one with a past by itself"
+    return "no attention has a cache that could be a buffer"
 
 
 def _named(reasons: Mapping[ir.Node, Reason]) -> dict[str, Reason]:
@@ -132,7 +149,8 @@ class _Sharing:
             assumptions=assumed_by(spec, meaning, graph.scope.facts),
         )
         self._found[candidate.node] = found
-        return read_site(candidate.node, spec, meaning, self._context)
+        read = read_site if spec.cache is not None else read_static
+        return read(candidate.node, spec, meaning, self._context)
 
     def _check_assumed(self, sites: Sequence[CachedSite]) -> None:
         """Checks that what a buffer of real tokens takes for granted may be.
@@ -160,7 +178,7 @@ class _Sharing:
         graph = self._graph
         before = graph.model.clone()
         interface = read_interface(graph.model.graph, graph.scope.facts, sites)
-        names = _Names(graph.model.graph, sites, is_padded=self._is_padded(sites))
+        names = _Names(graph.model.graph, sites, source_of(sites[0], graph.scope.facts), is_padded=self._is_padded(sites))
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
@@ -182,12 +200,15 @@ class _Sharing:
         new = settled(length(axes.i), self._plan_context.fixed)
         sizes = length(axes.b), new, sites[0].past_length
         on_host = self._plan_context.device.provider.capture is None
+        prepare(graph, builder, sites[0], mask)
         lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=on_host)
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
+        grow(builder, sites)
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
         attended = [attend(site, buffered, self._context, order, edit) for site in sites]
+        settle_source(graph, builder, sites, mask, lengths)
         if target.merges_projections(self._context):
             for item in attended:
                 merge_products(item.node, builder)
@@ -227,6 +248,7 @@ class _Sharing:
         params = params_of(site.spec, encoding, _TARGET).settled(plan_context.lengths)
         return dataclasses.replace(
             found,
+            mask=site.meaning.kind,
             status="fused",
             op=target.INFO.name,
             domain=target.INFO.domain,
@@ -242,7 +264,8 @@ class _Sharing:
 class _Names:
     """Names of inputs and outputs before they are renamed."""
 
-    def __init__(self, model: ir.Graph, sites: Sequence[CachedSite], *, is_padded: bool) -> None:
+    def __init__(self, model: ir.Graph, sites: Sequence[CachedSite], source: FilledSource | None, *, is_padded: bool) -> None:
+        self._source = source
         self._pasts = [value.name or "" for site in sites for value in site.past]
         self._presents = [value.name or "" for site in sites for value in site.present]
         self._outputs = [value.name or "" for value in model.outputs if value.name not in self._presents]
@@ -265,6 +288,7 @@ class _Names:
             only_ends=only_ends,
             numbers=plan_context.fixed,
             rotates_each_token=plan_context.device.provider.rotates_each_token,
+            filled=self._source,
         )
 
 

@@ -232,3 +232,36 @@ def test_rows_and_columns_of_an_image_apart() -> None:
         }"""
     (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="none").sites
     assert (site.status, site.mask) == ("fused", "decomposed_relative_position")
+
+
+def _over_six_keys(inputs: str, mask: str) -> str | None:
+    """What is read of a mask over keys of a fixed number, as those of a static cache are."""
+    text = onnx.printer.to_text(_model(inputs, mask)).replace("[b,4,s,8] k", "[b,4,6,8] k").replace("[b,4,s,8] v", "[b,4,6,8] v")
+    (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text), verify="sites").sites
+    assert (site.status, site.reasons) == ("fused", ())
+    return site.mask_text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "read"),
+    [
+        ("0, 1, 2, 3, 4, 5", "j <= rows[0, 0, i, 0]"),
+        ("1, 2, 3, 4, 5, 6", "j < rows[0, 0, i, 0]"),
+        ("0, 1, 2, 3, 5, 4", "columns[j] <= rows[0, 0, i, 0]"),
+    ],
+)
+def test_a_constant_that_counts_is_the_position_of_its_elements(numbers: str, read: str) -> None:
+    mask = f"columns = Constant<value=int64[6] {{{numbers}}}>() c = LessOrEqual(columns, rows) {FILL} m = Where(c, nothing, fill)"
+    assert _over_six_keys(", int64[1, 1, s, 1] rows", mask) == read
+
+
+@pytest.mark.parametrize(
+    ("front", "read"), [(0, "j <= t - 1 and mask[b, j]"), (1, "padded[b, j]")], ids=["zeros behind", "zeros in front"]
+)
+def test_a_mask_with_zeros_behind_is_itself_where_it_is(front: int, read: str) -> None:
+    mask = f"""six = Constant<value_ints=[{6 - front}]>() sizes = Shape(mask) one = Constant<value_ints=[1]>()
+        two = Constant<value_ints=[2]>() length = Slice(sizes, one, two) behind = Sub(six, length)
+        first = Constant<value_ints=[0, {front}, 0]>() pads = Concat<axis=0>(first, behind) padded = Pad(mask, pads)
+        truth = Cast<to=9>(padded) middle = Constant<value_ints=[1, 2]>() c = Unsqueeze(truth, middle)
+        {FILL} m = Where(c, nothing, fill)"""
+    assert _over_six_keys(", int64[b, t] mask", mask) == read

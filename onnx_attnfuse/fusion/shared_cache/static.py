@@ -1,0 +1,226 @@
+"""Attention over a buffer of a fixed length, as attention with a cache that grows.
+
+New keys and values are written at `position`, and row i sees no key behind `position + i`. So what lies behind the new ones
+counts for nothing, and the buffer holds `position` earlier keys and the new ones: the same as a cache that they are appended to.
+Both are read as formulas over the source; what is left to the caller is to count the position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
+from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
+from onnx_attnfuse.attention.masks.classify import Meaning, position
+from onnx_attnfuse.attention.masks.expression import Compare, Element, Linear, NonZero, combine, constant
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.predicates import Causal, Other, Padding, Predicate, Window, kinds
+from onnx_attnfuse.attention.match.cache import new_sources
+from onnx_attnfuse.attention.spec import AttentionSpec, Cache, Source
+from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
+from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, Filled, padding_input
+from onnx_attnfuse.fusion.shared_cache.writes import Write, counted, read_write, writer
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets import group_query_attention as target
+from onnx_attnfuse.targets.base import BuildContext
+
+
+def is_static(spec: AttentionSpec) -> bool:
+    """Whether keys or values are an input or an output of the model that something was written into."""
+    return spec.cache is None and any(_is_written(operand[-1].indexed) for operand in (spec.key, spec.value))
+
+
+def _is_written(indexed: IndexedValue) -> bool:
+    node = writer(indexed.value)
+    if node is None or node.inputs[0] is None:
+        return False
+    below = _behind(IndexedValue(node.inputs[0], indexed.axes)).value
+    return below.is_graph_input() or bool(_outputs(indexed.value, indexed.axes))
+
+
+def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> CachedSite:
+    """An attention over a buffer that new keys and values are written into, as a site that shares a buffer.
+
+    Args:
+        node: The Softmax or attention node that it is found at.
+        spec: The attention.
+        meaning: What its mask means.
+        context: What reads.
+
+    Raises:
+        Refused: It cannot be shown to see the keys up to its own position only, or the operator cannot compute it.
+    """
+    reader, facts = context.reader, context.builder.facts
+    writes = tuple(_write(operand[-1], spec, reader) for operand in (spec.key, spec.value))
+    key, value = writes
+    if key.position is not value.position:
+        raise Refused("cache-kept", "keys and values are written at positions that two inputs say", spec.name)
+    _check_factors(spec)
+    _check_position(key.position, spec, facts)
+    earlier = sizes.symbol(f"{key.position.name}.first")
+    predicates = _grown(spec, meaning, key.position, earlier)
+    mask = padding_input(spec, dataclasses.replace(meaning, predicates=tuple(predicates)), facts)
+    predicates = [item for item in predicates if not _is_length(item, mask, spec, facts)]
+    past_axis, new_axis = (Factor(earlier),), spec.axes.i
+    new_axis = () if length(new_axis) == 1 else (Factor(length(new_axis)),)
+    key_axis = (Factor(earlier + length(spec.axes.i)),)
+    pairs = [
+        _indexed(write, operand[-1], past_axis, new_axis, key_axis)
+        for write, operand in zip(writes, (spec.key, spec.value), strict=True)
+    ]
+    channels = spec.head_axis, ()
+    new = [
+        new_sources(fresh, operand[-1].factor, axis, facts)
+        for (_, fresh, _), operand, axis in zip(pairs, (spec.key, spec.value), channels, strict=True)
+    ]
+    (past_key, _, present_key), (past_value, _, present_value) = pairs
+    cache = Cache((past_key, past_value), (new[0], new[1]), (present_key, present_value), past_axis, new_axis)
+    grown = dataclasses.replace(spec, cache=cache, key_axis=key_axis, mask=())
+    if mask is not None:
+        seen = NonZero(Element(mask, (position(grown.axes.b), position(key_axis))))
+        predicates = [Padding(seen) if isinstance(item, Padding) else item for item in predicates]
+    meaning = dataclasses.replace(meaning, predicates=tuple(predicates), kind=" + ".join(kinds(predicates, grown)))
+    if (reason := target.refuse(grown, meaning, context)) is not None:
+        raise Refused(reason.code, reason.message, reason.node)
+    window = target.window_of(grown, meaning)
+    filled = Filled(key.position, length(spec.key_axis), (key.written, value.written))
+    values = past_key.value, past_value.value
+    presents = present_key.value, present_value.value
+    return CachedSite(node, grown, meaning, values, presents, mask, None if window == -1 else window, filled)
+
+
+def _write(source: Source, spec: AttentionSpec, reader: Reader) -> Write:
+    """How keys or values were written into their buffer.
+
+    Raises:
+        Refused: It cannot be read, or not along the keys.
+    """
+    node = writer(source.indexed.value)
+    if node is None:
+        raise Refused("cache-kept", "only one of keys and values is a buffer that was written into", spec.name)
+    found = read_write(node, reader)
+    if isinstance(found, str):
+        raise Refused("cache-kept", f"{found}, in '{node.name}'", spec.name)
+    along = leaves(source.indexed.axes[found.axis]) == leaves(spec.key_axis) and not is_short(source.indexed, reader.facts)
+    if source.rotary is not None or not along:
+        raise Refused("cache-kept", f"what '{node.name}' writes into is not the keys or values position by position", spec.name)
+    dims = reader.facts.dims(found.new)
+    if dims is None or dims[found.axis] != length(spec.axes.i):
+        raise Refused("cache-kept", f"'{node.name}' does not write one position for each row", spec.name)
+    return found
+
+
+def _check_factors(spec: AttentionSpec) -> None:
+    """Checks that factors that are computed at run time do not differ by key.
+
+    Raises:
+        Refused: One does.
+    """
+    factors = [
+        leaf for scale in (*spec.scale_values, *spec.result_scales) for axis in scale.indexed.axes for leaf in leaves(axis)
+    ]
+    if set(factors) & set(leaves(spec.key_axis)):
+        raise Refused("cache-kept", "the scores are scaled by a factor that differs by key", spec.name)
+
+
+def _check_position(value: ir.Value, spec: AttentionSpec, facts: Facts) -> None:
+    """Checks that an input says one position, or one for each row.
+
+    Raises:
+        Refused: It does not.
+    """
+    dims = facts.dims(value)
+    if dims is None or dims not in {(), (1,), (length(spec.axes.i),)}:
+        raise Refused(
+            "cache-kept", f"'{value.name}', which says where new keys go, is not known to be one for each row", spec.name
+        )
+
+
+def _grown(spec: AttentionSpec, meaning: Meaning, start: ir.Value, earlier: Dim) -> list[Predicate]:
+    """What a mask says where the position is the number of earlier keys.
+
+    Raises:
+        Refused: It does not say that no row sees beyond its own position.
+    """
+    column = position(spec.key_axis)
+    heres = counted(start, position(spec.query_axis))
+    found = [_one_grown(item, column, heres, earlier) for item in meaning.predicates]
+    if spec.causal or not any(isinstance(item, Causal) for item in found):
+        message = "the mask is not known to hide what lies behind the new keys in their buffer, as one computed from"
+        raise Refused("cache-kept", f"{message} '{start.name}' and a mask (b, positions) does", spec.name)
+    return found
+
+
+def _one_grown(item: Predicate, column: Linear, heres: tuple[Linear, ...], earlier: Dim) -> Predicate:
+    if not isinstance(item, Other) or not isinstance(item.predicate, Compare) or item.predicate.equal:
+        return item
+    form = item.predicate.form
+    for here in heres:
+        behind, ahead = combine(form, combine(column, here, -1), -1), combine(form, combine(here, column, -1), -1)
+        if not behind.terms and behind.offset == 0:
+            return Causal(earlier)
+        if not ahead.terms:
+            return Window(earlier * -1 - ahead.offset)
+    return item
+
+
+def _is_length(item: Predicate, mask: ir.Value | None, spec: AttentionSpec, facts: Facts) -> bool:
+    """Whether a predicate says that a key has a place in the mask, which is as long as all positions so far."""
+    dims = None if mask is None else facts.dims(mask)
+    if dims is None or not isinstance(item, (Other, Causal)):
+        return False
+    last = combine(combine(position(spec.key_axis), constant(dims[1]), -1), constant(1))
+    return isinstance(item, Other) and isinstance(item.predicate, Compare) and item.predicate == Compare(last)
+
+
+def _indexed(
+    write: Write, source: Source, past_axis: Axis, new_axis: Axis, key_axis: Axis
+) -> tuple[IndexedValue, IndexedValue, IndexedValue]:
+    """The earlier entries, the new ones and both, each with its axes; the first and the last as the model takes and gives them.
+
+    Raises:
+        Refused: They are no input or no output.
+    """
+    axes = source.indexed.axes
+    past = _behind(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
+    if not past.value.is_graph_input() or past.value.const_value is not None:
+        raise Refused(
+            "cache-kept", f"the buffer '{past.value.name}' is no input of the model; export it with its cache as inputs"
+        )
+    outputs = list(_outputs(write.written, replaced(axes, write.axis, key_axis)))
+    if not outputs:
+        message = f"the buffer that '{write.node.name}' writes is no output of the model; export it with its cache as outputs"
+        raise Refused("cache-kept", message)
+    new = IndexedValue(write.new, replaced(axes, write.axis, new_axis))
+    return past, new, outputs[0]
+
+
+def _behind(indexed: IndexedValue) -> IndexedValue:
+    """The value that another one is a copy or transpose of."""
+    value = indexed.value
+    axes: Axes = indexed.axes
+    while (node := value.producer()) is not None and (is_copy(node) or is_standard(node, "Transpose")):
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+        if not is_copy(node):
+            perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
+            axes = tuple(axes[perm.index(axis)] for axis in range(len(axes)))
+    return IndexedValue(value, axes)
+
+
+def _outputs(value: ir.Value, axes: Axes) -> list[IndexedValue]:
+    """A value and its copies and transposes, those that are outputs of the model."""
+    found = [IndexedValue(value, axes)] if value.is_graph_output() else []
+    for node, _ in value.uses():
+        if is_copy(node):
+            found += _outputs(node.outputs[0], axes)
+        elif is_standard(node, "Transpose"):
+            perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
+            found += _outputs(node.outputs[0], tuple(axes[place] for place in perm))
+    return found

@@ -1,0 +1,144 @@
+"""Writing new keys or values into a buffer of a fixed length: which node does it, along which axis, and from which position on.
+
+    write = read_write(value, reader)   # present[..., position + i, :] = new[..., i, :]
+
+Whatever the operator, the positions are read as a formula: entry i of the new ones goes to `position + i`, and everything along
+the other axes goes where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Factor
+from onnx_attnfuse.attention.masks.expression import Element, Expression, Linear, combine, constant, index
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.graph.constants import attribute, is_standard
+
+_OPERATORS = "ScatterND", "ScatterElements", "TensorScatter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Write:
+    """New entries that take the place of some of a buffer."""
+
+    node: ir.Node
+    axis: int
+    """The axis of positions in the buffer, the new entries and the result alike."""
+    position: ir.Value
+    """The input of the model that says where the first of the new entries goes, (), (1) or (s)."""
+
+    @property
+    def buffer(self) -> ir.Value:
+        """What is written into."""
+        return _input(self.node, 0)
+
+    @property
+    def new(self) -> ir.Value:
+        """What is written."""
+        return _input(self.node, 1 if self.node.op_type == "TensorScatter" else 2)
+
+    @property
+    def written(self) -> ir.Value:
+        """The buffer afterwards."""
+        return self.node.outputs[0]
+
+
+def writer(value: ir.Value) -> ir.Node | None:
+    """The node that gives a value by writing into another one; None where none does."""
+    node = value.producer()
+    return node if is_standard(node, *_OPERATORS) else None
+
+
+def written_at(node: ir.Node) -> ir.Value | None:
+    """The indices at which a node writes into another value; None where it does not."""
+    if not is_standard(node, *_OPERATORS):
+        return None
+    place = 2 if node.op_type == "TensorScatter" else 1
+    return node.inputs[place] if place < len(node.inputs) else None
+
+
+def read_write(node: ir.Node, reader: Reader) -> Write | str:
+    """A node that writes new entries one after the other, or why it is not known to do so.
+
+    Args:
+        node: What `writer` has found.
+        reader: Reads the indices that it writes at.
+    """
+    buffer, new = (None if value is None else reader.facts.dims(value) for value in (node.inputs[0], node.inputs[-1]))
+    if node.op_type == "TensorScatter":
+        new = None if node.inputs[1] is None else reader.facts.dims(node.inputs[1])
+    if buffer is None or new is None or len(buffer) != len(new):
+        return "it is not known what part of the buffer is written"
+    if attribute(node, "reduction", "none") != "none" or attribute(node, "mode", "linear") != "linear":
+        return "new entries are combined with those that are there, or go round"
+    where = [constant(0) if dim == 1 else index(Factor(dim)) for dim in new]
+    forms = _TARGETS[node.op_type](node, where, reader)
+    moved = [axis for axis, form in enumerate(forms) if form != where[axis]]
+    if len(moved) != 1 or any(
+        one != other for axis, (one, other) in enumerate(zip(buffer, new, strict=True)) if axis != moved[0]
+    ):
+        return "it is not known that new entries are written whole, along one axis of the buffer"
+    (axis,) = moved
+    position = _position(forms[axis], where[axis])
+    return Write(node, axis, position) if position is not None else "new entries do not go to a position that an input says"
+
+
+def counted(position: ir.Value, place: Linear) -> tuple[Linear, ...]:
+    """The forms of `position + place`, where an input says the position, or that of every place."""
+    rank = None if position.shape is None else len(position.shape)
+    if rank == 0:
+        return (combine(place, Linear(((Element(position, ()), 1),))),)
+    first = combine(place, Linear(((Element(position, (constant(0),)), 1),)))
+    return first, Linear(((Element(position, (place,)), 1),))
+
+
+def _position(form: Expression, place: Linear) -> ir.Value | None:
+    """The input that a form is counted from."""
+    if not isinstance(form, Linear):
+        return None
+    inputs = [atom.value for atom, _ in form.terms if isinstance(atom, Element)]
+    if len(inputs) != 1 or not inputs[0].is_graph_input() or inputs[0].const_value is not None or inputs[0].shape is None:
+        return None
+    return inputs[0] if len(inputs[0].shape) < 2 and form in counted(inputs[0], place) else None
+
+
+def _linear(form: Expression) -> Expression:
+    return Linear(((form, 1),)) if isinstance(form, Element) else form
+
+
+def _scatter_nd(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    """Rows of indices, each of as many leading axes of the buffer as indices have axes besides."""
+    indices = _input(node, 1)
+    dims = reader.facts.dims(indices)
+    count = 0 if dims is None else len(dims) - 1
+    if dims is None or count < 1 or dims[count] != count:
+        return where
+    at = where[:count]
+    return [*(_linear(reader.element(indices, (*at, constant(axis)))) for axis in range(count)), *where[count:]]
+
+
+def _scatter_elements(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    axis: int = attribute(node, "axis", 0) % len(where)
+    form = _linear(reader.element(_input(node, 1), tuple(where)))
+    return [form if place == axis else item for place, item in enumerate(where)]
+
+
+def _tensor_scatter(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    axis: int = attribute(node, "axis", -2) % len(where)
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return where
+    first = _linear(reader.element(node.inputs[2], (where[0],)))
+    return [combine(item, first) if place == axis and isinstance(first, Linear) else item for place, item in enumerate(where)]
+
+
+_TARGETS = {"ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "TensorScatter": _tensor_scatter}
+
+
+def _input(node: ir.Node, place: int) -> ir.Value:
+    value = node.inputs[place]
+    assert value is not None
+    return value
