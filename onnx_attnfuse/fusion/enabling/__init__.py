@@ -11,6 +11,7 @@ from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
+from onnx_attnfuse.fusion.enabling.separate_norm import as_separate_sum
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
@@ -34,6 +35,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["LayerNormalization", "Mul"]),
         as_skip_norm,
         "skip-norm",
+    ),
+    EnablingRule(
+        "sums of which ONNX Runtime would make one slower operator with the normalization behind them",
+        frozenset(["LayerNormalization"]),
+        as_separate_sum,
+        "separate-norm",
     ),
     EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
     EnablingRule(
