@@ -26,7 +26,10 @@ from benchmarks.whole import variants
 from benchmarks.whole.children import Call, Child, one_ahead
 from benchmarks.whole.variants import ONNX, TORCH, Variant
 
-ORDER = ("bert-base", "whisper-encoder", "whisper-decoder", "vit-l-224", "vit-l-896", "gpt2-medium", "sd-unet", "llama-1b")
+ORDER = (
+    *("bert-base", "whisper-encoder", "whisper-decoder", "vit-l-224", "vit-l-896", "gpt2-medium", "sd-unet"),
+    *("qwen2-0.5b", "qwen3-0.6b", "gemma3-1b", "qwen3-moe", "llama-1b"),
+)
 SLOW = ("compile", "reduce-overhead")
 """Measured after all else."""
 

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
+from benchmarks.whole.building import IDS, Whole, of_transformers
+from benchmarks.whole.decoders import DECODERS, cached
 from benchmarks.whole.spec import Case, Port, Spec
-from models.adapters import Cached, Flat, hidden, logits, sample
-
-IDS, MASK = ("batch", "seq"), ("batch", "past+seq")
-
-
-@dataclasses.dataclass(frozen=True)
-class Whole:
-    """A model.
-
-    Attributes:
-        spec: All but the module.
-        build: Makes the module, in the default device and element type; inputs by position, outputs in the order of `spec`.
-    """
-
-    spec: Spec
-    build: Callable[[], nn.Module]
+from models.adapters import Flat, hidden, logits, sample
 
 
 class Speller(nn.Module):
@@ -45,12 +30,6 @@ class Speller(nn.Module):
 def itself(result: torch.Tensor) -> torch.Tensor:
     """The result as it is."""
     return result
-
-
-def of_transformers(model: str, config: str, settings: dict[str, Any]) -> Any:
-    """A model of transformers with torch's attention, in the default element type."""
-    made = getattr(transformers, config)(**settings)
-    return getattr(transformers, model)._from_config(made, attn_implementation="sdpa", dtype=torch.get_default_dtype()).eval()
 
 
 def bert(small: bool) -> Whole:
@@ -96,38 +75,6 @@ def gpt2(small: bool) -> Whole:
     }
     names = tuple(port.name for port in spec.inputs)
     return Whole(spec, lambda: Flat(of_transformers("GPT2LMHeadModel", "GPT2Config", settings), names, logits, use_cache=False))
-
-
-def llama(small: bool) -> Whole:
-    """A Llama of 1.1 B parameters with its cache; the past may be empty."""
-    heads, kv_heads, layers, width, inner, vocabulary = (4, 2, 2, 64, 128, 999) if small else (32, 4, 22, 2048, 5632, 32000)
-    past, steps = (16, 4) if small else (512, 128)
-    head = width // heads
-    parts = [f"{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
-    inputs = (
-        Port("input_ids", IDS, "ids", vocabulary),
-        Port("attention_mask", MASK, "mask"),
-        Port("position_ids", IDS, "positions"),
-        *(Port(f"past_{part}", ("batch", kv_heads, "past", head)) for part in parts),
-    )
-    outputs = (
-        Port("logits", ("batch", "seq", vocabulary)),
-        *(Port(f"present_{part}", ("batch", kv_heads, "past+seq", head)) for part in parts),
-    )
-    prefill = [Case(f"prefill {batch}x{past}", {"batch": batch, "seq": past, "past": 0}) for batch in (1, 8)]
-    decode = [Case(f"decode {batch}x1 at {past}", {"batch": batch, "seq": 1, "past": past}, steps=steps) for batch in (1, 8)]
-    spec = Spec("llama-1b", inputs, outputs, (prefill[0], decode[0], decode[1], prefill[1]), "qwen3", heads, width, small)
-    settings = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 2048,
-    }
-    names = tuple(port.name for port in inputs)
-    return Whole(spec, lambda: Cached(of_transformers("LlamaForCausalLM", "LlamaConfig", settings), names, logits))
 
 
 def vit(name: str, side: int, batch: int, small: bool) -> Whole:
@@ -251,6 +198,6 @@ def models(small: bool) -> dict[str, Whole]:
         vit("vit-l-896", 896, 2, small),
         gpt2(small),
         unet(small),
-        llama(small),
+        *(cached(decoder, small) for decoder in DECODERS),
     )
     return {whole.spec.name: whole for whole in made}

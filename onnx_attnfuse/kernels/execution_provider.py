@@ -22,6 +22,7 @@ Paying: TypeAlias = Literal[
     "split-gemm",
     "quotients",
     "skip-norm",
+    "separate-norm",
     "half-gelu",
     "padded-columns",
     "projection-bias",

@@ -16,6 +16,7 @@ from onnx_attnfuse.fusion.enabling.merged_products import (
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
+from onnx_attnfuse.fusion.enabling.separate_norm import as_separate_sum
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
 from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
 from onnx_attnfuse.graph.folding import fold
@@ -64,6 +65,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["Erf", "Gelu"]),
         as_split_gelu,
         "split-gelu",
+    ),
+    EnablingRule(
+        "sums of which ONNX Runtime would make one slower operator with the normalization behind them",
+        frozenset(["LayerNormalization"]),
+        as_separate_sum,
+        "separate-norm",
     ),
     EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
     EnablingRule(

@@ -64,7 +64,7 @@ PROVIDER = ExecutionProvider(
     rounds_float16=False,
     keeps_nan_rows=True,
     takes_if=True,
-    pays=frozenset(["quotients", "skip-norm", "repeated-heads", "packed-operands"]),
+    pays=frozenset(["quotients", "separate-norm", "repeated-heads", "packed-operands"]),
     switching=Switching(
         kernels=frozenset(["FLASH_ATTENTION"]),
         settings=lambda arch, off: _FLASH_OFF,
@@ -72,5 +72,6 @@ PROVIDER = ExecutionProvider(
         is_safe=True,
     ),
 )
-"""Few kernels are for float16: attention is computed in float32 and conversions between are dropped, so that a score plus -65504
-keeps the score, where a GPU rounds it away."""
+"""SkipLayerNormalization takes four to seven times as long as a sum and its normalization, SkipSimplifiedLayerNormalization up to
+twice (benchmarks/results/bias_cpu.md), so none is made. Few kernels are for float16: attention is computed in float32 and
+conversions between are dropped, so that a score plus -65504 keeps the score, where a GPU rounds it away."""
