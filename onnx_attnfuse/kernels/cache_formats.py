@@ -24,7 +24,9 @@ class CacheFormat:
     """The attribute `kv_cache_bit_width`."""
     lowest: float
     largest: float
-    """The range of what is stored, before it is scaled; a scale maps the largest number of a channel to this one."""
+    """The range of what is stored, before it is scaled."""
+    room: float
+    """How many times larger than any that was measured a number may be before it is cut off; with few bits there is no room."""
 
     def stored_size(self, head_size: int) -> int:
         """The last dimension of the cache."""
@@ -34,9 +36,9 @@ class CacheFormat:
 FORMATS: Mapping[str, CacheFormat] = {
     item.name: item
     for item in (
-        CacheFormat("int8", ir.DataType.INT8, 8, -128, 127),
-        CacheFormat("int4", ir.DataType.UINT8, 4, -8, 7),
-        CacheFormat("float8", ir.DataType.FLOAT8E4M3FN, 8, -448, 448),
+        CacheFormat("int8", ir.DataType.INT8, 8, -128, 127, 1.25),
+        CacheFormat("int4", ir.DataType.UINT8, 4, -8, 7, 1.0),
+        CacheFormat("float8", ir.DataType.FLOAT8E4M3FN, 8, -448, 448, 2.0),
     )
 }
 """The formats by name."""

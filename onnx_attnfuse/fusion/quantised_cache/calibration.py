@@ -17,7 +17,7 @@ from onnx_attnfuse.kernels.cache_formats import CacheFormat
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
-from onnx_attnfuse.verify.quantised.measure import largest_numbers, wide
+from onnx_attnfuse.verify.quantised.measure import Turned, largest_numbers, wide
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.widened import weight_bytes
 
@@ -36,7 +36,14 @@ class Calibration:
     """In words."""
 
 
-def calibrate(source: ir.Model, loop: Loop, most: int | None, form: CacheFormat, file: pathlib.Path | None) -> Calibration:
+def calibrate(
+    source: ir.Model,
+    loop: Loop,
+    most: int | None,
+    form: CacheFormat,
+    turned: Mapping[str, Turned],
+    file: pathlib.Path | None,
+) -> Calibration:
     """Measures the scales of each channel.
 
     Args:
@@ -44,6 +51,7 @@ def calibrate(source: ir.Model, loop: Loop, most: int | None, form: CacheFormat,
         loop: How it is run.
         most: The most positions, where that is known.
         form: The format of the quantised cache.
+        turned: Which keys are rotated, by the names of the inputs.
         file: Tokens as arrays by the names of inputs; None: they are drawn.
 
     Raises:
@@ -57,7 +65,7 @@ def calibrate(source: ir.Model, loop: Loop, most: int | None, form: CacheFormat,
     given = None if file is None else _read(file, loop, feeds)
     run = feeds.run(_ENTRIES, _TOKENS) if given is None else _run_of(given, loop)
     try:
-        found = largest_numbers(model, loop, feeds, run, given)
+        found = largest_numbers(model, loop, feeds, run, turned, given)
     except RuntimeRefusal as refusal:
         if file is not None:
             raise OptionError(f"the model does not run on {file}: {refusal}; give arrays of a prompt that it takes") from refusal
@@ -69,10 +77,10 @@ def calibrate(source: ir.Model, loop: Loop, most: int | None, form: CacheFormat,
 
 
 def _scale(largest: Array, form: CacheFormat) -> npt.NDArray[np.float32]:
-    """Scales that map the largest number of each channel to the largest that is stored; a channel of zeros has any."""
+    """Scales that map the largest number of each channel, and some room, to the largest stored; a channel of zeros has any."""
     numbers = np.asarray(largest, np.float32)
     numbers = np.where(numbers > 0, numbers, numbers.max() or 1)
-    return (numbers / form.largest).astype(np.float32)
+    return (numbers * (form.room / form.largest)).astype(np.float32)
 
 
 def _run_of(given: Mapping[str, Array], loop: Loop) -> Run:

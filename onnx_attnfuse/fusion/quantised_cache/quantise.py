@@ -19,17 +19,19 @@ from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.fusion.quantised_cache.calibration import Calibration, calibrate
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.cache_formats import FORMATS, CacheFormat
 from onnx_attnfuse.kernels.conditions import Open
 from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify.quantised.measure import measure
+from onnx_attnfuse.verify.quantised.measure import Turned, measure
 from onnx_attnfuse.verify.quantised.oracle import check_quantised
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
@@ -67,7 +69,10 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
     with contained(_QUANTISING) as attempt:
         nodes = _nodes(model, decoder)
         _check_kernels(nodes, model, form, device)
-        calibration = calibrate(shared.source, shared.loop, decoder.context_length, form, options.calibrate)
+        turned = {
+            name: found for node, name in zip(nodes, decoder.past_keys, strict=True) if (found := _turned(node)) is not None
+        }
+        calibration = calibrate(shared.source, shared.loop, decoder.context_length, form, turned, options.calibrate)
         record = QuantisedCache(
             form.name,
             _PER_CHANNEL,
@@ -93,6 +98,20 @@ def _nodes(model: ir.Model, decoder: ServedDecoder) -> list[ir.Node]:
     inputs = {value.name: value for value in model.graph.inputs}
     place = INFO.place("past_key")
     return [next(node for node, at in inputs[name].uses() if at == place) for name in decoder.past_keys]
+
+
+def _turned(node: ir.Node) -> Turned | None:
+    """The channels of the keys that are rotated, by the operator or in front of it; None where none are."""
+    key = INFO.input(node, "key")
+    above = None if key is None else key.producer()
+    if attribute(node, "do_rotary", 0):
+        table, interleaved = INFO.input(node, "cos_cache"), attribute(node, "rotary_interleaved", 0)
+    elif above is not None and above.op_type == rotary_embedding.INFO.name:
+        table, interleaved = rotary_embedding.INFO.input(above, "cos_cache"), attribute(above, "interleaved", 0)
+    else:
+        return None
+    half = None if table is None or table.shape is None else table.shape[-1]
+    return Turned(2 * half, bool(interleaved)) if isinstance(half, int) else None
 
 
 def _dtype(node: ir.Node) -> ir.DataType:
@@ -140,12 +159,12 @@ def _apply(model: ir.Model, decoder: ServedDecoder, form: CacheFormat, calibrati
         node.resize_inputs(max(len(node.inputs), INFO.place("v_scale") + 1))
         for name, past in (("k_scale", past_key), ("v_scale", past_value)):
             node.replace_input_with(INFO.place(name), _weight(model.graph, f"{past}.scale", calibration.scales[past]))
-        for attribute in (
+        for given in (
             ir.AttrString("k_quant_type", _PER_CHANNEL),
             ir.AttrString("v_quant_type", _PER_CHANNEL),
             ir.AttrInt64("kv_cache_bit_width", form.bits),
         ):
-            node.attributes.add(attribute)
+            node.attributes.add(given)
         for value in (inputs[past_key], inputs[past_value], outputs[present_key], outputs[present_value]):
             value.type = ir.TensorType(form.dtype)
             dims = list(value.shape or ())

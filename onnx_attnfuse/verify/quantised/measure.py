@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping
 
@@ -18,13 +19,37 @@ from onnx_attnfuse.verify.widened import is_half, widened
 _SEED = 7
 
 
+@dataclasses.dataclass(frozen=True)
+class Turned:
+    """Channels of keys that are rotated by their position, in pairs."""
+
+    width: int
+    """How many there are, the first of each head."""
+    interleaved: bool
+    """Neighbours are a pair; else a pair is half of them apart."""
+
+    def largest(self, keys: Array) -> Array:
+        """The keys (b, m, t, h) with the length of its pair in the place of each: the largest that any position makes of it."""
+        found, width, half = keys.copy(), self.width, self.width // 2
+        places = (slice(0, width, 2), slice(1, width, 2)) if self.interleaved else (slice(0, half), slice(half, width))
+        length = np.hypot(*(keys[..., place] for place in places))
+        for place in places:
+            found[..., place] = length
+        return found
+
+
 def wide(model: ir.Model) -> ir.Model:
     """The model, or a copy in float32 where it computes in a half type."""
     return widened(model) if is_half(model) else model
 
 
 def largest_numbers(
-    source: ir.Model, loop: Loop, feeds: Feeds, run: Run, given: Mapping[str, Array] | None = None
+    source: ir.Model,
+    loop: Loop,
+    feeds: Feeds,
+    run: Run,
+    turned: Mapping[str, Turned],
+    given: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
     """The largest magnitude of each channel of keys and values over a loop, (1, m, 1, h), by the names of the result's inputs.
 
@@ -33,6 +58,7 @@ def largest_numbers(
         loop: How it is run.
         feeds: Its inputs.
         run: The loop.
+        turned: Which keys are rotated; what counts of these is what they may become at any other position.
         given: Arrays of a prompt; positions that a mask among them leaves out do not count.
 
     Raises:
@@ -44,8 +70,12 @@ def largest_numbers(
         for fed in feeds.steps(run, _SEED, given):
             decoder.step(fed)
         mask = np.asarray((given or {}).get(loop.mask, np.ones((run.batch, sum(run.steps)))), bool)[:, None, :, None]
-        found = (np.abs(np.where(mask, part.astype(np.float32), 0)).max(axis=(0, 2), keepdims=True) for part in decoder.cache)
-        return dict(zip((name for _, name in loop.pasts), found, strict=True))
+        found: dict[str, Array] = {}
+        for (_, name), part in zip(loop.pasts, decoder.cache, strict=True):
+            numbers = np.where(mask, part.astype(np.float32), 0)
+            numbers = turned[name].largest(numbers) if name in turned else numbers
+            found[name] = np.abs(numbers).max(axis=(0, 2), keepdims=True)
+        return found
 
 
 def measure(before: ir.Model, after: ir.Model, record: QuantisedCache) -> CacheError:

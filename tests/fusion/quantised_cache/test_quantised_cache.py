@@ -106,13 +106,37 @@ def test_scales_are_those_of_the_tokens_that_are_given(tmp_path: pathlib.Path) -
     names = [item.name for item in started.get_outputs()]
     feeds = {"input_ids": tokens, "attention_mask": mask, "position_ids": places} | empty
     found = dict(zip(names, started.run(names, feeds), strict=True))
-    keys = np.abs(np.where(mask[:, None, :, None] > 0, found["present_key_1"], 0)).max((0, 2))
+    keys, values = (np.where(mask[:, None, :, None] > 0, found[f"present_{part}_1"], 0) for part in ("key", "value"))
+    pairs = np.sqrt(keys[..., :4] ** 2 + keys[..., 4:] ** 2).max((0, 2))  # what a key may become at another position
     node = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"][1]
     weights = {item.name: numpy_helper.to_array(item) for item in result.model.graph.initializer}
-    np.testing.assert_allclose(weights[node.input[12]][0, :, 0], keys / 127, rtol=1e-5)
+    np.testing.assert_allclose(weights[node.input[12]][0, :, 0], np.concatenate([pairs, pairs], -1) * 1.25 / 127, rtol=1e-5)
+    np.testing.assert_allclose(weights[node.input[13]][0, :, 0], np.abs(values).max((0, 2)) * 1.25 / 127, rtol=1e-5)
     assert result.report.kv_cache is not None
     assert result.report.kv_cache.scales_from == "33 tokens of text.npz"
     assert "256 generated tokens" in "".join(_quantised(model).report.notes)
+
+
+@pytest.mark.parametrize(("path", "ep"), [(_LLAMA, "cpu"), (_LLAMA, "cuda"), (_EXPORTS[0], "cpu")])
+def test_no_position_behind_those_that_were_measured_cuts_a_key_off(path: pathlib.Path, ep: str, tmp_path: pathlib.Path) -> None:
+    """A token has one key, that turns with its position; the scales are those of its first four."""
+    model, file = onnx.load(path), tmp_path / "text.npz"
+    np.savez(file, input_ids=np.full((1, 4), 7))
+    half = onnx_attnfuse.convert(model).model if ep == "cuda" else model
+    result = _quantised(half, calibrate=file, ep=ep, **({"arch": "sm90"} if ep == "cuda" else {}))
+    found = result.report.decoder
+    assert found is not None
+    fed = Fed(np.full((1, 60), 7), np.ones((1, 60), np.int64))
+    started = session(result.model)
+    shape = (1, found.kv_heads, 60, found.head_size)
+    cache = {name: np.zeros(shape, np.int8) for name in (*found.past_keys, *found.past_values)}
+    names = {item.name for item in started.get_inputs()}
+    feeds = {name: array for name, array in (named(found, fed) | cache).items() if name in names}
+    (keys,) = started.run([found.present_keys[0]], feeds)
+    weights = {item.name: numpy_helper.to_array(item) for item in result.model.graph.initializer}
+    lengths = (keys.astype(np.float32) * weights[f"{found.past_keys[0]}.scale"]) ** 2
+    lengths = np.sqrt(lengths[..., : found.head_size // 2] + lengths[..., found.head_size // 2 :])
+    np.testing.assert_allclose(lengths, np.broadcast_to(lengths[:, :, :1], lengths.shape), atol=0.02 * lengths.max())
 
 
 def test_the_error_is_told_everywhere_and_written_into_the_model(tmp_path: pathlib.Path) -> None:
