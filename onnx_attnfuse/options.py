@@ -17,6 +17,8 @@ PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none
 """What to do with forms of a mask that are exact for some batches only."""
 CachePolicy = Literal["as-is", "shared"]
 """What becomes of the keys and values of earlier positions."""
+CacheType = Literal["same", "int8", "int4", "float8"]
+"""The type in which a shared cache keeps keys and values."""
 TargetName: TypeAlias = str
 """A fused operator that has a record, or `auto`; those of ai.onnx have their domain before them. `packed` is
 PackedMultiHeadAttention on tokens without padding, which is removed once and restored once."""
@@ -49,6 +51,12 @@ class Options:
     cache: CachePolicy = "as-is"
     """What becomes of a decoder's cache. `as-is` keeps a past that grows; `shared` makes past and present one buffer of a fixed
     length, the form in which onnxruntime-genai runs a decoder, where all of its attentions can be."""
+    kv_cache: CacheType = "same"
+    """The type of a shared cache. `same` is the model's; the others take less memory, and results differ by what rounding keys
+    and values costs, which is measured and told."""
+    calibrate: pathlib.Path | None = None
+    """Tokens to measure the scales of a quantised cache on: an .npz file with arrays by the names of the model's inputs; by
+    default tokens are drawn."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact. With
     `cuda_graph` it always has that length."""

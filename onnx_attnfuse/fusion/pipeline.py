@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.errors import OptionError, VerificationError
-from onnx_attnfuse.fusion import capturing, passes
+from onnx_attnfuse.fusion import capturing, passes, quantising
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
@@ -77,6 +77,7 @@ class Fusion:
         """
         if options.cache not in get_args(CachePolicy):
             raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
+        quantising.check_options(options)
         capturing.check_options(options)
         self.options = options
         self.catalogue = load(options)
@@ -114,6 +115,7 @@ def _report(run: Run) -> Report:
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
     _check_decoder(run)
+    cache = quantising.quantise(run)
     if run.options.cuda_graph:
         with run.verifier.timer.step(_REWRITE):
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
@@ -134,7 +136,8 @@ def _report(run: Run) -> Report:
         )
     with contained(Subject("telling what can be captured")):
         folded, known = run.options.cuda_graph, {part.scope.graph: part.scope.facts for part in run.graphs}
-        capture = capturing.told(run.model, device.provider, folded=folded, known=None if folded else known)
+        stale = folded or cache is not None
+        capture = capturing.told(run.model, device.provider, folded=folded, known=None if stale else known)
     return Report(
         sites=tuple(run.sites),
         seconds=seconds,
@@ -149,6 +152,7 @@ def _report(run: Run) -> Report:
         steps=dict(run.verifier.timer.seconds),
         pictures=tuple(run.pictures),
         decoder=decoder,
+        kv_cache=cache,
     )
 
 

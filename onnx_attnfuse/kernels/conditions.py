@@ -42,6 +42,8 @@ class AttentionParams:
     """Keys too far back are left out by an attribute."""
     capped: bool = False
     """Scores are capped, or there is a sink among them."""
+    has_sink: bool = False
+    """There is a sink among the scores, one of its own for each head or 0."""
     cached: bool = False
     """Keys and values are appended to those of earlier positions, by the operator or before it."""
     grouped: bool = False
@@ -145,6 +147,11 @@ def not_windowed(params: AttentionParams) -> Reason | None:
 def not_capped(params: AttentionParams) -> Reason | None:
     """No scores are capped, and there is no sink among them."""
     return Reason("softcap", "caps no scores and knows no sink") if params.capped else None
+
+
+def not_sunk(params: AttentionParams) -> Reason | None:
+    """No sink is among the scores."""
+    return Reason("no-sink", "takes no sink with a quantised cache") if params.has_sink else None
 
 
 def not_causal(params: AttentionParams) -> Reason | None:

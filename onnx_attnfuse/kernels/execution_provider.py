@@ -77,6 +77,8 @@ class OpSupport:
     """Share of those times that is left; None: all."""
     math_fails: Callable[[AttentionParams], Reason | None] | None = None
     """Why the math kernel, the last one, ends with an error or ends the process, if it does."""
+    caches: Mapping[str, tuple[Condition, ...]] = dataclasses.field(default_factory=dict[str, "tuple[Condition, ...]"])
+    """The formats of a quantised cache that are taken (`cache_formats.FORMATS`), each with its conditions."""
     math_is_safe: bool | None = None
     """Whether the math kernel takes every size that `math_fails` leaves; False: only sizes known to be small."""
 

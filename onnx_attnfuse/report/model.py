@@ -16,6 +16,7 @@ from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "skipped", "not-attention"]
@@ -128,7 +129,7 @@ class Report(JsonReport):
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
-        "patterns", "policy", "session", "capture", "sites",
+        "patterns", "policy", "session", "capture", "kv_cache", "sites",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -156,6 +157,8 @@ class Report(JsonReport):
     """One for each site if they were asked for, else none; not part of the JSON."""
     decoder: ServedDecoder | None = None
     """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
+    kv_cache: QuantisedCache | None = None
+    """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
 
     @property
     def candidates(self) -> int:

@@ -29,6 +29,8 @@ from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, d
 from onnx_attnfuse.verify.model_result import OutputFinding, Verification
 from onnx_attnfuse.verify.model_session import Source, read, session
 from onnx_attnfuse.verify.options import Trials
+from onnx_attnfuse.verify.quantised.held import verify_quantised
+from onnx_attnfuse.verify.quantised.record import read_record
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.tolerance import Bounds, Comparison, compare
@@ -79,7 +81,8 @@ def check_models(before: Source, after: Source, operators: Operators = ()) -> Ve
 def verify_models(first: Source, second: Source, trials: Trials | None = None) -> Verification:
     """Runs two models with the same inputs and outputs on hostile inputs, and compares every output.
 
-    Inputs and outputs may be of different float types; such inputs are rounded for the second model.
+    Inputs and outputs may be of different float types; such inputs are rounded for the second model. A second model with a
+    quantised cache is run in a loop with its source, and held to the error that it states.
 
     Args:
         first: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
@@ -99,6 +102,8 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
     trials = trials or Trials()
     _check_trials(trials)
     models = read(first), read(second)
+    if (record := read_record(models[1].metadata_props)) is not None:
+        return verify_quantised(*models, record)
     loaded = _loaded(first, "first"), _loaded(second, "second")
     for what, one, other in (
         ("inputs", loaded[0].inputs(), loaded[1].inputs()),

@@ -115,17 +115,17 @@ def _computes_in(model: ir.Model, dtype: ir.DataType) -> bool:
 def _judged(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
         try:
-            source = _started(before, pathlib.Path(folder, "before.onnx"), operators)
+            source = started(before, pathlib.Path(folder, "before.onnx"), operators)
         except (RuntimeRefusal, ModelError) as refusal:
             return undecided(f"the original does not load: {refusal}")
         try:
-            result = _started(after, pathlib.Path(folder, "after.onnx"), operators)
+            result = started(after, pathlib.Path(folder, "after.onnx"), operators)
         except (RuntimeRefusal, ModelError) as refusal:
             return Verdict(False, 0.0, 0, f"with a buffer the model does not load: {refusal}")
         return _Judge(before, source, result, loop).verdict()
 
 
-def _started(model: ir.Model, path: pathlib.Path, operators: Operators) -> Session | Reference:
+def started(model: ir.Model, path: pathlib.Path, operators: Operators) -> Session | Reference:
     """A model in ONNX Runtime; by way of files where it is too large to be handed over."""
     try:
         return session(model, operators=operators)

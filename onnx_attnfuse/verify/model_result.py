@@ -54,6 +54,8 @@ class Verification(JsonReport):
     """Every input and what it was taken for."""
     divergence: Divergence | None = None
     """Where the difference begins; None if nothing differs, or no inner value is in both models."""
+    notes: tuple[str, ...] = ()
+    """Lines on what was measured besides: what a quantised cache costs."""
 
     def to_dict(self) -> dict[str, Any]:
         """The verification as plain JSON types."""

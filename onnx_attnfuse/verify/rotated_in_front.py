@@ -28,7 +28,7 @@ def _respell(node: ir.Node) -> None:
     cos, sin, positions = (info.input(node, name) for name in _ROTARY)
     if positions is None or cos is None or node.graph is None:
         return
-    _unpack(node)
+    unpack(node)
     for place, name in ((0, "num_heads"), (1, "kv_num_heads")):
         heads: int = attribute(node, name, 0)
         attributes: dict[str, int] = {"num_heads": heads, "interleaved": attribute(node, "rotary_interleaved", 0)}
@@ -45,7 +45,7 @@ def _respell(node: ir.Node) -> None:
     del node.attributes["do_rotary"]
 
 
-def _unpack(node: ir.Node) -> None:
+def unpack(node: ir.Node) -> None:
     """Slices queries, keys and values from the one tensor that they are handed over as, if they are."""
     packed, graph = node.inputs[0], node.graph
     total = None if packed is None else _last(packed)

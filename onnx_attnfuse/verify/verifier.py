@@ -172,6 +172,22 @@ class Verifier:
             raise Refused("differs", verdict.detail)
         return Verified(verdict.max_abs_error, verdict.cases)
 
+    def judge_loop(self, judge: Callable[[], Verdict]) -> bool:
+        """Judges a decoder in a way of its own; whether anything is judged.
+
+        Raises:
+            Refused: It differs, or could not be shown equal.
+        """
+        if self.level == "none":
+            return False
+        with self.timer.step("verify the decoder"):
+            verdict = judge()
+        if verdict.undecided is not None:
+            raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
+        if not verdict.equal:
+            raise Refused("differs", verdict.detail)
+        return True
+
     def check_model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
         """Judges whole models, if asked for; returns a line for the report.
 

@@ -72,6 +72,7 @@ def test_every_option_has_a_bullet() -> None:
 def test_every_value_has_a_bullet() -> None:
     kinds = typing.get_type_hints(onnx_attnfuse.Options)
     values = {"auto", *providers.names(), *typing.get_args(kinds["padding"]), *typing.get_args(kinds["cache"]), *target_names()}
+    values |= {*typing.get_args(kinds["kv_cache"])}
     assert bullets("  ") == values | {"none", "sites", "model"} | set(ASSUMPTIONS)
 
 

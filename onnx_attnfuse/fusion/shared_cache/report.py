@@ -11,6 +11,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.verdict import Verified
 
 
@@ -28,6 +29,10 @@ class SharedCache:
     """Why the caches of others were left, by the names of the attentions."""
     note: str | None = None
     """A line on the model."""
+    source: ir.Model | None = None
+    """The graph as it was, where there is a decoder; so is the next."""
+    loop: Loop | None = None
+    """How both are run."""
     check: Callable[[], Verified | None] | None = None
     """Judges the decoder as it is by then against its source; raises `Refused` where it differs."""
 

@@ -188,9 +188,8 @@ class _Sharing:
             check = functools.partial(graph.verifier.check_loop, before, graph.model, loop)
             verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
-            return SharedCache(
-                decoder, reports, note=_note(decoder, sites[0], rearranged=self._may_rearrange(sites)), check=check
-            )
+            note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
+            return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check)
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 

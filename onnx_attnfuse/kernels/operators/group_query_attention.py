@@ -29,6 +29,7 @@ def _describe(node: OpNode) -> AttentionParams:
         causal=True,
         windowed=node.number("local_window_size", -1) > 0,
         capped=node.is_capped or node.number("smooth_softmax", -1) > 0 or node.has("head_sink"),
+        has_sink=node.number("smooth_softmax", -1) > 0 or node.has("head_sink"),
         cached=node.has("past_key"),
         grouped=heads != kv_heads,
         op=node.op,

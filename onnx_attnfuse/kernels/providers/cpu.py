@@ -44,6 +44,7 @@ _OPERATORS: Mapping[str, OpSupport | None] = {
     "GroupQueryAttention": dataclasses.replace(
         _ANY,
         kernels=(("FLASH_ATTENTION", (only(_FLOAT), not_capped)), *_MATH),
+        caches={"int8": (), "int4": ()},
         time=_always(1.1, 1.1),
         cached_times={"none": (1.7, 1.37), "bias": (1.6, 1.47)},
     ),

@@ -42,7 +42,9 @@ def in_float32(compute: _Compute) -> _Compute:
         dtype = inputs[0].dtype
         with np.errstate(all="ignore"):
             results = compute(*map(_wide, inputs), **{name: _wide(option) for name, option in options.items()})
-            return tuple(result.astype(dtype) if dtype.name in _HALVES else result for result in results)
+            return tuple(
+                result.astype(dtype) if dtype.name in _HALVES and result.dtype.kind == "f" else result for result in results
+            )
 
     return cast("_Compute", computed)
 

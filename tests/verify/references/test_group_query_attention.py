@@ -43,8 +43,10 @@ def test_what_is_not_known_is_refused() -> None:
     _run([3], 4, k_quant_type="NONE", qk_output=0, qk_norm_epsilon=1e-6)
     with pytest.raises(NotImplementedError, match="qk_output"):
         _run([3], 4, qk_output=1)
-    with pytest.raises(NotImplementedError, match="k_quant_type"):
-        _run([3], 4, k_quant_type="PER_TENSOR")
+    with pytest.raises(ValueError, match="0 scales"):
+        _run([3], 4, k_quant_type="PER_TENSOR", kv_cache_bit_width=8)
+    with pytest.raises(ValueError, match="16 bits"):
+        _run([3], 4, k_quant_type="PER_TENSOR", kv_cache_bit_width=16, more=[*[None] * 5, np.ones(1, np.float32)])
     with pytest.raises(NotImplementedError, match="input 14"):
         _run([3], 4, more=[*[None] * 7, np.ones(16, np.float32)])
 

@@ -1,0 +1,1 @@
+"""Shared caches in fewer bits; enter by `quantise.quantise_cache`."""

@@ -1,0 +1,197 @@
+"""A shared cache in fewer bits, where that is asked for: scales are measured and handed to the nodes, what it costs is told.
+
+    found = quantise_cache(model, shared, options, device, verifier)
+
+It is the one place where results change. So what is left besides rounding is judged by itself (`verify/quantised/oracle.py`), and
+what rounding costs is measured and written into the model, where `attnfuse verify` holds it to that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.fusion.quantised_cache.calibration import Calibration, calibrate
+from onnx_attnfuse.fusion.shared_cache.report import SharedCache
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.kernels.cache_formats import FORMATS, CacheFormat
+from onnx_attnfuse.kernels.conditions import Open
+from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels.operators import rotary_embedding
+from onnx_attnfuse.kernels.operators.group_query_attention import INFO
+from onnx_attnfuse.kernels.support import support
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.quantised.measure import Turned, measure
+from onnx_attnfuse.verify.quantised.oracle import check_quantised
+from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.runtime import RuntimeRefusal
+from onnx_attnfuse.verify.verifier import Verifier
+
+_QUANTISING = Subject("quantising the cache")
+_PER_CHANNEL = "PER_CHANNEL"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The outcome of quantising a cache."""
+
+    notes: tuple[str, ...]
+    record: QuantisedCache | None = None
+    """None: the cache is in the type of the model."""
+
+
+def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, device: Device, verifier: Verifier) -> Outcome:
+    """Quantises the cache of a decoder, in place, or leaves it as it was.
+
+    Args:
+        model: The model, with all else done.
+        shared: Its shared cache.
+        options: What is asked for.
+        device: What it will run on.
+        verifier: Judges it.
+
+    Raises:
+        OptionError: The file to calibrate with cannot be used.
+    """
+    form, decoder = FORMATS[options.kv_cache], shared.decoder
+    if decoder is None or shared.source is None or shared.loop is None:
+        return Outcome((f"no cache is {form.name}: none became a buffer",))
+    with contained(_QUANTISING) as attempt:
+        nodes = _nodes(model, decoder)
+        _check_kernels(nodes, model, form, device)
+        turned = {
+            name: found for node, name in zip(nodes, decoder.past_keys, strict=True) if (found := _turned(node)) is not None
+        }
+        calibration = calibrate(shared.source, shared.loop, decoder.context_length, form, turned, options.calibrate)
+        record = QuantisedCache(
+            form.name,
+            _PER_CHANNEL,
+            calibration.source,
+            _bytes(decoder, form.stored_size(decoder.head_size), form.dtype),
+            _bytes(decoder, decoder.head_size, _dtype(nodes[0])),
+            shared.loop,
+            decoder.logits,
+            decoder.context_length,
+        )
+        trial = model.clone()
+        _apply(trial, decoder, form, calibration)
+        record = _judged(shared.source, trial, record, verifier)
+        _apply(model, decoder, form, calibration)
+        record.write(model)
+        return Outcome(record.lines(), record)
+    assert attempt.reason is not None
+    return Outcome((f"the cache is in the type of the model, and not {form.name}: {attempt.reason}",))
+
+
+def _nodes(model: ir.Model, decoder: ServedDecoder) -> list[ir.Node]:
+    """The attentions, in the order of the layers."""
+    inputs = {value.name: value for value in model.graph.inputs}
+    place = INFO.place("past_key")
+    return [next(node for node, at in inputs[name].uses() if at == place) for name in decoder.past_keys]
+
+
+def _turned(node: ir.Node) -> Turned | None:
+    """The channels of the keys that are rotated, by the operator or in front of it; None where none are."""
+    key = INFO.input(node, "key")
+    above = None if key is None else key.producer()
+    if attribute(node, "do_rotary", 0):
+        table, interleaved = INFO.input(node, "cos_cache"), attribute(node, "rotary_interleaved", 0)
+    elif above is not None and above.op_type == rotary_embedding.INFO.name:
+        table, interleaved = rotary_embedding.INFO.input(above, "cos_cache"), attribute(above, "interleaved", 0)
+    else:
+        return None
+    half = None if table is None or table.shape is None else table.shape[-1]
+    return Turned(2 * half, bool(interleaved)) if isinstance(half, int) else None
+
+
+def _dtype(node: ir.Node) -> ir.DataType:
+    past = INFO.input(node, "past_key")
+    assert past is not None
+    assert past.dtype is not None
+    return past.dtype
+
+
+def _bytes(decoder: ServedDecoder, stored: int, dtype: ir.DataType) -> int:
+    """The bytes of one position of one entry in all layers."""
+    return 2 * decoder.layers * decoder.kv_heads * stored * int(dtype.itemsize)
+
+
+def _check_kernels(nodes: list[ir.Node], model: ir.Model, form: CacheFormat, device: Device) -> None:
+    """Checks that the device has kernels for such a cache.
+
+    Raises:
+        Refused: It has none.
+    """
+    found = support(INFO.key, device.provider)
+    if isinstance(found, Reason):
+        raise Refused(found.code, found.message, found.node)
+    if form.name not in found.caches:
+        others = ", ".join(found.caches) or "none"
+        what = f"{INFO.name} has no kernel on {device.ep} for a cache in {form.name}; there are {others}"
+        raise Refused("no-kernel-for-cache", what)
+    facts = Facts(model.graph)
+    for node in nodes:
+        params = params_of_node(node, facts)
+        if isinstance(params, Reason):
+            raise Refused(params.code, params.message, params.node)
+        settled = dataclasses.replace(params, arch=device.arch)
+        for reason in (condition(settled) for condition in found.caches[form.name]):
+            if isinstance(reason, Reason):
+                raise Refused("no-kernel-for-cache", f"{INFO.name} on {device.name} {reason.message}", node.name)
+            assert not isinstance(reason, Open)
+
+
+def _apply(model: ir.Model, decoder: ServedDecoder, form: CacheFormat, calibration: Calibration) -> None:
+    """Gives the attentions their scales and the cache its type, in place."""
+    inputs, outputs = ({value.name: value for value in values} for values in (model.graph.inputs, model.graph.outputs))
+    names = zip(decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values, strict=True)
+    for node, (past_key, past_value, present_key, present_value) in zip(_nodes(model, decoder), names, strict=True):
+        node.resize_inputs(max(len(node.inputs), INFO.place("v_scale") + 1))
+        for name, past in (("k_scale", past_key), ("v_scale", past_value)):
+            node.replace_input_with(INFO.place(name), _weight(model.graph, f"{past}.scale", calibration.scales[past]))
+        for given in (
+            ir.AttrString("k_quant_type", _PER_CHANNEL),
+            ir.AttrString("v_quant_type", _PER_CHANNEL),
+            ir.AttrInt64("kv_cache_bit_width", form.bits),
+        ):
+            node.attributes.add(given)
+        for value in (inputs[past_key], inputs[past_value], outputs[present_key], outputs[present_value]):
+            value.type = ir.TensorType(form.dtype)
+            dims = list(value.shape or ())
+            value.shape = ir.Shape([*dims[:-1], form.stored_size(decoder.head_size)])
+
+
+def _weight(graph: ir.Graph, name: str, scale: npt.NDArray[np.float32]) -> ir.Value:
+    """A new weight."""
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    while name in taken:
+        name += "_"
+    tensor = ir.tensor(scale, name=name)
+    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(scale.shape), type=ir.TensorType(tensor.dtype))
+    graph.register_initializer(value)
+    return value
+
+
+def _judged(source: ir.Model, trial: ir.Model, record: QuantisedCache, verifier: Verifier) -> QuantisedCache:
+    """The record with the error that was measured; none where nothing is to be judged.
+
+    Raises:
+        Refused: The decoder differs in more than rounding, or that could not be found out.
+    """
+    if not verifier.judge_loop(functools.partial(check_quantised, source, trial, record)):
+        return record
+    try:
+        with verifier.timer.step("measure the cache"):
+            return dataclasses.replace(record, error=measure(source, trial, record))
+    except (RuntimeRefusal, ModelError) as refusal:
+        raise Refused("unverified", f"what it costs could not be measured: {refusal}") from refusal

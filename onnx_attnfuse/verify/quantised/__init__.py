@@ -1,0 +1,1 @@
+"""Judging decoders whose cache is quantised; enter by `oracle.check_quantised` and `measure.measure`."""

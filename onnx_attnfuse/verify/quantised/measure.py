@@ -1,0 +1,112 @@
+"""Measuring a quantised cache: the largest numbers of each channel, and what the logits lose."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.quantised.decoders import Growing, Quantised
+from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
+from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
+from onnx_attnfuse.verify.widened import is_half, widened
+
+_SEED = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Turned:
+    """Channels of keys that are rotated by their position, in pairs."""
+
+    width: int
+    """How many there are, the first of each head."""
+    interleaved: bool
+    """Neighbours are a pair; else a pair is half of them apart."""
+
+    def largest(self, keys: Array) -> Array:
+        """The keys (b, m, t, h) with the length of its pair in the place of each: the largest that any position makes of it."""
+        found, width, half = keys.copy(), self.width, self.width // 2
+        places = (slice(0, width, 2), slice(1, width, 2)) if self.interleaved else (slice(0, half), slice(half, width))
+        length = np.hypot(*(keys[..., place] for place in places))
+        for place in places:
+            found[..., place] = length
+        return found
+
+
+def wide(model: ir.Model) -> ir.Model:
+    """The model, or a copy in float32 where it computes in a half type."""
+    return widened(model) if is_half(model) else model
+
+
+def largest_numbers(
+    source: ir.Model,
+    loop: Loop,
+    feeds: Feeds,
+    run: Run,
+    turned: Mapping[str, Turned],
+    given: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """The largest magnitude of each channel of keys and values over a loop, (1, m, 1, h), by the names of the result's inputs.
+
+    Args:
+        source: The decoder whose cache grows, in float32.
+        loop: How it is run.
+        feeds: Its inputs.
+        run: The loop.
+        turned: Which keys are rotated; what counts of these is what they may become at any other position.
+        given: Arrays of a prompt; positions that a mask among them leaves out do not count.
+
+    Raises:
+        RuntimeRefusal: It does not run.
+    """
+    with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
+        decoder = Growing(source, loop, feeds, folder)
+        decoder.begin(run)
+        for fed in feeds.steps(run, _SEED, given):
+            decoder.step(fed)
+        mask = np.asarray((given or {}).get(loop.mask, np.ones((run.batch, sum(run.steps)))), bool)[:, None, :, None]
+        found: dict[str, Array] = {}
+        for (_, name), part in zip(loop.pasts, decoder.cache, strict=True):
+            numbers = np.where(mask, part.astype(np.float32), 0)
+            numbers = turned[name].largest(numbers) if name in turned else numbers
+            found[name] = np.abs(numbers).max(axis=(0, 2), keepdims=True)
+        return found
+
+
+def measure(before: ir.Model, after: ir.Model, record: QuantisedCache) -> CacheError:
+    """How far the logits are from those of the source; the tokens are the same every time.
+
+    Args:
+        before: The decoder whose cache grows.
+        after: The decoder with the quantised cache.
+        record: How both are run.
+
+    Raises:
+        RuntimeRefusal: One does not run.
+        ModelError: The cache of the second is not quantised.
+    """
+    before, after = wide(before), wide(after)
+    feeds = Feeds(before, record.loop, record.context_length)
+    pairs: list[tuple[Array, Array]] = []
+    with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
+        source, result = Growing(before, record.loop, feeds, folder), Quantised(after, record.loop, folder)
+        for run in feeds.runs():
+            source.begin(run)
+            result.begin(run)
+            for fed in feeds.steps(run, _SEED + 1):
+                old, new = source.step(fed)[record.logits], result.step(fed)[record.logits]
+                pairs.append((_rows(old), _rows(new)))
+    old, new = (np.concatenate(items) for items in zip(*pairs, strict=True))
+    error, spread = np.abs(new - old), float(old.std()) or 1.0
+    equal = float((old.argmax(-1) == new.argmax(-1)).mean())
+    return CacheError(float(error.max()) / spread, float(error.mean()) / spread, equal, len(old))
+
+
+def _rows(logits: Array) -> Array:
+    """The logits of each token."""
+    return logits.reshape(-1, logits.shape[-1]).astype(np.float64)

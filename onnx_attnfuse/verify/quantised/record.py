@@ -1,0 +1,89 @@
+"""What is told of a quantised cache, in a report and in the model's own metadata, where `attnfuse verify` finds it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.verify.decoder_loop import Loop
+
+KEY = "onnx_attnfuse.kv_cache"
+"""The entry of a model's metadata."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheError:
+    """How far the logits of a decoder with a quantised cache are from those of its source, over loops of generated tokens."""
+
+    largest: float
+    """The largest difference, as a part of the standard deviation of the source's logits; so is the next."""
+    mean: float
+    equal_tokens: float
+    """The share of tokens after which both have the same largest logit."""
+    tokens: int
+    """How many tokens there were."""
+
+    def __str__(self) -> str:
+        parts = f"largest {self.largest:.2g}, mean {self.mean:.2g} of their spread"
+        return f"{parts}; {self.equal_tokens:.1%} of {self.tokens} greedy tokens are the same"
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisedCache:
+    """A cache that is kept in fewer bits than it is computed in."""
+
+    format: str
+    """`int8`, `int4` or `float8`."""
+    scales: str
+    """What has a scale of its own, as the operator calls it: PER_CHANNEL."""
+    scales_from: str
+    """What the scales were measured on, in words."""
+    bytes_per_position: int
+    """The bytes of one position of one entry, in all layers."""
+    bytes_before: int
+    """The same in the type that the model computes in."""
+    loop: Loop = dataclasses.field(repr=False)
+    """How source and result are run."""
+    logits: str
+    context_length: int | None = None
+    """The most positions, where that is known."""
+    error: CacheError | None = None
+    """None: it was not measured."""
+
+    def lines(self) -> tuple[str, str]:
+        """Two lines for a reader."""
+        what = f"the cache is {self.format}, {self.bytes_per_position} bytes a position in the place of {self.bytes_before}"
+        error = "not measured" if self.error is None else str(self.error)
+        return f"{what}; scales from {self.scales_from}", f"error of the logits by the {self.format} cache: {error}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON types, without how it is run."""
+        found = dataclasses.asdict(self)
+        return {name: item for name, item in found.items() if name not in {"loop", "context_length"}}
+
+    def write(self, model: ir.Model) -> None:
+        """Puts the record into a model's metadata, in place."""
+        model.metadata_props[KEY] = json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+def read_record(metadata: Mapping[str, str]) -> QuantisedCache | None:
+    """The record in a model's metadata; None where its cache is not quantised by us.
+
+    Raises:
+        ModelError: The entry is not what was written.
+    """
+    if KEY not in metadata:
+        return None
+    try:
+        found = json.loads(metadata[KEY])
+        loop, error = found.pop("loop"), found.pop("error")
+        loop |= {name: tuple((old, new) for old, new in loop[name]) for name in ("pasts", "presents")}
+        loop["outputs"] = tuple(loop["outputs"])
+        return QuantisedCache(**found, loop=Loop(**loop), error=None if error is None else CacheError(**error))
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise ModelError(f"the metadata '{KEY}' cannot be read: {problem}; make the model again") from problem
