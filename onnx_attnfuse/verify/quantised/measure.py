@@ -30,7 +30,8 @@ class Turned:
 
     def largest(self, keys: Array) -> Array:
         """The keys (b, m, t, h) with the length of its pair in the place of each: the largest that any position makes of it."""
-        found, width, half = keys.copy(), self.width, self.width // 2
+        found: Array = np.array(keys)
+        width, half = self.width, self.width // 2
         places = (slice(0, width, 2), slice(1, width, 2)) if self.interleaved else (slice(0, half), slice(half, width))
         length = np.hypot(*(keys[..., place] for place in places))
         for place in places:
