@@ -187,7 +187,7 @@ def _plans(
     some.sort(key=lambda item: item.time)
     exact = [item for item in found if item.encoding.is_exact]
     if plan_context.target == "auto" and any(item.encoding.cached for item in exact):
-        exact = [item for item in exact if item.encoding.cached]
+        exact = _appending(exact, spec, plan_context)
     for target in takers:
         always = [item for item in exact if item.target is target]
         if always:
@@ -203,6 +203,16 @@ def _plans(
         elif not all(_is_taken(encoding, target, plan_context.device) for encoding in target.encodings(spec, meaning)):
             ep = plan_context.device.ep
             yield target, Reason("mask-form", f"{name_of(target)} takes a mask that is {meaning.kind} in no exact form on {ep}")
+
+
+def _appending(exact: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> list[Lowering]:
+    """The ways that append to the cache, and for prompts of a known length those that are much faster although they do not."""
+    cached = [item for item in exact if item.encoding.cached]
+    params = params_of(spec, cached[0].encoding, cached[0].target).settled(plan_context.lengths)
+    if not isinstance(params.rows, int) or params.rows == 1:
+        return cached
+    most = min(item.time for item in cached) * _WORTHWHILE_SHARE_OF_TIME
+    return [item for item in exact if item.encoding.cached or item.time <= most]
 
 
 def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
