@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added, understand
+from onnx_attnfuse.attention.masks.expression import Apply, Expression
 from onnx_attnfuse.attention.masks.fully_masked import (
     SUMMED_IN_HALF,
     Fills,
@@ -24,6 +25,8 @@ from onnx_attnfuse.attention.masks.fully_masked import (
     masked_keys,
     sees_a_key,
 )
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import (
     Added,
     AttentionSpec,
@@ -172,14 +175,26 @@ def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
     biases = [bias for part in parts for bias in part.biases]
     numbers = {fill for part in parts for fill in part.fills}
     finite = sorted(number for number in numbers if number > ABSORBS)
-    if finite and biases:
-        message = f"a bias and {finite[0]:g} are summed in float32, of which a half type keeps nothing in rows without a key"
+    inside = next(filter(None, (_mask_beside_bias(bias, context.bounds) for bias in biases)), None)
+    beside = finite[0] if finite and biases else inside
+    if beside is not None:
+        message = f"a bias and {beside:g} are summed in float32, of which a half type keeps nothing in rows without a key"
         raise Refused("narrowed-mask", message)
     lowest = sum(lowest_sum(step, context.reader, context.bounds) for step in sums)
     below = any(context.bounds.expression(bias)[0] < -largest(spec.dtype) for bias in biases)
     if below or (finite and min(finite[0], lowest) < MASKS_APART - largest(spec.dtype) and {lowest} != numbers):
         message = "a half type has nothing below its lowest number, so that rows without a key would mix what is and what is not"
         raise Refused("narrowed-mask", message)
+
+
+def _mask_beside_bias(part: Expression, bounds: Bounds) -> float | None:
+    """A finite mask number that some sum inside of an expression has beside numbers that mask nothing."""
+    if isinstance(part, Apply) and part.op == "Add":
+        spans = [bounds.expression(argument) for argument in part.arguments]
+        low = min(low for low, _ in spans)
+        if ABSORBS < low <= MASKS and any((low > MASKS and (low, high) != (0, 0)) or high > 0 for low, high in spans):
+            return low
+    return next(filter(None, (_mask_beside_bias(inner, bounds) for inner in parts_of(part))), None)
 
 
 def _check_half_sums(spec: AttentionSpec, context: BuildContext) -> None:
