@@ -203,7 +203,9 @@ def tell_sites(graph: PassContext) -> int:
 
 
 def fuse_standalone_rotary(graph: PassContext) -> int:
-    """Fuses what is left of rotary embeddings."""
+    """Fuses what is left of rotary embeddings, where there is a kernel for them."""
+    if not graph.run.plan_context.device.provider.rotates:
+        return 0
     context = graph.site_fuser().graph
     fused = sum(fuse_rotary(candidate.spec, context) for candidate in graph.candidates if candidate.spec is not None)
     if fused:

@@ -26,7 +26,8 @@ from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
-from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.device import Device, resolve
 from onnx_attnfuse.kernels.ort_settings import session_for
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.discovery import load
@@ -78,6 +79,7 @@ class Fusion:
         if options.cache not in get_args(CachePolicy):
             raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
         capturing.check_options(options)
+        _check_shared_cache(options)
         self.options = options
         self.catalogue = load(options)
         self.verifier = Verifier(options, self.catalogue.operators.values(), keep_evidence=keep_evidence, doubts=doubts)
@@ -107,6 +109,18 @@ class Fusion:
             report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
         failed = failures.all()
         return dataclasses.replace(report, failures=failed, notes=(*report.notes, *map(str, failed)))
+
+
+def _check_shared_cache(options: Options) -> None:
+    """Checks that the execution provider takes a cache in one buffer, where that is asked for.
+
+    Raises:
+        OptionError: It is not known to.
+    """
+    if options.cache == "shared" and not resolve(options.ep, options.arch).provider.shares_cache:
+        others = " or ".join(item.name for item in providers.every() if item.shares_cache)
+        known = f"GroupQueryAttention is not known to read a length for each entry on {options.ep}"
+        raise OptionError(f"cache is 'shared', and {known}; choose --ep {others} with it")
 
 
 def _report(run: Run) -> Report:

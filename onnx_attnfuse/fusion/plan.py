@@ -131,6 +131,9 @@ def make_plans(
     if plan_context.assumed and not is_given(meaning):
         plan_context = dataclasses.replace(plan_context, padding="auto")
     asked = [target for target in TARGETS if _is_asked(target, plan_context)]
+    if plan_context.target == "auto" and not any(_is_known(target, plan_context.device) for target in asked):
+        message = f"no fused attention is known to be right and faster on {plan_context.device.ep}, so that it stays spelled out"
+        return [], [Reason("no-kernel-for-device", message)]
     refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
     partly = (
@@ -169,16 +172,15 @@ def _is_default(target: Target, plan_context: PlanContext) -> bool:
     return not target.INFO.support if isinstance(found, Reason) else found.by_default
 
 
+def _is_known(target: Target, device: Device) -> bool:
+    return not isinstance(support(name_of(target), device.provider), Reason)
+
+
 def _plans(
     takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
 ) -> Iterator[tuple[Target, Plan | Reason]]:
     """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
-    found = [
-        _lowering(spec, encoding, target, plan_context)
-        for target in takers
-        for encoding in target.encodings(spec, meaning)
-        if _is_taken(encoding, target, plan_context.device)
-    ]
+    found, wrong = _lowerings(takers, spec, meaning, plan_context)
     if plan_context.kernels is not None:
         found = [item for item in found if item.forecast.kernel in plan_context.kernels]
     some = [item for item in found if not item.encoding.is_exact and not math.isinf(item.time)]
@@ -195,6 +197,8 @@ def _plans(
             yield target, _plan(min(always, key=lambda item: item.time), together, spec, plan_context)
         elif plan_context.kernels is not None and (assumed := _vouched(target, some, spec, plan_context)) is not None:
             yield target, Plan(assumed)
+        elif name_of(target) in wrong:
+            yield target, wrong[name_of(target)]
         elif plan_context.target == name_of(target) and len(takers) == 1:
             yield (
                 target,
@@ -205,10 +209,31 @@ def _plans(
             yield target, Reason("mask-form", f"{name_of(target)} takes a mask that is {meaning.kind} in no exact form on {ep}")
 
 
+def _lowerings(
+    takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
+) -> tuple[list[Lowering], dict[str, Reason]]:
+    """Every lowering that kernels take, and, by target, why one is not trusted."""
+    found, wrong, device = list[Lowering](), dict[str, Reason](), plan_context.device
+    for target in takers:
+        for encoding in target.encodings(spec, meaning):
+            reason = _wrong(spec, encoding, target, device)
+            if reason is not None:
+                wrong.setdefault(name_of(target), reason)
+            elif _is_taken(encoding, target, device):
+                found.append(_lowering(spec, encoding, target, plan_context))
+    return found, wrong
+
+
 def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
     """Whether kernels of a target on a device take an encoding of a mask."""
     found = support(name_of(target), device.provider)
     return not isinstance(found, Reason) and encoding.mask in found.masks and (found.causal or not encoding.causal)
+
+
+def _wrong(spec: AttentionSpec, encoding: MaskEncoding, target: Target, device: Device) -> Reason | None:
+    """Why an operator is not trusted with an attention on a device, or None."""
+    found = support(name_of(target), device.provider)
+    return None if isinstance(found, Reason) or found.is_wrong is None else found.is_wrong(params_of(spec, encoding, target))
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:

@@ -64,6 +64,7 @@ class SiteFuser:
             found = unfused(candidate, scope)
             if spec is None:
                 return self._existing(found, candidate.node, plan_context)
+            spec = spec if plan_context.device.provider.rotates else spec.unrotated()
             return self._fused(candidate.node, spec, found, plan_context, edit)
         assert edit.reason is not None
         return dataclasses.replace(found, reasons=(edit.reason,))

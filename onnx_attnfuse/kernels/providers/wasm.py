@@ -1,0 +1,16 @@
+"""WebAssembly, as onnxruntime-web runs models in a browser without WebGPU: the kernels of the CPU, on fewer threads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from onnx_attnfuse.kernels.providers import cpu
+
+PROVIDER = dataclasses.replace(
+    cpu.PROVIDER,
+    name="wasm",
+    distribution="onnxruntime-web",
+    known_from=f"the CPU's kernels compiled to WebAssembly, as onnxruntime-web 1.30 is built; {cpu.PROVIDER.known_from}",
+    switching=None,
+)
+"""A page sets no variables of the environment, so no kernel is switched off."""
