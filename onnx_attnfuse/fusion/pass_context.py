@@ -80,6 +80,8 @@ class Run:
         """The RotaryEmbedding nodes whose caches were widened."""
         self.enabled: Counter[str] = Counter()
         """How often each enabling rule was applied."""
+        self.spelled: Counter[str] = Counter()
+        """How many operators of other execution providers were spelled out, by their names."""
         self.changes: Counter[str] = Counter()
         """What each pass counted, by its name."""
 

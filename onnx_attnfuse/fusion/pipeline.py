@@ -39,6 +39,7 @@ from onnx_attnfuse.verify.verifier import Verifier
 _FIND, _REWRITE = "find", "plan and rewrite"
 _ROTARY = "replacing rotary embeddings"
 PASSES: tuple[Pass, ...] = (
+    Pass("spelling out operators of other providers", passes.spell_out_foreign, _REWRITE),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
@@ -229,6 +230,9 @@ def _around(run: Run) -> Iterator[str]:
     if believed := run.verifier.believed:
         count = f"{len(believed)} place{'s' * (len(believed) > 1)}"
         yield f"{count} of patterns that are not built in could not be verified, the first is {believed[0]}"
+    if run.spelled:
+        words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled.items()))
+        yield f"spelled out for {run.plan_context.device.ep}, which is not known to run them: {words}"
     if left := sum(node.graph is not None for node in run.widened):
         yield f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"
     if turned := run.changes[_ROTARY]:

@@ -14,6 +14,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder
 from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
+from onnx_attnfuse.fusion.foreign import why_foreign
 from onnx_attnfuse.fusion.plan import Plan, PlanContext
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
@@ -71,6 +72,9 @@ class SiteFuser:
 
     def _existing(self, found: SiteReport, node: ir.Node, plan_context: PlanContext) -> SiteReport:
         """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
+        foreign = why_foreign(node, self.graph.scope.facts, plan_context)
+        if foreign is not None:
+            return dataclasses.replace(found, status="skipped", reasons=(foreign, *found.reasons))
         params = params_of_node(node, self.graph.scope.facts) if found.status == "already-fused" else None
         if not isinstance(params, AttentionParams):
             return found

@@ -171,6 +171,8 @@ class ExecutionProvider:
     """Distributions that bring the provider to an ONNX Runtime that is there."""
     spelling: Spelling | None = None
     """The spelling that it fuses by itself; None: none is known, and what is spelled out stays as it is."""
+    keeps_fused: bool = False
+    """Whether fused operators that stand in a model are left alone; else those that it is not known to run are spelled out."""
     rotates: bool = False
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
     shares_cache: bool = False

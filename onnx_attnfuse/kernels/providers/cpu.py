@@ -65,6 +65,7 @@ PROVIDER = ExecutionProvider(
     rounds_float16=False,
     keeps_nan_rows=True,
     takes_if=True,
+    keeps_fused=True,
     rotates=True,
     shares_cache=True,
     pays=frozenset(["quotients", "skip-norm", "repeated-heads", "packed-operands"]),

@@ -308,6 +308,7 @@ PROVIDER = ExecutionProvider(
     keeps_nan_rows=False,
     rotates_each_token=True,
     takes_if=True,
+    keeps_fused=True,
     rotates=True,
     shares_cache=True,
     options_for_if=_FOR_IF,

@@ -1,0 +1,76 @@
+"""Models that were fused for one execution provider, brought over to another."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.support.bundled import BUNDLED, cases, run
+
+NAMES = ("bert__dyn18__sdpa", "llama_past__dyn18__sdpa", "whisper_decoder__dyn18__sdpa")
+PATHS = [path for path in BUNDLED if path.stem in NAMES]
+
+
+def written(model: onnx.ModelProto, ep: str, **choices: object) -> tuple[onnx.ModelProto, onnx_attnfuse.Report]:
+    """What is written for an execution provider, and the report."""
+    result = onnx_attnfuse.optimize(model, ep=ep, **choices)
+    return result.model, result.report
+
+
+def fused_nodes(model: onnx.ModelProto) -> list[str]:
+    """The attentions and rotations of a model that are one operator."""
+    return [node.op_type for node in model.graph.node if "Attention" in node.op_type or "Rotary" in node.op_type]
+
+
+def check_equal(model: onnx.ModelProto, path: pathlib.Path) -> None:
+    """Checks that a model gives on the CPU what its source gives."""
+    for feeds in cases(path).values():
+        expected, found = run(onnx.load(path), feeds), run(model, feeds)
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, atol=2e-4, rtol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_a_model_that_was_fused_for_cuda_comes_to_qnn_and_back(path: pathlib.Path) -> None:
+    fused, first = written(onnx.load(path), "cuda", arch="sm90")
+    assert fused_nodes(fused)
+    spelled, report = written(fused, "qnn")
+    assert not fused_nodes(spelled)
+    assert any(note.startswith("spelled out for qnn, which is not known to run them: ") for note in report.notes)
+    check_equal(spelled, path)
+    again, last = written(spelled, "cuda", arch="sm90")
+    assert last.fused + last.already_fused == first.fused + first.already_fused
+    check_equal(again, path)
+    assert not any(note.startswith("spelled out for") for note in written(spelled, "qnn")[1].notes)
+
+
+@pytest.mark.parametrize("ep", ["cpu", "cuda", "wasm"])
+def test_what_was_fused_stays_on_providers_that_run_it(ep: str) -> None:
+    fused, _ = written(onnx.load(PATHS[0]), "cpu")
+    kept, report = written(fused, ep, verify="none")
+    assert fused_nodes(kept) == fused_nodes(fused)
+    assert not any("spelled out for" in note for note in report.notes)
+
+
+def test_what_lies_as_the_provider_wants_it_stays_and_its_near_miss_is_built_anew() -> None:
+    own, _ = written(onnx.load(PATHS[0]), "dml")
+    kept, report = written(own, "dml", verify="none")
+    assert (report.already_fused, report.fused) == (2, 0)
+    assert kept.graph.node == own.graph.node
+    other, _ = written(onnx.load(PATHS[0]), "cpu")
+    _, report = written(other, "dml")
+    assert (report.already_fused, report.fused) == (0, 2)
+
+
+def test_an_operator_that_nobody_spells_out_is_told_with_why_it_does_not_run() -> None:
+    fused, _ = written(onnx.load(PATHS[0]), "cuda", arch="sm90", target="packed", padding="assume-right", verify="none")
+    packed = [node for node in fused.graph.node if node.op_type == "PackedMultiHeadAttention"]
+    kept, report = written(fused, "qnn", verify="none")
+    assert [node.op_type for node in kept.graph.node].count("PackedMultiHeadAttention") == len(packed) > 0
+    assert {site.status for site in report.sites} == {"skipped"}
+    assert {site.reasons[0].code for site in report.sites} == {"no-kernel-for-device"}
