@@ -20,7 +20,7 @@ from onnx_attnfuse.kernels.forecast import Forecast, Gain, forecast, unfused_tim
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets import TARGETS, Target, name_of, packed
+from onnx_attnfuse.targets import SPELLED, TARGETS, Target, name_of, packed
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
 from onnx_attnfuse.targets.layout import shared_heads
 from onnx_attnfuse.targets.padding import is_given
@@ -130,7 +130,8 @@ def make_plans(
     """
     if plan_context.assumed and not is_given(meaning):
         plan_context = dataclasses.replace(plan_context, padding="auto")
-    asked = [target for target in TARGETS if _is_asked(target, plan_context)]
+    forms = TARGETS if plan_context.device.provider.spelling is None else (*TARGETS, SPELLED)
+    asked = [target for target in forms if _is_asked(target, plan_context)]
     if plan_context.target == "auto" and not any(_is_known(target, plan_context.device) for target in asked):
         message = f"no fused attention is known to be right and faster on {plan_context.device.ep}, so that it stays spelled out"
         return [], [Reason("no-kernel-for-device", message)]

@@ -18,7 +18,7 @@ from onnx_attnfuse.fusion.foreign import why_foreign
 from onnx_attnfuse.fusion.plan import Plan, PlanContext
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
-from onnx_attnfuse.fusion.report_site import kept, unfused
+from onnx_attnfuse.fusion.report_site import as_wanted, kept, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.uses import label
@@ -31,8 +31,10 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.rewriting import Edit, GraphContext
+from onnx_attnfuse.targets import SPELLED
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.layout import replaces_rotation
+from onnx_attnfuse.targets.spelled_out import is_in_place
 
 _FUSING = Subject("fusing an attention")
 
@@ -99,6 +101,10 @@ class SiteFuser:
         plans, refusals = preferred_plans(foreseen, meaning, plan_context, self.policy, self.context)
         reasons: list[Reason] = []
         for plan in plans:
+            if plan.main.target is SPELLED and (wanted := device.provider.spelling) is not None and is_in_place(spec, wanted):
+                return dataclasses.replace(
+                    found, status="spelled-out", kernel=kernel_of(plan, device), reasons=(as_wanted(device.ep),)
+                )
             if _is_in_place(found, plan, spec):
                 why = refusals if len(plans) == 1 and refusals else [kept(found, plan_context.target)]
                 return dataclasses.replace(found, kernel=kernel_of(plan, device), reasons=tuple(reasons or why))
@@ -124,9 +130,9 @@ class SiteFuser:
         target = built.plan.main.target
         found = dataclasses.replace(
             found,
-            status="fused",
-            op=target.INFO.name,
-            domain=target.INFO.domain,
+            status="spelled-out" if target is SPELLED else "fused",
+            op=None if target is SPELLED else target.INFO.name,
+            domain=None if target is SPELLED else target.INFO.domain,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, plan_context.device),
