@@ -34,8 +34,8 @@ def _no_progress(step: str, done: int, total: int) -> None:
 class Options:
     """Choices for `optimize` and `explain`; fields whose metadata says `command: False` are no options of the command."""
 
-    ep: str = dataclasses.field(default="auto", metadata={"choices": _provider_names})
-    """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
+    ep: str = dataclasses.field(default="auto", metadata={"choices": _provider_names, "several": True})
+    """Execution provider the model will run on, or several, with commas; `auto` takes CUDA where onnxruntime has it here."""
     arch: str | None = None
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None

@@ -167,6 +167,8 @@ class ExecutionProvider:
     """Where the facts are from that are of no single operator."""
     operators: Mapping[str, OpSupport | Reason | None]
     """What is known of fused operators by name, `onnx.` before standard ones; None: there is no kernel; or why it is not used."""
+    members: tuple[ExecutionProvider, ...] = ()
+    """The providers that the record is of, where it is of several (`several_providers.py`)."""
     plugins: tuple[str, ...] = ()
     """Distributions that bring the provider to an ONNX Runtime that is there."""
     spelling: Spelling | None = None
