@@ -92,7 +92,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
 
 def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = None) -> str | ir.Model:
     """The model as it was, for comparison: its file, or a copy of what was loaded, with the sizes that are to be fixed."""
-    if options is not None and options.cuda_graph:
+    if options is not None and capturing.fixes(loaded, options):
         copy = loaded.clone()
         capturing.fix(copy, options)
         return copy

@@ -15,11 +15,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.gpus import Gpu
 from onnx_attnfuse.kernels.policy import Environment, read_environment
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
+from onnx_attnfuse.kernels.providers import FALLBACK, every, provider
 
 _PACKAGES = (
     *("onnx-attnfuse", "onnx", "onnx-ir", "onnxscript", "numpy"),
@@ -102,6 +107,8 @@ class Diagnosis:
     environment: Environment
     kernel_variables: Mapping[str, str]
     """Variables of ONNX Runtime itself that are set and change which kernels it chooses."""
+    records: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """What is written for the execution providers that are installed, by the name that `--ep` takes."""
 
     @property
     def chosen(self) -> Step | None:
@@ -129,7 +136,33 @@ def examine(environ: Mapping[str, str] | None = None) -> Diagnosis:
     environ = os.environ if environ is None else environ
     machine = _machine()
     variables = {name: value for name, value in environ.items() if name.startswith(_KERNEL_VARIABLES) and "ATT" in name}
-    return Diagnosis(machine, missing(machine), steps(machine), read_environment(environ), variables)
+    return Diagnosis(machine, missing(machine), steps(machine), read_environment(environ), variables, records(machine))
+
+
+def records(machine: Machine) -> Mapping[str, str]:
+    """What is written for each execution provider that onnxruntime or a plugin of it has here, by the name of its record."""
+    if not machine.providers:  # records import what takes long
+        return {}
+    found = {item.name: _written(item) for item in every() if _is_here(item, machine)}
+    known = {item.ort_name for item in every()}
+    return found | {name: "there is no record" for name in machine.providers if name not in known}
+
+
+def _is_here(item: ExecutionProvider, machine: Machine) -> bool:
+    shared = item.ort_name == provider(FALLBACK).ort_name and item.name != FALLBACK
+    return (item.ort_name in machine.providers and not shared) or any(_version(plugin) for plugin in item.plugins)
+
+
+def _written(item: ExecutionProvider) -> str:
+    """What is written for an execution provider, in words."""
+    if item.spelling is not None:
+        return "attention stays spelled out, as it fuses it itself"
+
+    found = [op for op, known in item.operators.items() if isinstance(known, OpSupport) and known.by_default]
+    trusted = (
+        "" if all(known.is_wrong is None for known in item.operators.values() if isinstance(known, OpSupport)) else ", in part"
+    )
+    return f"{', '.join(found)}{trusted}" if found else "attention stays as it is, as nothing is known"
 
 
 def _machine() -> Machine:

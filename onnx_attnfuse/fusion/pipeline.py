@@ -102,7 +102,7 @@ class Fusion:
             ModelError: The model is to be captured, and an input does not say how many axes it has.
             OptionError: The model is to be captured, and sizes of its inputs are not told.
         """
-        if self.options.cuda_graph and self.options.cache != "shared":
+        if self.options.cache != "shared" and capturing.fixes(model, self.options):
             capturing.fix(model, self.options)
         with collecting() as failures:
             for pack in self.catalogue.broken:
@@ -129,7 +129,7 @@ def _report(run: Run) -> Report:
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
     _check_decoder(run)
-    if run.options.cuda_graph:
+    if run.options.cuda_graph or (run.plan_context.device.provider.fixed_sizes and not input_sizes(run.model)):
         with run.verifier.timer.step(_REWRITE):
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
                 capturing.fix(run.model, run.options)
@@ -230,6 +230,9 @@ def _around(run: Run) -> Iterator[str]:
     if believed := run.verifier.believed:
         count = f"{len(believed)} place{'s' * (len(believed) > 1)}"
         yield f"{count} of patterns that are not built in could not be verified, the first is {believed[0]}"
+    if run.plan_context.device.provider.fixed_sizes and (open_sizes := input_sizes(run.model)):
+        asked = " ".join(f"--dim {name}=N" for name in open_sizes)
+        yield f"{run.plan_context.device.ep} takes models of fixed sizes only; {asked} fixes them"
     if run.spelled:
         words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled.items()))
         yield f"spelled out for {run.plan_context.device.ep}, which is not known to run them: {words}"

@@ -74,3 +74,25 @@ def test_an_operator_that_nobody_spells_out_is_told_with_why_it_does_not_run() -
     assert [node.op_type for node in kept.graph.node].count("PackedMultiHeadAttention") == len(packed) > 0
     assert {site.status for site in report.sites} == {"skipped"}
     assert {site.reasons[0].code for site in report.sites} == {"no-kernel-for-device"}
+
+
+def test_sizes_are_fixed_where_the_provider_takes_numbers_only_and_all_are_told() -> None:
+    sizes = dict.fromkeys(
+        {dim.dim_param for value in onnx.load(PATHS[0]).graph.input for dim in value.type.tensor_type.shape.dim}, 3
+    )
+    model, report = written(onnx.load(PATHS[0]), "qnn", dim=sizes)
+    assert {dim.dim_value for value in model.graph.input for dim in value.type.tensor_type.shape.dim} == {3}
+    assert not [node for node in model.graph.node if node.op_type == "Shape"]
+    assert {site.status for site in report.sites} == {"spelled-out"}
+    feeds = {value.name: np.ones((3, 3), np.int64) for value in model.graph.input}
+    expected, found = run(onnx.load(PATHS[0]), feeds), run(model, feeds)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-4, err_msg=name)
+
+
+def test_sizes_that_are_not_told_are_asked_for_and_stay_open_elsewhere() -> None:
+    name = onnx.load(PATHS[0]).graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for ep, asked in (("qnn", True), ("openvino", False)):
+        model, report = written(onnx.load(PATHS[0]), ep, dim={name: 3}, verify="none")
+        assert any(note.startswith(f"{ep} takes models of fixed sizes only; --dim ") for note in report.notes) == asked
+        assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == name
