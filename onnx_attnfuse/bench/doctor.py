@@ -5,26 +5,26 @@ torch and Triton are looked up, never imported; onnxruntime is, as only it knows
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pathlib
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from onnx_attnfuse.kernels import gpus
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.gpus import Gpu
 from onnx_attnfuse.kernels.policy import Environment, read_environment
-
-if TYPE_CHECKING:
-    from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
-from onnx_attnfuse.kernels.providers import FALLBACK, every, provider
+from onnx_attnfuse.kernels.providers import __file__ as folder
+from onnx_attnfuse.kernels.providers import names
 
 _PACKAGES = (
     *("onnx-attnfuse", "onnx", "onnx-ir", "onnxscript", "numpy"),
@@ -140,29 +140,27 @@ def examine(environ: Mapping[str, str] | None = None) -> Diagnosis:
 
 
 def records(machine: Machine) -> Mapping[str, str]:
-    """What is written for each execution provider that onnxruntime or a plugin of it has here, by the name of its record."""
-    if not machine.providers:  # records import what takes long
-        return {}
-    found = {item.name: _written(item) for item in every() if _is_here(item, machine)}
-    known = {item.ort_name for item in every()}
+    """What the record of each execution provider says first that onnxruntime or a plugin of it has here, by the record's name.
+
+    Records are read as text, as importing them takes what may be missing.
+    """
+    found, known = dict[str, str](), set[str]()
+    for name in names():
+        path = pathlib.Path(folder).with_name(f"{name}.py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {key: value for key, value in _told(tree) if key in {"ort_name", "plugins"}}
+        known.add(str(told.get("ort_name", "")))
+        if told.get("ort_name") in machine.providers or any(_version(plugin) for plugin in told.get("plugins", ())):
+            found[name] = (ast.get_docstring(tree) or "").splitlines()[0]
     return found | {name: "there is no record" for name in machine.providers if name not in known}
 
 
-def _is_here(item: ExecutionProvider, machine: Machine) -> bool:
-    shared = item.ort_name == provider(FALLBACK).ort_name and item.name != FALLBACK
-    return (item.ort_name in machine.providers and not shared) or any(_version(plugin) for plugin in item.plugins)
-
-
-def _written(item: ExecutionProvider) -> str:
-    """What is written for an execution provider, in words."""
-    if item.spelling is not None:
-        return "attention stays spelled out, as it fuses it itself"
-
-    found = [op for op, known in item.operators.items() if isinstance(known, OpSupport) and known.by_default]
-    trusted = (
-        "" if all(known.is_wrong is None for known in item.operators.values() if isinstance(known, OpSupport)) else ", in part"
-    )
-    return f"{', '.join(found)}{trusted}" if found else "attention stays as it is, as nothing is known"
+def _told(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """What is handed to calls by name, where it is written down as a constant."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg is not None:
+            with contextlib.suppress(ValueError):
+                yield node.arg, ast.literal_eval(node.value)
 
 
 def _machine() -> Machine:

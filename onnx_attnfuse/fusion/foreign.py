@@ -6,7 +6,7 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.plan import PlanContext
+from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.describe_op import params_of_node
@@ -51,7 +51,9 @@ def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reaso
     if not found.by_default and provider.spelling is not None and plan_context.target != info.key:
         return Reason("fastest", f"{provider.name} is as fast where attention is spelled out", node.name)
     params = params_of_node(node, facts)
-    return params if isinstance(params, Reason) else _refused(params, found, node, info, facts, provider)
+    if isinstance(params, Reason):
+        return params
+    return _refused(params, found, node, info, facts, provider) or why_wrong(params, plan_context)
 
 
 def _refused(
@@ -69,7 +71,7 @@ def _refused(
         return Reason(
             "mask-form", f"{info.key} is given its mask or keys in a form that {provider.name} does not take", node.name
         )
-    return None if found.is_wrong is None else found.is_wrong(params)
+    return None
 
 
 def _takes_layout(params: AttentionParams, found: OpSupport, node: ir.Node, info: OpInfo, facts: Facts) -> bool:

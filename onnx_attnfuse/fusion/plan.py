@@ -9,6 +9,7 @@ from typing import get_args
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import ASSUMPTIONS, Assumed, AssumptionName
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
@@ -91,6 +92,8 @@ class PlanContext:
     """The only kernels that may be forecast; None: any."""
     dtype: ir.DataType | None = None
     """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
+    taken: Assumed = dataclasses.field(default_factory=Assumed)
+    """What is taken for granted."""
     captured: bool = False
     """The model is to be captured, so that nothing is tested at run time."""
 
@@ -217,7 +220,7 @@ def _lowerings(
     found, wrong, device = list[Lowering](), dict[str, Reason](), plan_context.device
     for target in takers:
         for encoding in target.encodings(spec, meaning):
-            reason = _wrong(spec, encoding, target, device)
+            reason = why_wrong(params_of(spec, encoding, target), plan_context)
             if reason is not None:
                 wrong.setdefault(name_of(target), reason)
             elif _is_taken(encoding, target, device):
@@ -231,10 +234,28 @@ def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
     return not isinstance(found, Reason) and encoding.mask in found.masks and (found.causal or not encoding.causal)
 
 
-def _wrong(spec: AttentionSpec, encoding: MaskEncoding, target: Target, device: Device) -> Reason | None:
+def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | None:
     """Why an operator is not trusted with an attention on a device, or None."""
-    found = support(name_of(target), device.provider)
-    return None if isinstance(found, Reason) or found.is_wrong is None else found.is_wrong(params_of(spec, encoding, target))
+    found = support(params.op, plan_context.device.provider)
+    if isinstance(found, Reason):
+        return None
+    reason = None if found.is_wrong is None else found.is_wrong(params)
+    name = None if found.assumes is None else found.assumes(params)
+    if reason is not None or name is None or name in plan_context.taken.names:
+        return reason
+    message = f"{params.op} is right on {plan_context.device.ep} only where {ASSUMPTIONS[name]}, which is not taken for granted"
+    return Reason("wrong-on-device", message)
+
+
+def assumed_of(plan: Plan, spec: AttentionSpec, device: Device) -> tuple[AssumptionName, ...]:
+    """What a plan takes for granted of the device."""
+    names: dict[AssumptionName, None] = {}
+    for item in (plan.main, *plan.faster):
+        found = support(name_of(item.target), device.provider)
+        if not isinstance(found, Reason) and found.assumes is not None:
+            name = found.assumes(params_of(spec, item.encoding, item.target))
+            names |= {} if name is None else {name: None}
+    return tuple(names)
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:

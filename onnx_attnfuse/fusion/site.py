@@ -15,7 +15,7 @@ from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder
 from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
 from onnx_attnfuse.fusion.foreign import why_foreign
-from onnx_attnfuse.fusion.plan import Plan, PlanContext
+from onnx_attnfuse.fusion.plan import Plan, PlanContext, assumed_of
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.fusion.report_site import as_wanted, kept, unfused
@@ -138,6 +138,7 @@ class SiteFuser:
             kernel=kernel_of(built.plan, plan_context.device),
             layout=built.emitted.layouts,
             verified=built.verified,
+            assumptions=(*found.assumptions, *assumed_of(built.plan, spec, plan_context.device)),
             reasons=built.reasons,
         )
         self.album.after(node, spec, built.emitted, self.graph.scope)

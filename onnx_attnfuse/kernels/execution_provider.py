@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.kernels.conditions import AttentionParams, Condition, MaskForm
 from onnx_attnfuse.kernels.kernel_table import KernelTable
 from onnx_attnfuse.reasons import Reason
@@ -81,6 +82,8 @@ class OpSupport:
     """Share of those times that is left; None: all."""
     math_fails: Callable[[AttentionParams], Reason | None] | None = None
     """Why the math kernel, the last one, ends with an error or ends the process, if it does."""
+    assumes: Callable[[AttentionParams], AssumptionName | None] | None = None
+    """What the result is right under, for some attentions, of what is taken for granted; None: nothing."""
     math_is_safe: bool | None = None
     """Whether the math kernel takes every size that `math_fails` leaves; False: only sizes known to be small."""
 

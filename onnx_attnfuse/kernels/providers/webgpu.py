@@ -1,4 +1,4 @@
-"""The WebGPU provider of ONNX Runtime, in browsers and native: masks as a bias only, a flash kernel that is wrong on one adapter.
+"""The WebGPU provider of ONNX Runtime, in browsers and native: masks as a bias only, and a flash kernel for wide subgroups.
 
 MultiHeadAttention and GroupQueryAttention take the flash kernel where the head size is that of the values, a multiple of 4.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 from onnx_attnfuse.reasons import Reason
@@ -17,17 +18,18 @@ _LANES = 4
 """The flash kernel reads so many channels at once."""
 
 
-def _flash(params: AttentionParams) -> Reason | None:
-    """The flash kernel gives something else on SwiftShader, and nobody has told that it is right on all adapters.
-
-    A single query is computed by another kernel, which was right.
-    """
+def _flash(params: AttentionParams) -> AssumptionName | None:
+    """The flash kernel counts keys twice where a subgroup has fewer than 8 lanes; a single query is computed by another one."""
     size, v_size = params.head_size, params.v_head_size
-    if params.rows == 1 or (isinstance(size, int) and (size % _LANES or size != v_size)):
+    others = params.rows == 1 or (isinstance(size, int) and (size % _LANES or size != v_size))
+    return None if others else "wide-subgroups"
+
+
+def _windowed(params: AttentionParams) -> Reason | None:
+    """With a window, and no past, GroupQueryAttention gives back keys and values that are all zero."""
+    if not params.windowed and not params.capped:
         return None
-    shown = size if isinstance(size, int) else "an unknown number of"
-    message = f"the flash kernel of webgpu, which runs {params.op} with heads of {shown} channels, was measured to be wrong"
-    return Reason("wrong-on-device", f"{message} on one adapter (SwiftShader, onnxruntime-webgpu 1.27)")
+    return Reason("wrong-on-device", "GroupQueryAttention of webgpu was measured to be wrong with a window or a soft cap (1.27)")
 
 
 PROVIDER = ExecutionProvider(
@@ -44,7 +46,7 @@ PROVIDER = ExecutionProvider(
             masks=frozenset(["none", "bias"]),
             keys_by_head=True,
             broadcasts_bias=True,
-            is_wrong=_flash,
+            assumes=_flash,
         ),
         "GroupQueryAttention": OpSupport(
             f"{_READ}: causal only; of a buffer the length of the first entry counts for all",
@@ -52,10 +54,11 @@ PROVIDER = ExecutionProvider(
             _FLOATS,
             masks=frozenset(["none"]),
             causal=True,
-            is_wrong=_flash,
+            is_wrong=_windowed,
+            assumes=_flash,
         ),
         "Attention": OpSupport(
-            f"{_READ}: no mask and no past", _FLOATS, _FLOATS, by_default=False, broadcasts_bias=True, is_wrong=_flash
+            f"{_READ}: no mask and no past", _FLOATS, _FLOATS, by_default=False, broadcasts_bias=True, assumes=_flash
         ),
         "onnx.Attention": None,
         "PackedMultiHeadAttention": None,

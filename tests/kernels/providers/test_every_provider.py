@@ -12,7 +12,10 @@ import pytest
 import onnx_attnfuse
 from benchmarks.environment_table import SITES
 from onnx_attnfuse import OptionError
+from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
 from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.conditions import AttentionParams
+from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
@@ -61,11 +64,25 @@ def of_heads(size: int) -> onnx.ModelProto:
     return dataclasses.replace(site, dtype="float", head=size).model()
 
 
-@pytest.mark.parametrize(("size", "codes"), [(64, ["wrong-on-device"]), (62, [])])
-def test_what_a_kernel_computes_wrong_is_left_alone_and_its_near_miss_is_fused(size: int, codes: list[str]) -> None:
-    (site,) = onnx_attnfuse.explain(of_heads(size), ep="webgpu", target="MultiHeadAttention", verify="none").sites
+@pytest.mark.parametrize(
+    ("size", "assume", "codes", "assumed"),
+    [(64, (), [], True), (64, ("named-sizes", "nonempty-axes"), ["wrong-on-device"], False), (62, ("nonempty-axes",), [], False)],
+)
+def test_what_a_kernel_is_right_under_is_named_and_can_be_taken_back(
+    size: int, assume: tuple[str, ...], codes: list[str], assumed: bool
+) -> None:
+    choices = {"ep": "webgpu", "target": "MultiHeadAttention", "verify": "none", "assume": assume}
+    (site,) = onnx_attnfuse.explain(of_heads(size), **choices).sites
     assert [reason.code for reason in site.reasons] == codes
     assert site.status == ("skipped" if codes else "fused")
+    assert ("wide-subgroups" in site.assumptions) == assumed
+
+
+@pytest.mark.parametrize(("window", "codes"), [(True, {"wrong-on-device"}), (False, set())])
+def test_what_was_measured_to_be_wrong_is_refused_and_its_near_miss_is_taken(window: bool, codes: set[str]) -> None:
+    params = AttentionParams(FLOAT, 1, 4, 1, 8, 64, 64, "none", causal=True, windowed=window, op="GroupQueryAttention")
+    reason = why_wrong(params, PlanContext(resolve("webgpu")))
+    assert ({reason.code} if reason is not None else set()) == codes
 
 
 def test_a_bias_is_of_full_shape_where_it_is_not_known_to_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
