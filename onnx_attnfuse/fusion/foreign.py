@@ -17,6 +17,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.transforms.decompose.decompose import spell_out
 from onnx_attnfuse.transforms.decompose.operators import is_fused
+from onnx_attnfuse.transforms.decompose.skip_norm import gives_sum, is_skip_norm, spell_out_norm
 
 _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 
@@ -31,7 +32,14 @@ def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter
             continue
         site = spell_out(graph, node)
         done[f"{site.domain or 'ai.onnx'}.{site.op}"] += site.status == "unfused"
+    for node in [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]:
+        done[f"{node.domain}.{node.op_type}"] += spell_out_norm(graph, node)
     return +done
+
+
+def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
+    """Whether a node is a normalization of a sum that the execution provider is known not to run."""
+    return is_skip_norm(node) and provider.skip_norms is not None and (provider.skip_norms == "none" or gives_sum(node))
 
 
 def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reason | None:

@@ -18,5 +18,6 @@ PROVIDER = ExecutionProvider(
     spelling=Spelling(
         f"{_READ}: MatMul, Mul, Add and Softmax are among them, Where and IsNaN are not", frozenset([ir.DataType.FLOAT])
     ),
+    skip_norms="none",
     keeps_nan_rows=True,
 )

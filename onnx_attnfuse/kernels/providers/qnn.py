@@ -7,20 +7,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
 from onnx_attnfuse.reasons import Reason
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
 _RUN = "run with onnxruntime-qnn 2.7.0 in its emulator of the HTP"
 _REFUSED = "was refused by qnn (onnxruntime-qnn 2.7.0), so it would go to the CPU"
-
-
-def _capped(params: AttentionParams) -> Reason | None:
-    message = "qnn ends with an error where onnx.Attention caps its scores (onnxruntime-qnn 2.7.0)"
-    return Reason("wrong-on-device", message) if params.capped else None
-
-
 PROVIDER = ExecutionProvider(
     name="qnn",
     ort_name="QNNExecutionProvider",
@@ -31,18 +23,18 @@ PROVIDER = ExecutionProvider(
         "GroupQueryAttention": Reason("no-kernel-for-device", f"GroupQueryAttention {_REFUSED}"),
         "Attention": None,
         "onnx.Attention": OpSupport(
-            f"{_RUN}: right to 3e-7; taken apart again on the HTP; with a soft cap the session ends with an error",
+            f"{_RUN}: right to 3e-7, with a soft cap for soc_model=60 only; taken apart again on the HTP",
             _FLOAT,
             _FLOAT,
             masks=frozenset(["none", "bias"]),
             causal=True,
             by_default=False,
             broadcasts_bias=True,
-            is_wrong=_capped,
         ),
         "PackedMultiHeadAttention": None,
     },
     spelling=Spelling("node groups read in onnxruntime-qnn (builder/qnn_node_group: scale_softmax, masked_softmax)", _FLOAT),
+    skip_norms="none",
     keeps_nan_rows=True,
     takes_if=False,
     fixed_sizes=True,

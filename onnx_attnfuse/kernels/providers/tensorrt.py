@@ -24,6 +24,7 @@ PROVIDER = ExecutionProvider(
         "PackedMultiHeadAttention": None,
     },
     spelling=Spelling(f"{_READ} (Fused Attention)", frozenset([ir.DataType.FLOAT]), scale="queries"),
+    skip_norms="none",
     keeps_nan_rows=True,
     takes_if=False,
 )
