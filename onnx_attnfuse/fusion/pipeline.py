@@ -230,7 +230,10 @@ def _around(run: Run) -> Iterator[str]:
     if believed := run.verifier.believed:
         count = f"{len(believed)} place{'s' * (len(believed) > 1)}"
         yield f"{count} of patterns that are not built in could not be verified, the first is {believed[0]}"
-    if run.plan_context.device.provider.fixed_sizes and (open_sizes := input_sizes(run.model)):
+    provider = run.plan_context.device.provider
+    if provider.takes_if is False and (stay := count_ops(run.model)["If"]):
+        yield f"{stay} If of the model stay{'s' * (stay == 1)}, which {provider.name} does not take, or not without a loss"
+    if provider.fixed_sizes and (open_sizes := input_sizes(run.model)):
         asked = " ".join(f"--dim {name}=N" for name in open_sizes)
         yield f"{run.plan_context.device.ep} takes models of fixed sizes only; {asked} fixes them"
     if run.spelled:

@@ -179,7 +179,7 @@ class ExecutionProvider:
     keeps_fused: bool = False
     """Whether fused operators that stand in a model are left alone; else those that it is not known to run are spelled out."""
     skip_norms: Literal["none", "without sum"] | None = None
-    """What it runs of SkipLayerNormalization and its like; the rest is spelled out where it stands in a model. None: all stays."""
+    """What it runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
     rotates: bool = False
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
     shares_cache: bool = False

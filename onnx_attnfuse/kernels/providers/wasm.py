@@ -9,8 +9,9 @@ from onnx_attnfuse.kernels.providers import cpu
 PROVIDER = dataclasses.replace(
     cpu.PROVIDER,
     name="wasm",
+    ort_name="wasm",
     distribution="onnxruntime-web",
     known_from=f"the CPU's kernels compiled to WebAssembly, as onnxruntime-web 1.30 is built; {cpu.PROVIDER.known_from}",
     switching=None,
 )
-"""A page sets no variables of the environment, so no kernel is switched off."""
+"""onnxruntime-web has a name of its own for it. A page sets no variables of the environment, so no kernel is switched off."""

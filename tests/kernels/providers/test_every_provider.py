@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -20,11 +21,12 @@ from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSuppor
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from tests.support import small_models
-from tests.support.bundled import BUNDLED
+from tests.support.bundled import BUNDLED, cases, run
 
 CONTRIB = "com.microsoft"
 FLOAT = ir.DataType.FLOAT
 BERT = next(path for path in BUNDLED if path.stem == "bert__dyn18__sdpa")
+WHISPER = next(path for path in BUNDLED if path.stem == "whisper_decoder__dyn18__sdpa")
 LLAMA = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 UNMEASURED = [record for record in providers.every() if record.name not in {"cpu", "cuda", "wasm"}]
 
@@ -50,6 +52,16 @@ def test_no_contrib_operator_is_written_that_the_record_does_not_vouch_for(recor
         assert found.by_default
     vouched = any(isinstance(found, OpSupport) and found.by_default and not found.is_wrong for found in record.operators.values())
     assert vouched or not written
+
+
+@pytest.mark.parametrize("record", providers.every(), ids=lambda record: record.name)
+@pytest.mark.parametrize("path", [BERT, LLAMA, WHISPER], ids=lambda path: path.stem)
+def test_what_is_written_gives_on_the_cpu_what_the_export_gives(record: ExecutionProvider, path: pathlib.Path) -> None:
+    model = optimized(path, record.name)
+    for feeds in cases(path).values():
+        expected, found = run(onnx.load(path), feeds), run(model, feeds)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, atol=2e-4, rtol=2e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("record", UNMEASURED, ids=lambda record: record.name)
@@ -143,3 +155,46 @@ def test_the_reason_of_a_record_is_the_reason_of_the_site() -> None:
 def test_one_reason_says_that_nothing_is_known(ep: str) -> None:
     (site,) = onnx_attnfuse.explain(of_heads(64), ep=ep, verify="none").sites
     assert [reason.code for reason in site.reasons] == ["no-kernel-for-device"]
+
+
+RECORD = """
+import onnx_ir as ir
+
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
+
+_FLOAT = frozenset([ir.DataType.FLOAT])
+PROVIDER = ExecutionProvider(
+    "tpu", "TPUExecutionProvider", "onnxruntime-tpu", "made up", {}, spelling=Spelling("made up", _FLOAT), keeps_nan_rows=True
+)
+"""
+
+
+def test_a_new_provider_is_one_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tpu.py").write_text(RECORD)
+    monkeypatch.setattr(providers, "__path__", [*providers.__path__, str(tmp_path)])
+    monkeypatch.setattr(providers, "_FILES", (*providers._FILES, "tpu"))
+    monkeypatch.setattr(providers, "_records", {})
+    out = tmp_path / "out.onnx"
+    for ep, status in (("tpu", "spelled-out"), ("tpu,cpu", "spelled-out")):
+        result = onnx_attnfuse.optimize(onnx.load(BERT), ep=ep, verify="none")
+        assert {site.status for site in result.report.sites} == {status}
+    result.save(out)
+    assert not [node for node in onnx.load(out).graph.node if node.domain]
+    assert onnx_attnfuse.providers(result)[0] == ("TPUExecutionProvider", {})
+
+
+@pytest.mark.parametrize(("ep", "told"), [("qnn", True), ("cuda", False)])
+def test_an_if_that_stays_is_told_where_it_is_not_taken(ep: str, told: bool) -> None:
+    guarded = optimized(
+        dataclasses.replace(next(site for site in SITES if site.name == "padding"), dtype="float").model(),
+        "cuda",
+        padding="guarded",
+    )
+    assert nodes(guarded, "If")
+    report = onnx_attnfuse.explain(guarded, ep=ep, verify="none")
+    assert any("If of the model stay" in note for note in report.notes) == told
+
+
+def test_onnx_runtime_has_one_name_for_each_record() -> None:
+    records = providers.every()
+    assert len({record.ort_name for record in records}) == len(records)
