@@ -238,7 +238,7 @@ def _around(run: Run) -> Iterator[str]:
         yield f"{run.plan_context.device.ep} takes models of fixed sizes only; {asked} fixes them"
     if run.spelled:
         words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled.items()))
-        yield f"spelled out for {run.plan_context.device.ep}, which is not known to run them: {words}"
+        yield f"spelled out for {run.plan_context.device.ep}, where they are not used: {words}"
     if left := sum(node.graph is not None for node in run.widened):
         yield f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"
     if turned := run.changes[_ROTARY]:

@@ -101,6 +101,13 @@ def test_names_that_make_no_sense_are_refused(ep: str, message: str) -> None:
         resolve(ep)
 
 
+def test_the_table_of_kernels_tells_what_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", str(BERT), "--arch", "qnn,cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "spelled out: MatMul, Mul," in shown
+    assert "None" not in shown
+
+
 def test_the_command_takes_several_and_names_the_word_that_is_none(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
