@@ -59,8 +59,8 @@ def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reaso
     if not found.by_default and provider.spelling is not None and plan_context.target != info.key:
         return Reason("fastest", f"{provider.name} is as fast where attention is spelled out", node.name)
     params = params_of_node(node, facts)
-    if isinstance(params, Reason):
-        return params
+    if isinstance(params, Reason):  # the operator is one that runs there, and too little is known to say that this node does not
+        return None
     return _refused(params, found, node, info, facts, provider) or why_wrong(params, plan_context)
 
 
@@ -83,7 +83,9 @@ def _refused(
 
 
 def _takes_layout(params: AttentionParams, found: OpSupport, node: ir.Node, info: OpInfo, facts: Facts) -> bool:
-    """Whether operands and bias lie as the kernels want them."""
+    """Whether operands and bias lie as the kernels want them, and are rotated if need be."""
+    if info.first(node, "cos") is not None and not found.rotates_inside:
+        return False
     ranks = [facts.rank(value) for role in ("query", "key") if (value := info.first(node, role)) is not None]
     if _PACKED_RANK in ranks and not found.packed_inputs:
         return False
@@ -91,4 +93,4 @@ def _takes_layout(params: AttentionParams, found: OpSupport, node: ir.Node, info
         return False
     bias = info.first(node, "bias")
     dims = None if bias is None else facts.dims(bias)
-    return bias is None or found.broadcasts_bias or (dims is not None and dims[:2] == (params.batch, params.heads))
+    return dims is None or found.broadcasts_bias or dims[:2] == (params.batch, params.heads)

@@ -68,6 +68,8 @@ class OpSupport:
     """Whether MultiHeadAttention takes keys and values as (b, n, t, h)."""
     broadcasts_bias: bool = False
     """Whether a bias may stand for all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
+    rotates_inside: bool = False
+    """Whether GroupQueryAttention rotates queries and keys where it is handed cosines and sines."""
     is_wrong: Callable[[AttentionParams], Reason | None] | None = None
     """Why the result is known to be wrong for some attentions, or why the operator is not to be trusted with them."""
     time: Callable[[AttentionParams, str], float] | None = None

@@ -75,6 +75,7 @@ def _common(op: str, members: Sequence[ExecutionProvider]) -> OpSupport | Reason
         packed_inputs=all(item.packed_inputs for item in found),
         keys_by_head=all(item.keys_by_head for item in found),
         broadcasts_bias=all(item.broadcasts_bias for item in found),
+        rotates_inside=all(item.rotates_inside for item in found),
         is_wrong=_any([item.is_wrong for item in found]),
         assumes=_any([item.assumes for item in found]),
         math_is_safe=all(item.math_is_safe for item in found),

@@ -98,6 +98,33 @@ def test_sizes_that_are_not_told_are_asked_for_and_stay_open_elsewhere() -> None
         assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == name
 
 
+GROUPED = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+grouped (float16[b, s, 32] q, float16[b, s, 16] k, float16[b, s, 16] v, int32[b] last, int32 total, float16[64, 4] cos,
+    float16[64, 4] sin) => (float16[b, s, 32] out)
+{
+    out = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2ATTRIBUTES>(q, k, v, , , last, totalROTARY)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("attributes", "rotary", "ep", "stays"),
+    [
+        ("", "", "dml", True),
+        (", local_window_size = 8", "", "dml", False),
+        (", do_rotary = 1", ", cos, sin", "dml", False),
+        (", do_rotary = 1", ", cos, sin", "webgpu", True),
+        (", local_window_size = 8", "", "webgpu", False),
+        ("", "", "qnn", False),
+    ],
+)
+def test_grouped_heads_stay_one_operator_only_in_forms_that_the_kernel_reads(
+    attributes: str, rotary: str, ep: str, stays: bool
+) -> None:
+    source = onnx.parser.parse_model(GROUPED.replace("ATTRIBUTES", attributes).replace("ROTARY", rotary))
+    model, _ = written(source, ep, verify="none")
+    assert ("GroupQueryAttention" in fused_nodes(model)) == stays
+
+
 NORM = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
 norm (float[b, s, 4] x, float[b, s, 4] y) => (float[b, s, 4] out, float[b, s, 4] total)
 <float[4] w = {1, 2, 3, 4}, float[4] c = {5, 6, 7, 8}>

@@ -32,7 +32,18 @@ def _standard_time(params: AttentionParams, kernel: str) -> float:
     return 1.1 * (_FEW_TIMES if few else 1.0)
 
 
-_ANY = OpSupport(_SOURCE, _BOTH, _BOTH, _MATH, ANY_MASK, causal=True, keys_by_head=True, broadcasts_bias=True, math_is_safe=True)
+_ANY = OpSupport(
+    _SOURCE,
+    _BOTH,
+    _BOTH,
+    _MATH,
+    ANY_MASK,
+    causal=True,
+    keys_by_head=True,
+    broadcasts_bias=True,
+    rotates_inside=True,
+    math_is_safe=True,
+)
 _OPERATORS: Mapping[str, OpSupport | Reason | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,

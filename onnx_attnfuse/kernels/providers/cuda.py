@@ -243,7 +243,16 @@ def _architecture_here() -> int | None:
     return found[0].arch if found else None
 
 
-_ANY = OpSupport(_MEASURED, FLOATS_TO_32, FLOATS_TO_32, masks=ANY_MASK, causal=True, keys_by_head=True, broadcasts_bias=True)
+_ANY = OpSupport(
+    _MEASURED,
+    FLOATS_TO_32,
+    FLOATS_TO_32,
+    masks=ANY_MASK,
+    causal=True,
+    keys_by_head=True,
+    broadcasts_bias=True,
+    rotates_inside=True,
+)
 _OPERATORS: Mapping[str, OpSupport | Reason | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,

@@ -17,4 +17,5 @@ PROVIDER = ExecutionProvider(
         "MultiHeadAttention": OpSupport(f"{_READ}: the sizes of queries must be numbers", _FLOATS, _FLOATS, by_default=False),
         "PackedMultiHeadAttention": None,
     },
+    keeps_fused=True,
 )

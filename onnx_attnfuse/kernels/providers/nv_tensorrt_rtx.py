@@ -17,7 +17,12 @@ PROVIDER = ExecutionProvider(
     operators={
         "MultiHeadAttention": None,
         "GroupQueryAttention": OpSupport(
-            f"{_READ}: onnxruntime-genai writes it in half types", HALVES, HALVES, causal=True, by_default=False
+            f"{_READ}: onnxruntime-genai writes it in half types",
+            HALVES,
+            HALVES,
+            causal=True,
+            rotates_inside=True,
+            by_default=False,
         ),
         "Attention": None,
         "onnx.Attention": Reason(

@@ -54,6 +54,7 @@ PROVIDER = ExecutionProvider(
             _FLOATS,
             masks=frozenset(["none"]),
             causal=True,
+            rotates_inside=True,
             is_wrong=_windowed,
             assumes=_flash,
         ),

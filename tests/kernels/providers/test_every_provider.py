@@ -145,9 +145,9 @@ def test_a_cache_is_shared_only_where_each_entry_is_known_to_have_a_length_of_it
 
 
 def test_the_reason_of_a_record_is_the_reason_of_the_site() -> None:
-    (site,) = onnx_attnfuse.explain(of_heads(64), ep="dml", target="GroupQueryAttention", verify="none").sites
+    (site,) = onnx_attnfuse.explain(of_heads(64), ep="qnn", target="GroupQueryAttention", verify="none").sites
     (reason,) = site.reasons
-    assert reason == providers.provider("dml").operators["GroupQueryAttention"]
+    assert reason == providers.provider("qnn").operators["GroupQueryAttention"]
     assert isinstance(reason, Reason)
 
 
