@@ -13,7 +13,7 @@ from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSuppor
 from onnx_attnfuse.reasons import Reason
 
 _FLOATS = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16])
-_READ = "kernels read in ONNX Runtime (contrib_ops/webgpu/bert), run with onnxruntime-webgpu 1.27 on SwiftShader"
+_READ = "kernels read (contrib_ops/webgpu/bert), run with onnxruntime-webgpu 1.27 and onnxruntime-web 1.30 on SwiftShader"
 _LANES = 4
 """The flash kernel reads so many channels at once."""
 
