@@ -92,7 +92,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
 
 def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = None) -> str | ir.Model:
     """The model as it was, for comparison: its file, or a copy of what was loaded, with the sizes that are to be fixed."""
-    if options is not None and options.cuda_graph:
+    if options is not None and capturing.fixes(loaded, options):
         copy = loaded.clone()
         capturing.fix(copy, options)
         return copy
@@ -203,10 +203,12 @@ class AttentionFusionPass(ir.passes.InPlacePass):
         self.report: Report | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Fuses in place; `modified` tells whether anything was fused, or sizes were fixed."""
+        """Fuses in place; `modified` tells whether anything was rewritten, or sizes were fixed."""
         self.report = Fusion(self.options).fuse(model)
         capturing.refuse_uncaptured(self.report, self.options)
-        return ir.passes.PassResult(model, modified=self.report.fused > 0 or self.options.cuda_graph)
+        counted = self.report.ops_before != self.report.ops_after
+        changed = counted or any(site.is_rewritten for site in self.report.sites)
+        return ir.passes.PassResult(model, modified=changed or self.options.cuda_graph)
 
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
     "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range", "finite-exponentials",
-    "padded-rows-unused", "padding-at-the-ends",
+    "padded-rows-unused", "padding-at-the-ends", "wide-subgroups",
 ]  # fmt: skip
 
 ASSUMPTIONS: Mapping[AssumptionName, str] = {
@@ -24,6 +24,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
     "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
+    "wide-subgroups": "a GPU that webgpu runs on computes 8 or more lanes of a subgroup at once",
 }
 """Each assumption, and what it says."""
 

@@ -36,8 +36,8 @@ def _no_progress(step: str, done: int, total: int) -> None:
 class Options:
     """Choices for `optimize` and `explain`; fields whose metadata says `command: False` are no options of the command."""
 
-    ep: str = dataclasses.field(default="auto", metadata={"choices": _provider_names})
-    """Execution provider the model will run on; `auto` takes CUDA where onnxruntime has it here."""
+    ep: str = dataclasses.field(default="auto", metadata={"choices": _provider_names, "several": True})
+    """Execution provider the model will run on, or several, with commas; `auto` takes CUDA where onnxruntime has it here."""
     arch: str | None = None
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
     verify: Literal["none", "sites", "model"] | None = None
@@ -64,7 +64,8 @@ class Options:
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, named-sizes, nonempty-axes, masks-fit, indices-in-range,
-    finite-exponentials, padded-rows-unused, padding-at-the-ends, or none. Repeatable; by default all of them hold.
+    finite-exponentials, padded-rows-unused, padding-at-the-ends, wide-subgroups, or none. Repeatable; by default all of them
+    hold.
     docs/assumptions.md says what each is."""
     cuda_graph: bool = False
     """Make a model that ONNX Runtime captures in a CUDA graph, of the sizes that `dim` tells and without a test at run time; a

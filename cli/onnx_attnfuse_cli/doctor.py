@@ -51,6 +51,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     for package, version in machine.versions.items():
         yield f"{package:<21}{version or '-'}"
     yield f"providers            {', '.join(machine.providers) or machine.broken or '-'}"
+    for name, written in found.records.items():
+        yield f"record               {name}: {written}"
     for gpu in machine.gpus:
         yield f"GPU                  {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
     if not machine.gpus:

@@ -153,7 +153,7 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
 
 
 def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
-    fused = report.fused + report.already_fused
+    fused = report.fused + report.already_fused + report.spelled_out
     about = f"Error: {model}: " if model else "Error: "
     if report.differing:
         what = f"{report.differing} of {report.candidates} sites differed when verified and stayed as they were"

@@ -2,7 +2,8 @@
 
 A field's type says what the option takes, its docstring is the option's help. Its metadata may say more: `command`, False for
 what is no option; `short`, a letter; `metavar`, what a value is called; `choices`, a function that gives the words it may be;
-`least`, the smallest number; `count`, True where it says how often the option is given.
+`several`, True where it may be some of them, with commas between; `least`, the smallest number; `count`, True where it says how
+often the option is given.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import click
 
 from onnx_attnfuse.options import Options
-from onnx_attnfuse_cli.suggestions import Choice
+from onnx_attnfuse_cli.suggestions import Choice, Choices
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -66,7 +67,7 @@ def _settings(of: type, field: dataclasses.Field[Any]) -> dict[str, Any] | None:
         return {**common, "is_flag": True, "show_default": False}
     if typing.get_origin(kind) is typing.Literal or "choices" in field.metadata:
         words = field.metadata["choices"]() if "choices" in field.metadata else typing.get_args(kind)
-        return {**common, "type": Choice(words)}
+        return {**common, "type": Choices(words) if field.metadata.get("several") else Choice(words)}
     if kind is pathlib.Path:
         return {**common, "type": click.Path(path_type=pathlib.Path)}
     if kind is int and field.metadata.get("count"):

@@ -67,6 +67,14 @@ class Choice(_Words):
             raise click.BadParameter(f"{error.message.rstrip('.')}; {meant}", ctx, param) from error
 
 
+class Choices(Choice):
+    """A choice of one or several words, with commas between."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The words, if each is one that there is."""
+        return ",".join(super(Choices, self).convert(word.strip(), param, ctx) for word in str(value).split(","))
+
+
 def reported(error: click.ClickException) -> str:
     """The line that tells of an error in the arguments."""
     if not isinstance(error, click.NoSuchOption):

@@ -271,6 +271,15 @@ class AttentionSpec:
         """Query, key and value."""
         return self.query, self.key, self.value
 
+    def unrotated(self) -> AttentionSpec:
+        """The same attention of operands that are rotated already: what stands before a rotation is not looked at."""
+        query, key, value = (tuple(source for source in operand if source.rotary is None) for operand in self.operands())
+        cache = self.cache
+        if cache is not None:
+            new = tuple(source for source in cache.new[0] if source.rotary is None), cache.new[1]
+            cache = dataclasses.replace(cache, new=new)
+        return dataclasses.replace(self, query=query, key=key, value=value, cache=cache)
+
     def values(self) -> Iterator[ir.Value]:
         """Every value of the graph that the spec names."""
         for operand in (*self.operands(), *(self.cache.new if self.cache is not None else ())):

@@ -5,21 +5,26 @@ torch and Triton are looked up, never imported; onnxruntime is, as only it knows
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import pathlib
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.gpus import Gpu
 from onnx_attnfuse.kernels.policy import Environment, read_environment
+from onnx_attnfuse.kernels.providers import __file__ as folder
+from onnx_attnfuse.kernels.providers import names
 
 _PACKAGES = (
     *("onnx-attnfuse", "onnx", "onnx-ir", "onnxscript", "numpy"),
@@ -102,6 +107,8 @@ class Diagnosis:
     environment: Environment
     kernel_variables: Mapping[str, str]
     """Variables of ONNX Runtime itself that are set and change which kernels it chooses."""
+    records: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """What is written for the execution providers that are installed, by the name that `--ep` takes."""
 
     @property
     def chosen(self) -> Step | None:
@@ -129,7 +136,31 @@ def examine(environ: Mapping[str, str] | None = None) -> Diagnosis:
     environ = os.environ if environ is None else environ
     machine = _machine()
     variables = {name: value for name, value in environ.items() if name.startswith(_KERNEL_VARIABLES) and "ATT" in name}
-    return Diagnosis(machine, missing(machine), steps(machine), read_environment(environ), variables)
+    return Diagnosis(machine, missing(machine), steps(machine), read_environment(environ), variables, records(machine))
+
+
+def records(machine: Machine) -> Mapping[str, str]:
+    """What the record of each execution provider says first that onnxruntime or a plugin of it has here, by the record's name.
+
+    Records are read as text, as importing them takes what may be missing.
+    """
+    found, known = dict[str, str](), set[str]()
+    for name in names():
+        path = pathlib.Path(folder).with_name(f"{name}.py")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {key: value for key, value in _told(tree) if key in {"ort_name", "plugins"}}
+        known.add(str(told.get("ort_name", "")))
+        if told.get("ort_name") in machine.providers or any(_version(plugin) for plugin in told.get("plugins", ())):
+            found[name] = (ast.get_docstring(tree) or "").splitlines()[0]
+    return found | {name: "there is no record" for name in machine.providers if name not in known}
+
+
+def _told(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """What is handed to calls by name, where it is written down as a constant."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg is not None:
+            with contextlib.suppress(ValueError):
+                yield node.arg, ast.literal_eval(node.value)
 
 
 def _machine() -> Machine:

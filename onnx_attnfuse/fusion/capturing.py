@@ -41,6 +41,15 @@ def check_options(options: Options) -> None:
         raise OptionError(f"{what}; leave it or cuda_graph out")
 
 
+def fixes(model: ir.Model, options: Options) -> bool:
+    """Whether a model's sizes are to be fixed: for a capture, or as the provider takes numbers only and all are told."""
+    if options.cuda_graph:
+        return True
+    names = set(input_sizes(model))
+    told = bool(names) and names <= options.dim.keys() and not inputs_without_shape(model)
+    return told and resolve(options.ep, options.arch).provider.fixed_sizes
+
+
 def fix(model: ir.Model, options: Options) -> None:
     """Fixes the sizes of a model's inputs, in place.
 

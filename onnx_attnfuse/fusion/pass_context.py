@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
@@ -63,7 +64,9 @@ class Run:
         self.catalogue = dataclasses.replace(catalogue, readers=readers)
         device = resolve(options.ep, options.arch)
         chosen = options.padding, options.dim, options.always, options.target
-        self.plan_context = PlanContext(device, *chosen, dtype=dtype, captured=options.cuda_graph)
+        self.plan_context = PlanContext(
+            device, *chosen, dtype=dtype, taken=Assumed.of(options.assume), captured=options.cuda_graph
+        )
         self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")
@@ -80,6 +83,8 @@ class Run:
         """The RotaryEmbedding nodes whose caches were widened."""
         self.enabled: Counter[str] = Counter()
         """How often each enabling rule was applied."""
+        self.spelled: Counter[str] = Counter()
+        """How many operators of other execution providers were spelled out, by their names."""
         self.changes: Counter[str] = Counter()
         """What each pass counted, by its name."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
+from onnx_attnfuse.fusion import foreign
 from onnx_attnfuse.fusion.enabling import apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -34,6 +35,14 @@ from onnx_attnfuse.targets import packed
 FUSING = "fusing the attentions of a graph"
 _MOST_STEPS = 20_000_000
 """Nodes times attentions up to which a graph that broke is gone through again, attention by attention."""
+
+
+def spell_out_foreign(graph: PassContext) -> int:
+    """Spells out fused operators that the execution provider is not known to run; they are planned anew then."""
+    run = graph.run
+    done = foreign.spell_out_foreign(graph.graph_context(), run.plan_context)
+    run.spelled += done
+    return sum(done.values())
 
 
 def apply_patterns(graph: PassContext) -> int:
@@ -203,7 +212,9 @@ def tell_sites(graph: PassContext) -> int:
 
 
 def fuse_standalone_rotary(graph: PassContext) -> int:
-    """Fuses what is left of rotary embeddings."""
+    """Fuses what is left of rotary embeddings, where there is a kernel for them."""
+    if not graph.run.plan_context.device.provider.rotates:
+        return 0
     context = graph.site_fuser().graph
     fused = sum(fuse_rotary(candidate.spec, context) for candidate in graph.candidates if candidate.spec is not None)
     if fused:

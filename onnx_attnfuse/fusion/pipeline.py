@@ -26,7 +26,8 @@ from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
-from onnx_attnfuse.kernels.device import Device
+from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.device import Device, resolve
 from onnx_attnfuse.kernels.ort_settings import session_for
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.discovery import load
@@ -38,6 +39,7 @@ from onnx_attnfuse.verify.verifier import Verifier
 _FIND, _REWRITE = "find", "plan and rewrite"
 _ROTARY = "replacing rotary embeddings"
 PASSES: tuple[Pass, ...] = (
+    Pass("spelling out operators of other providers", passes.spell_out_foreign, _REWRITE),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
@@ -79,6 +81,7 @@ class Fusion:
             raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
         quantising.check_options(options)
         capturing.check_options(options)
+        _check_shared_cache(options)
         self.options = options
         self.catalogue = load(options)
         self.verifier = Verifier(options, self.catalogue.operators.values(), keep_evidence=keep_evidence, doubts=doubts)
@@ -100,7 +103,7 @@ class Fusion:
             ModelError: The model is to be captured, and an input does not say how many axes it has.
             OptionError: The model is to be captured, and sizes of its inputs are not told.
         """
-        if self.options.cuda_graph and self.options.cache != "shared":
+        if self.options.cache != "shared" and capturing.fixes(model, self.options):
             capturing.fix(model, self.options)
         with collecting() as failures:
             for pack in self.catalogue.broken:
@@ -110,13 +113,25 @@ class Fusion:
         return dataclasses.replace(report, failures=failed, notes=(*report.notes, *map(str, failed)))
 
 
+def _check_shared_cache(options: Options) -> None:
+    """Checks that the execution provider takes a cache in one buffer, where that is asked for.
+
+    Raises:
+        OptionError: It is not known to.
+    """
+    if options.cache == "shared" and not resolve(options.ep, options.arch).provider.shares_cache:
+        others = " or ".join(item.name for item in providers.every() if item.shares_cache)
+        known = f"GroupQueryAttention is not known to read a length for each entry on {options.ep}"
+        raise OptionError(f"cache is 'shared', and {known}; choose --ep {others} with it")
+
+
 def _report(run: Run) -> Report:
     """Applies all passes, and tells."""
     start, before = time.perf_counter(), count_ops(run.model)
     _apply_all(run)
     _check_decoder(run)
     cache = quantising.quantise(run)
-    if run.options.cuda_graph:
+    if run.options.cuda_graph or (run.plan_context.device.provider.fixed_sizes and not input_sizes(run.model)):
         with run.verifier.timer.step(_REWRITE):
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
                 capturing.fix(run.model, run.options)
@@ -222,6 +237,15 @@ def _around(run: Run) -> Iterator[str]:
     if believed := run.verifier.believed:
         count = f"{len(believed)} place{'s' * (len(believed) > 1)}"
         yield f"{count} of patterns that are not built in could not be verified, the first is {believed[0]}"
+    provider = run.plan_context.device.provider
+    if provider.takes_if is False and (stay := count_ops(run.model)["If"]):
+        yield f"{stay} If of the model stay{'s' * (stay == 1)}, which {provider.name} does not take, or not without a loss"
+    if provider.fixed_sizes and (open_sizes := input_sizes(run.model)):
+        asked = " ".join(f"--dim {name}=N" for name in open_sizes)
+        yield f"{run.plan_context.device.ep} takes models of fixed sizes only; {asked} fixes them"
+    if run.spelled:
+        words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled.items()))
+        yield f"spelled out for {run.plan_context.device.ep}, where they are not used: {words}"
     if left := sum(node.graph is not None for node in run.widened):
         yield f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"
     if turned := run.changes[_ROTARY]:

@@ -9,6 +9,7 @@ from typing import get_args
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import ASSUMPTIONS, Assumed, AssumptionName
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
@@ -20,7 +21,7 @@ from onnx_attnfuse.kernels.forecast import Forecast, Gain, forecast, unfused_tim
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets import TARGETS, Target, name_of, packed
+from onnx_attnfuse.targets import SPELLED, TARGETS, Target, name_of, packed
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
 from onnx_attnfuse.targets.layout import shared_heads
 from onnx_attnfuse.targets.padding import is_given
@@ -91,6 +92,8 @@ class PlanContext:
     """The only kernels that may be forecast; None: any."""
     dtype: ir.DataType | None = None
     """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
+    taken: Assumed = dataclasses.field(default_factory=Assumed)
+    """What is taken for granted."""
     captured: bool = False
     """The model is to be captured, so that nothing is tested at run time."""
 
@@ -130,7 +133,11 @@ def make_plans(
     """
     if plan_context.assumed and not is_given(meaning):
         plan_context = dataclasses.replace(plan_context, padding="auto")
-    asked = [target for target in TARGETS if _is_asked(target, plan_context)]
+    forms = TARGETS if plan_context.device.provider.spelling is None else (*TARGETS, SPELLED)
+    asked = [target for target in forms if _is_asked(target, plan_context)]
+    if plan_context.target == "auto" and not any(_is_known(target, plan_context.device) for target in asked):
+        message = f"no fused attention is known to be right and faster on {plan_context.device.ep}, so that it stays spelled out"
+        return [], [Reason("no-kernel-for-device", message)]
     refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
     partly = (
@@ -169,16 +176,15 @@ def _is_default(target: Target, plan_context: PlanContext) -> bool:
     return not target.INFO.support if isinstance(found, Reason) else found.by_default
 
 
+def _is_known(target: Target, device: Device) -> bool:
+    return not isinstance(support(name_of(target), device.provider), Reason)
+
+
 def _plans(
     takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
 ) -> Iterator[tuple[Target, Plan | Reason]]:
     """A plan for each target that has a way for every batch, with the faster ways of all; why not, if it alone is asked for."""
-    found = [
-        _lowering(spec, encoding, target, plan_context)
-        for target in takers
-        for encoding in target.encodings(spec, meaning)
-        if _is_taken(encoding, target, plan_context.device)
-    ]
+    found, wrong = _lowerings(takers, spec, meaning, plan_context)
     if plan_context.kernels is not None:
         found = [item for item in found if item.forecast.kernel in plan_context.kernels]
     some = [item for item in found if not item.encoding.is_exact and not math.isinf(item.time)]
@@ -195,6 +201,8 @@ def _plans(
             yield target, _plan(min(always, key=lambda item: item.time), together, spec, plan_context)
         elif plan_context.kernels is not None and (assumed := _vouched(target, some, spec, plan_context)) is not None:
             yield target, Plan(assumed)
+        elif name_of(target) in wrong:
+            yield target, wrong[name_of(target)]
         elif plan_context.target == name_of(target) and len(takers) == 1:
             yield (
                 target,
@@ -215,10 +223,49 @@ def _appending(exact: Sequence[Lowering], spec: AttentionSpec, plan_context: Pla
     return [item for item in exact if item.encoding.cached or item.time <= most]
 
 
+def _lowerings(
+    takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
+) -> tuple[list[Lowering], dict[str, Reason]]:
+    """Every lowering that kernels take, and, by target, why one is not trusted."""
+    found, wrong, device = list[Lowering](), dict[str, Reason](), plan_context.device
+    for target in takers:
+        for encoding in target.encodings(spec, meaning):
+            reason = why_wrong(params_of(spec, encoding, target), plan_context)
+            if reason is not None:
+                wrong.setdefault(name_of(target), reason)
+            elif _is_taken(encoding, target, device):
+                found.append(_lowering(spec, encoding, target, plan_context))
+    return found, wrong
+
+
 def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
     """Whether kernels of a target on a device take an encoding of a mask."""
     found = support(name_of(target), device.provider)
     return not isinstance(found, Reason) and encoding.mask in found.masks and (found.causal or not encoding.causal)
+
+
+def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | None:
+    """Why an operator is not trusted with an attention on a device, or None."""
+    found = support(params.op, plan_context.device.provider)
+    if isinstance(found, Reason):
+        return None
+    reason = None if found.is_wrong is None else found.is_wrong(params)
+    name = None if found.assumes is None else found.assumes(params)
+    if reason is not None or name is None or name in plan_context.taken.names:
+        return reason
+    message = f"{params.op} is right on {plan_context.device.ep} only where {ASSUMPTIONS[name]}, which is not taken for granted"
+    return Reason("wrong-on-device", message)
+
+
+def assumed_of(plan: Plan, spec: AttentionSpec, device: Device) -> tuple[AssumptionName, ...]:
+    """What a plan takes for granted of the device."""
+    names: dict[AssumptionName, None] = {}
+    for item in (plan.main, *plan.faster):
+        found = support(name_of(item.target), device.provider)
+        if not isinstance(found, Reason) and found.assumes is not None:
+            name = found.assumes(params_of(spec, item.encoding, item.target))
+            names |= {} if name is None else {name: None}
+    return tuple(names)
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:

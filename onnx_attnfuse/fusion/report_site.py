@@ -50,6 +50,11 @@ def kept(found: SiteReport, asked: str) -> Reason:
     return Reason("fastest", f"{found.op} is the faster operator here, and stays")
 
 
+def as_wanted(ep: str) -> Reason:
+    """Why nothing was changed about an attention that the execution provider fuses itself."""
+    return Reason("spelled-as-wanted", f"it is spelled as {ep} wants it, which fuses it itself")
+
+
 def as_asked(site: SiteReport, asked: str) -> SiteReport:
     """Marks a site as skipped if --target names another operator and an operator of the standard was kept."""
     name = qualified(site.op or "", site.domain or "")

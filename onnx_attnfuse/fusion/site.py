@@ -14,10 +14,11 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder
 from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
-from onnx_attnfuse.fusion.plan import Plan, PlanContext
+from onnx_attnfuse.fusion.foreign import why_foreign
+from onnx_attnfuse.fusion.plan import Plan, PlanContext, assumed_of
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
-from onnx_attnfuse.fusion.report_site import kept, unfused
+from onnx_attnfuse.fusion.report_site import as_wanted, kept, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.uses import label
@@ -30,8 +31,10 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.rewriting import Edit, GraphContext
+from onnx_attnfuse.targets import SPELLED
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.layout import replaces_rotation
+from onnx_attnfuse.targets.spelled_out import is_in_place
 
 _FUSING = Subject("fusing an attention")
 
@@ -64,12 +67,16 @@ class SiteFuser:
             found = unfused(candidate, scope)
             if spec is None:
                 return self._existing(found, candidate.node, plan_context)
+            spec = spec if plan_context.device.provider.rotates else spec.unrotated()
             return self._fused(candidate.node, spec, found, plan_context, edit)
         assert edit.reason is not None
         return dataclasses.replace(found, reasons=(edit.reason,))
 
     def _existing(self, found: SiteReport, node: ir.Node, plan_context: PlanContext) -> SiteReport:
         """The report on what cannot be read; with its kernel if it is an operator of ONNX Runtime."""
+        foreign = why_foreign(node, self.graph.scope.facts, plan_context)
+        if foreign is not None:
+            return dataclasses.replace(found, status="skipped", reasons=(foreign, *found.reasons))
         params = params_of_node(node, self.graph.scope.facts) if found.status == "already-fused" else None
         if not isinstance(params, AttentionParams):
             return found
@@ -94,6 +101,10 @@ class SiteFuser:
         plans, refusals = preferred_plans(foreseen, meaning, plan_context, self.policy, self.context)
         reasons: list[Reason] = []
         for plan in plans:
+            if plan.main.target is SPELLED and (wanted := device.provider.spelling) is not None and is_in_place(spec, wanted):
+                return dataclasses.replace(
+                    found, status="spelled-out", kernel=kernel_of(plan, device), reasons=(as_wanted(device.ep),)
+                )
             if _is_in_place(found, plan, spec):
                 why = refusals if len(plans) == 1 and refusals else [kept(found, plan_context.target)]
                 return dataclasses.replace(found, kernel=kernel_of(plan, device), reasons=tuple(reasons or why))
@@ -119,14 +130,15 @@ class SiteFuser:
         target = built.plan.main.target
         found = dataclasses.replace(
             found,
-            status="fused",
-            op=target.INFO.name,
-            domain=target.INFO.domain,
+            status="spelled-out" if target is SPELLED else "fused",
+            op=None if target is SPELLED else target.INFO.name,
+            domain=None if target is SPELLED else target.INFO.domain,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, plan_context.device),
             layout=built.emitted.layouts,
             verified=built.verified,
+            assumptions=(*found.assumptions, *assumed_of(built.plan, spec, plan_context.device)),
             reasons=built.reasons,
         )
         self.album.after(node, spec, built.emitted, self.graph.scope)

@@ -43,6 +43,11 @@ class Device:
         return providers.provider(self.ep)
 
     @property
+    def members(self) -> tuple[Device, ...]:
+        """Each of several devices by itself, with the switches of all; none where it is one."""
+        return tuple(Device(item.name, self.arch if item.architectures else 0, self.switches) for item in self.provider.members)
+
+    @property
     def name(self) -> str:
         """`cpu`, or `cuda:sm90`."""
         return f"{self.ep}:sm{self.arch}" if self.provider.architectures else self.ep

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, get_args
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.kernels.conditions import AttentionParams, Condition, MaskForm
 from onnx_attnfuse.kernels.kernel_table import KernelTable
 from onnx_attnfuse.reasons import Reason
@@ -38,6 +39,8 @@ values handed to GroupQueryAttention as one tensor where they are pieces of one,
 ai.onnx Attention where heads share keys and values, even at the price of a newer opset."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
+SPELLED_OUT = "SpelledOut"
+"""The name of attention in operators of the standard among fused operators, for providers that fuse it themselves."""
 UNKNOWN: Kernels = (("UNKNOWN", ()),)
 """The operator runs, by whatever kernel."""
 
@@ -65,6 +68,14 @@ class OpSupport:
     """Whether the operator is considered where nobody asks for it."""
     packed_inputs: bool = False
     """Whether queries, keys and values are taken as one tensor."""
+    keys_by_head: bool = False
+    """Whether MultiHeadAttention takes keys and values as (b, n, t, h)."""
+    broadcasts_bias: bool = False
+    """Whether a bias may stand for all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
+    rotates_inside: bool = False
+    """Whether GroupQueryAttention rotates queries and keys where it is handed cosines and sines."""
+    is_wrong: Callable[[AttentionParams], Reason | None] | None = None
+    """Why the result is known to be wrong for some attentions, or why the operator is not to be trusted with them."""
     time: Callable[[AttentionParams, str], float] | None = None
     """How long a kernel takes, to compare operators and forms of a mask on this provider; None: not known, so never preferred."""
     cached_times: Mapping[MaskForm, tuple[float, float]] | None = None
@@ -79,12 +90,35 @@ class OpSupport:
     """Why the math kernel, the last one, ends with an error or ends the process, if it does."""
     caches: Mapping[str, tuple[Condition, ...]] = dataclasses.field(default_factory=dict[str, "tuple[Condition, ...]"])
     """The formats of a quantised cache that are taken (`cache_formats.FORMATS`), each with its conditions."""
+    assumes: Callable[[AttentionParams], AssumptionName | None] | None = None
+    """What the result is right under, for some attentions, of what is taken for granted; None: nothing."""
     math_is_safe: bool | None = None
     """Whether the math kernel takes every size that `math_fails` leaves; False: only sizes known to be small."""
 
     def __post_init__(self) -> None:
         if not self.kernels or self.kernels[-1][1]:
             raise ValueError("the last kernel takes all that is left, so it has no conditions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spelling:
+    """The spelling in which an execution provider fuses attention by itself.
+
+    One product of queries and transposed keys, one factor, one sum with a mask, one Softmax, one product with the values: nothing
+    else stands between, no Where and no test for NaN.
+    """
+
+    known_from: str
+    dtypes: frozenset[ir.DataType]
+    """The element types in which attention is brought into it."""
+    scale: Literal["queries", "scores"] = "scores"
+    """Where the factor stands: before the product, or after it."""
+
+    @property
+    def support(self) -> OpSupport:
+        """What the planner asks of any form."""
+        kernels: Kernels = (("OWN_FUSION", ()),)
+        return OpSupport(self.known_from, self.dtypes, self.dtypes, kernels, frozenset(["none", "bias"]), broadcasts_bias=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +176,24 @@ class ExecutionProvider:
     """The distribution of ONNX Runtime that has it."""
     known_from: str
     """Where the facts are from that are of no single operator."""
-    operators: Mapping[str, OpSupport | None]
-    """What is known of fused operators by name, `onnx.` before standard ones; None: there is no kernel."""
+    operators: Mapping[str, OpSupport | Reason | None]
+    """What is known of fused operators by name, `onnx.` before standard ones; None: there is no kernel; or why it is not used."""
+    members: tuple[ExecutionProvider, ...] = ()
+    """The providers that the record is of, where it is of several (`several_providers.py`)."""
+    plugins: tuple[str, ...] = ()
+    """Distributions that bring the provider to an ONNX Runtime that is there."""
+    spelling: Spelling | None = None
+    """The spelling that it fuses by itself; None: none is known, and what is spelled out stays as it is."""
+    keeps_fused: bool = False
+    """Whether fused operators that stand in a model are left alone; else those that it is not known to run are spelled out."""
+    skip_norms: Literal["none", "without sum"] | None = None
+    """What it runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
+    rotates: bool = False
+    """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
+    shares_cache: bool = False
+    """Whether GroupQueryAttention is known to read a length for each entry, as a cache in one buffer needs (`--cache shared`)."""
+    fixed_sizes: bool = False
+    """Whether it takes models whose sizes are all numbers only."""
     architectures: tuple[int, ...] = ()
     """The architectures that kernels are forecast for, as compute capability times ten; none where they make no difference."""
     default_architecture: int = 0

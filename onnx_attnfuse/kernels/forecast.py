@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from onnx_attnfuse.kernels.conditions import AttentionParams, Open
 from onnx_attnfuse.kernels.device import Device
@@ -51,6 +52,11 @@ class Forecast:
         return self.fails is None and (self.otherwise is None or self.otherwise.never_fails)
 
     @property
+    def first_failure(self) -> Reason | None:
+        """Why the first of the kernels that may run and fail does."""
+        return self.fails or (self.otherwise.first_failure if self.otherwise is not None else None)
+
+    @property
     def chain(self) -> tuple[str, ...]:
         """The forecast kernel, then the kernels that run where its conditions do not hold."""
         return (self.kernel, *(self.otherwise.chain if self.otherwise else ()))
@@ -72,6 +78,8 @@ def forecast(params: AttentionParams, device: Device) -> Forecast:
     Raises:
         Refused: The operator is not used on the device.
     """
+    if device.members:
+        return _forecast_for_all(params, device.members)
     found = untimed(params, device)
     return dataclasses.replace(found, time=math.inf if found.fails is not None else _time(params, found.kernel, device))
 
@@ -82,9 +90,34 @@ def untimed(params: AttentionParams, device: Device) -> Forecast:
     Raises:
         Refused: The operator is not used on the device.
     """
+    if device.members:
+        return _forecast_for_all(params, device.members)
     switched = dataclasses.replace(params, arch=device.arch, any_length=device.switches.any_length)
     known = _known(params.op, device)
     return _first(switched, known.kernels, (), device.switches.off, known)
+
+
+def _forecast_for_all(params: AttentionParams, devices: Sequence[Device]) -> Forecast:
+    """What several devices will run, with the worst of their times; it fails where it may on any of them.
+
+    Times of different devices are compared by how many times as long they are as that of MultiHeadAttention without a mask. A
+    device that does not fuse what is spelled out runs it as it is.
+    """
+    devices = [device for device in devices if not isinstance(support(params.op, device.provider), Reason)]
+    found = [forecast(params, device) for device in devices]
+    kernels = dict.fromkeys(item.kernel for item in found)
+    fails = next((item.first_failure for item in found if not item.never_fails), None)
+    usual = dataclasses.replace(params, op="MultiHeadAttention", mask="none", causal=False)
+    times = [item.time / _usual_time(usual, device) for item, device in zip(found, devices, strict=True)]
+    known = [time for time in times if math.isfinite(time)]
+    return Forecast(", ".join(kernels), (), fails=fails, time=max(known) if known and fails is None else math.inf)
+
+
+def _usual_time(params: AttentionParams, device: Device) -> float:
+    """The time that others are compared with; 1 where it is not known."""
+    known = support(params.op, device.provider)
+    time = math.inf if isinstance(known, Reason) else forecast(params, device).time
+    return time if math.isfinite(time) and time else 1.0
 
 
 def forecast_existing(params: AttentionParams, device: Device) -> Forecast | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.reasons import Reason
 
@@ -14,9 +14,16 @@ def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
     of providers.
 
     Args:
-        op: The operator, `onnx.` before it if it is a standard one.
+        op: The operator, `onnx.` before it if it is a standard one; or `SPELLED_OUT`.
         provider: The execution provider.
     """
+    if op == SPELLED_OUT:
+        own = provider.spelling
+        return (
+            Reason("no-kernel-for-device", f"{provider.name} is not known to fuse attention itself")
+            if own is None
+            else own.support
+        )
     info = by_key().get(op)
     of_operator = None if info is None else info.support.get(provider.name)
     if op not in provider.operators:

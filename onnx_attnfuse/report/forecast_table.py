@@ -57,6 +57,9 @@ def _cell(site: SiteReport) -> Iterator[str]:
     if kernel is None:
         yield from (f"{site.op or 'spelled out'}: {reason.code}: {reason.message}" for reason in site.reasons[:3])
         return
+    if site.status == "spelled-out":
+        yield f"spelled out: {site.mask_form or 'as it is'}"
+        return
     yield f"{site.op}, mask: {site.mask_form}" if site.mask_form not in {None, "none"} else f"{site.op}"
     for place, item in enumerate(kernel.chain):
         yield f"{'else ' * bool(place)}{item.kernel}{f' if {item.when}' if item.when else ''}"

@@ -39,6 +39,8 @@ class Row:
         """The fused operator of a row's sites, or else their status."""
         if self.site.status == "fused":
             return f"→ {self.site.op}"
+        if self.site.status == "spelled-out" and self.site.kernel is not None:
+            return f"for {self.site.kernel.device}"
         return self.site.op or self.site.status.replace("-", " ")
 
     @property
@@ -60,12 +62,14 @@ class Row:
     @property
     def form(self) -> list[str]:
         """How the mask is handed over, where there is one."""
+        if self.site.status == "spelled-out":
+            return [f"as: {self.site.mask_form}"] if self.site.mask_form else []
         return [f"mask: {self.site.mask_form}"] if self.site.mask_form not in {None, "none"} else []
 
     @property
     def assumptions(self) -> list[str]:
         """The assumptions of a row's sites on a line; none where nothing is fused."""
-        return [f"assumes {', '.join(self.site.assumptions)}"] if self.site.assumptions and self.site.status == "fused" else []
+        return [f"assumes {', '.join(self.site.assumptions)}"] if self.site.assumptions and self.site.is_rewritten else []
 
     @property
     def kernels(self) -> list[str]:
@@ -161,6 +165,7 @@ def last_line(report: Report, verb: str) -> str:
         line = f"{verb} {report.fused} of {report.candidates} attention site{'s' * (report.candidates != 1)}"
     counts = {
         "already fused": report.already_fused,
+        "spelled out for their provider": report.spelled_out,
         "skipped": report.skipped,
         "different when verified": report.differing,
         "Softmax that are not attention": report.candidates and len(report.sites) - report.candidates,

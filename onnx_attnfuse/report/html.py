@@ -161,7 +161,7 @@ def _card(row: Row, report: Report) -> _Card:
     picture = report.pictures[row.first] if report.pictures else None
     if picture is None:
         return _Card(row, {}, None)
-    after = picture.after if row.site.status == "fused" else None
+    after = picture.after if row.site.is_rewritten else None
     before = "As it stands" if after is None else "Before, as the pattern reads it" if row.site.pattern else "Before"
     titled = {before: picture.before, "After": after}
     drawn = {title: (drawing, lay_out(drawing)) for title, drawing in titled.items() if drawing is not None}

@@ -19,7 +19,8 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.verdict import Verified
 
-Status = Literal["fused", "already-fused", "skipped", "not-attention"]
+Status = Literal["fused", "already-fused", "spelled-out", "skipped", "not-attention"]
+"""What became of a site; `spelled-out`: it is spelled as the execution provider wants it, which fuses it itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,11 @@ class SiteReport:
     """What is taken for granted of the model here; each can be taken back by `--assume`."""
     reasons: tuple[Reason, ...] = ()
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether this run has put something new in the place of the attention."""
+        return self.status == "fused" or (self.status == "spelled-out" and self.mask_form is not None)
+
     def to_dict(self) -> dict[str, Any]:
         """The site as plain JSON types."""
         return dataclasses.asdict(self)
@@ -174,6 +180,11 @@ class Report(JsonReport):
     def already_fused(self) -> int:
         """Number of sites that were fused operators before this run and still are."""
         return self._count("already-fused")
+
+    @property
+    def spelled_out(self) -> int:
+        """Number of sites that the execution provider fuses itself, and that are spelled as it wants them."""
+        return self._count("spelled-out")
 
     @property
     def skipped(self) -> int:

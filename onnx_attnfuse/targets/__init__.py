@@ -8,6 +8,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators import OpInfo, load, ranked
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.targets import spelled_out
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 
 
@@ -35,6 +36,8 @@ class Target(Protocol):
 
 TARGETS: tuple[Target, ...] = tuple(cast("Target", load(info.target or "")) for info in ranked())
 """In the order in which they are taken where they are equally fast."""
+SPELLED = cast("Target", spelled_out)
+"""Taken besides these for providers that fuse spelled-out attention themselves."""
 
 
 def name_of(target: Target) -> str:

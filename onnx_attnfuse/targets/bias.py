@@ -67,14 +67,20 @@ class BiasEmitter:
         some = self._builder.holds_along(together.value, [3])
         return IndexedValue(self._builder.elementwise("Not", [some], ir.DataType.BOOL), (*together.axes[:3], ()))
 
-    def full(self, compact: IndexedValue) -> ir.Value:
-        """The bias with both matrix axes at full length, as MultiHeadAttention demands."""
+    def full(self, compact: IndexedValue, *, broadcasts: bool = True) -> ir.Value:
+        """The bias with both matrix axes at full length, as MultiHeadAttention demands.
+
+        Args:
+            compact: The bias.
+            broadcasts: It may stand for all entries or all heads; else it gets these axes at full length too.
+        """
         wanted = length(self._axes.i), length(self._axes.j)
         dims = self._builder.facts.dims(compact.value)
-        if dims is not None and dims[2:] == wanted:
-            return compact.value
         assert dims is not None
-        return self._builder.expand(compact.value, [*dims[:2], *wanted], [False, False, True, True])
+        each = dims[:2] if broadcasts else (length(self._axes.b), length(self._axes.n))
+        if dims == (*each, *wanted):
+            return compact.value
+        return self._builder.expand(compact.value, [*each, *wanted], [not broadcasts, not broadcasts, True, True])
 
     def _emit(self, mask: Mask) -> IndexedValue:
         """The steps in order, replaced and floored scores last: these become the lowest number, or -inf."""

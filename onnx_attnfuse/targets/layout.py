@@ -222,6 +222,7 @@ def replacing(
     mask: str,
     *,
     cached: bool = False,
+    layout: Axes | None = None,
 ) -> Emitted:
     """The operator's output of shape (b, s, n·v) as the result that it replaces.
 
@@ -234,10 +235,12 @@ def replacing(
         targets: The layouts they were brought into.
         mask: The form in which the mask is handed over.
         cached: The operator gives keys and values with those of earlier positions too.
+        layout: The layout of the output where it is another one; no row of it is corrected then.
     """
     axes, node = spec.axes, producer_of(fused)
+    laid = layout or (axes.b, axes.i, (*axes.n, *axes.v))
     assert spec.dtype is not None
-    result = IndexedValue(_finished(builder, fused, spec, rows, chosen[2].factor, axes), (axes.b, axes.i, (*axes.n, *axes.v)))
+    result = IndexedValue(_finished(builder, fused, spec, rows, chosen[2].factor, axes), laid)
     end = min(reversed(spec.output), key=lambda indexed: cost(result, indexed.axes))
     final = typed(builder, arrange(builder, result, end.axes), spec.output_dtype or spec.dtype)
     names = axes.names() if spec.cache is None else axes.names() | named("l", (spec.cache.new_axis,))

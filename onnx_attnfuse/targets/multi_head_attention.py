@@ -11,7 +11,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, taken, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
@@ -50,7 +50,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder, axes = context.builder, spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
     rows = read_rows(spec, meaning, encoding, bias, context)
-    flat = flat or encoding.causal or spec.sink is not None
+    known = taken(INFO.key, context.device)
+    flat = flat or encoding.causal or spec.sink is not None or not known.keys_by_head
     targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     scale = spec.scale * chosen[0].factor * chosen[1].factor
@@ -69,10 +70,10 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         inputs["bias"] = projected.bias
     if spec.sink is not None:
         inputs |= {"key": with_zeros(builder, key, 1), "value": with_zeros(builder, value, 1)}
-        full = None if rows.bias is None else bias.full(rows.bias)
+        full = None if rows.bias is None else bias.full(rows.bias, broadcasts=known.broadcasts_bias)
         inputs["attention_bias"] = with_sink(builder, full, spec.sink, axes, spec.dtype)
     elif rows.bias is not None:
-        inputs["attention_bias"] = bias.full(rows.bias)
+        inputs["attention_bias"] = bias.full(rows.bias, broadcasts=known.broadcasts_bias)
     elif encoding.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, context)
         inputs["key_padding_mask"] = padding.lengths() if encoding.mask == "lengths" else padding.ranges()

@@ -9,7 +9,7 @@ import pathlib
 
 import pytest
 
-from onnx_attnfuse.bench.doctor import Diagnosis, Machine, cuda_failure, examine, missing, numbers, steps
+from onnx_attnfuse.bench.doctor import Diagnosis, Machine, cuda_failure, examine, missing, numbers, records, steps
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.kernels.gpus import Gpu
@@ -172,3 +172,13 @@ def test_it_looks_here() -> None:
     found = examine({})
     assert "CPUExecutionProvider" in found.machine.providers
     assert found.machine.versions["onnx"]
+
+
+def test_the_record_of_each_provider_that_is_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "onnx_attnfuse.bench.doctor._version", lambda package: "0.5" if package == "onnxruntime-ep-webgpu" else None
+    )
+    found = records(machine(providers=("QNNExecutionProvider", "CPUExecutionProvider", "NewExecutionProvider")))
+    assert list(found) == ["cpu", "qnn", "webgpu", "NewExecutionProvider"]
+    assert found["qnn"].startswith("The QNN provider for Qualcomm's NPU: contrib operators go to the CPU")
+    assert found["NewExecutionProvider"] == "there is no record"

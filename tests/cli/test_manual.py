@@ -110,7 +110,7 @@ def completed(words: str, tmp_path: pathlib.Path) -> list[str]:
     [
         ("attnfuse opti", ["optimize"]),
         ("attnfuse optimize --tar", ["--target"]),
-        ("attnfuse explain --ep c", ["cpu", "cuda"]),
+        ("attnfuse explain --ep c", ["coreml", "cpu", "cuda"]),
         ("attnfuse completion f", ["fish"]),
         ("attnfuse verbatim --x", []),
     ],

@@ -148,7 +148,10 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
     ("arguments", "message"),
     [
         (["optimize"], "Missing argument 'MODEL...'."),
-        (["optimize", "model.onnx", "--ep", "tpu"], "Invalid value for '--ep': 'tpu' is not one of 'auto', 'cpu', 'cuda'; "),
+        (
+            ["optimize", "model.onnx", "--ep", "tpu"],
+            "Invalid value for '--ep': 'tpu' is not one of 'auto', 'coreml', 'cpu', 'cuda', 'dml', ",
+        ),
         (
             ["optimize", "model.onnx", "--padding", "left"],
             "'left' is not one of 'auto', 'exact', 'guarded', 'assume-right', 'assume-none'.",

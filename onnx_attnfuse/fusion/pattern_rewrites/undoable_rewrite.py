@@ -146,9 +146,7 @@ class PatternRewriter:
         """Notes on patterns that could not be applied at places that are no sites, and on definitions that were believed."""
         reported = {site.name: site for site in sites}
         names = reported.keys()
-        needless = Counter(
-            pattern for name, pattern in self.needless.items() if name in names and reported[name].status == "fused"
-        )
+        needless = Counter(pattern for name, pattern in self.needless.items() if name in names and reported[name].is_rewritten)
         first = {pattern: name for name, pattern in reversed(self.needless.items())}
         believed = Counter(change.pattern for change in self.done if not change.judged and change not in self.undone)
         return [
@@ -187,7 +185,7 @@ class PatternRewriter:
                 continue
             count = f" ({names.index(site.name) + 1} of {len(names)})" if len(names) > 1 else ""
             reported = dataclasses.replace(site, name=change.stood + count, pattern=change.pattern)
-            if site.name not in undone or site.status != "fused":
+            if site.name not in undone or not site.is_rewritten:
                 return reported
             reason = Reason("part-unfused", f"another part of '{change.pattern}' could not be fused")
             return dataclasses.replace(
@@ -201,7 +199,7 @@ class PatternRewriter:
 
 def _is_untold(reason: Reason, site: SiteReport | None) -> bool:
     """Whether no site and no failure tells why a pattern was not applied; that it is wrong is worth a line in any case."""
-    return reason.code not in FAILED and (site is None or (reason.code == "differs" and site.status == "fused"))
+    return reason.code not in FAILED and (site is None or (reason.code == "differs" and site.is_rewritten))
 
 
 def _latest(value: ir.Value | None, replaced: Mapping[ir.Value, ir.Value]) -> ir.Value | None:

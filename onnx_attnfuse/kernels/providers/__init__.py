@@ -24,11 +24,20 @@ def names() -> tuple[str, ...]:
 
 
 def provider(name: str) -> ExecutionProvider:
-    """The record of an execution provider.
+    """The record of an execution provider, or of several, with commas between their names.
 
     Raises:
-        OptionError: There is none of this name.
+        OptionError: There is none of this name, or one is named twice.
     """
+    if "," in name:
+        from onnx_attnfuse.kernels.several_providers import together
+
+        parts = [part.strip() for part in name.split(",")]
+        if len(set(parts)) < len(parts):
+            raise OptionError(f"ep is {name!r}; name each execution provider once")
+        if "auto" in parts:
+            raise OptionError(f"ep is {name!r}; auto stands for one execution provider, so name all of them")
+        return together(tuple(map(provider, parts)))
     if name not in _records:
         if name not in _FILES:
             *others, last = ("auto", *names())

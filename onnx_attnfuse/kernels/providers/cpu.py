@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.kernels.conditions import AttentionParams, masks, not_capped, not_causal, only
 from onnx_attnfuse.kernels.execution_provider import ANY_MASK, ExecutionProvider, Kernels, OpSupport, Settings, Switching
+from onnx_attnfuse.reasons import Reason
 
 _FLOAT = ir.DataType.FLOAT
 _BOTH = frozenset([_FLOAT, ir.DataType.FLOAT16])
@@ -31,8 +32,19 @@ def _standard_time(params: AttentionParams, kernel: str) -> float:
     return 1.1 * (_FEW_TIMES if few else 1.0)
 
 
-_ANY = OpSupport(_SOURCE, _BOTH, _BOTH, _MATH, ANY_MASK, causal=True, math_is_safe=True)
-_OPERATORS: Mapping[str, OpSupport | None] = {
+_ANY = OpSupport(
+    _SOURCE,
+    _BOTH,
+    _BOTH,
+    _MATH,
+    ANY_MASK,
+    causal=True,
+    keys_by_head=True,
+    broadcasts_bias=True,
+    rotates_inside=True,
+    math_is_safe=True,
+)
+_OPERATORS: Mapping[str, OpSupport | Reason | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,
         written=FLOATS_TO_32,
@@ -65,6 +77,9 @@ PROVIDER = ExecutionProvider(
     rounds_float16=False,
     keeps_nan_rows=True,
     takes_if=True,
+    keeps_fused=True,
+    rotates=True,
+    shares_cache=True,
     pays=frozenset(["quotients", "separate-norm", "repeated-heads", "packed-operands"]),
     switching=Switching(
         kernels=frozenset(["FLASH_ATTENTION"]),

@@ -244,8 +244,17 @@ def _architecture_here() -> int | None:
     return found[0].arch if found else None
 
 
-_ANY = OpSupport(_MEASURED, FLOATS_TO_32, FLOATS_TO_32, masks=ANY_MASK, causal=True)
-_OPERATORS: Mapping[str, OpSupport | None] = {
+_ANY = OpSupport(
+    _MEASURED,
+    FLOATS_TO_32,
+    FLOATS_TO_32,
+    masks=ANY_MASK,
+    causal=True,
+    keys_by_head=True,
+    broadcasts_bias=True,
+    rotates_inside=True,
+)
+_OPERATORS: Mapping[str, OpSupport | Reason | None] = {
     "MultiHeadAttention": dataclasses.replace(
         _ANY,
         kernels=_MULTI_HEAD,
@@ -310,6 +319,9 @@ PROVIDER = ExecutionProvider(
     keeps_nan_rows=False,
     rotates_each_token=True,
     takes_if=True,
+    keeps_fused=True,
+    rotates=True,
+    shares_cache=True,
     options_for_if=_FOR_IF,
     config_for_fixed_sizes=_FOR_FIXED_SIZES,
     option_words=_option_words,

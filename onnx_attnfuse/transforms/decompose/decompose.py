@@ -53,7 +53,7 @@ class Decomposer:
             self.options.progress("unfusing", len(sites), len(work))
             build = Builder(scope.graph, scope.facts, scope.opset, self.names)
             graph = graphs.setdefault(scope.graph, GraphContext(scope, self.model, build, self.verifier))
-            sites.append(_site(graph, node))
+            sites.append(spell_out(graph, node))
         self._settle_imports()
         seconds = time.perf_counter() - start
         return UnfuseReport(tuple(sites), seconds, before, count_ops(self.model), self.verifier.differing)
@@ -65,7 +65,7 @@ class Decomposer:
                 part.opset_imports.pop(CONTRIB, None)
 
 
-def _site(graph: GraphContext, node: ir.Node) -> UnfusedSite:
+def spell_out(graph: GraphContext, node: ir.Node) -> UnfusedSite:
     """Decomposes one operator, or says why not; a defect of ours costs this one only."""
     found = UnfusedSite(label(node) or node.op_type, graph.scope.path, node.op_type, node.domain, "kept")
     with graph.rewrite(node, _SPELLING, found.name) as edit:

@@ -1,0 +1,96 @@
+"""Fused operators that were made for another execution provider: spelled out, so that they are planned for this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.kernels.conditions import AttentionParams
+from onnx_attnfuse.kernels.describe_op import params_of_node
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.operators import OpInfo, info_of
+from onnx_attnfuse.kernels.support import support
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.transforms.decompose.decompose import spell_out
+from onnx_attnfuse.transforms.decompose.operators import is_fused
+from onnx_attnfuse.transforms.decompose.skip_norm import gives_sum, is_skip_norm, spell_out_norm
+
+_PACKED_RANK, _BY_HEAD_RANK = 5, 4
+
+
+def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter[str]:
+    """Spells out what the execution provider is not known to run, each verified; returns how many of each operator."""
+    done: Counter[str] = Counter()
+    if plan_context.device.provider.keeps_fused:
+        return done
+    for node in [node for node in graph.scope.graph if is_fused(node)]:
+        if why_foreign(node, graph.scope.facts, plan_context) is None:
+            continue
+        site = spell_out(graph, node)
+        done[f"{site.domain or 'ai.onnx'}.{site.op}"] += site.status == "unfused"
+    for node in [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]:
+        done[f"{node.domain}.{node.op_type}"] += spell_out_norm(graph, node)
+    return +done
+
+
+def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
+    """Whether a node is a normalization of a sum that the execution provider is known not to run."""
+    return is_skip_norm(node) and provider.skip_norms is not None and (provider.skip_norms == "none" or gives_sum(node))
+
+
+def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reason | None:
+    """Why a fused operator that stands in a model is not known to run right on the execution provider, or None."""
+    provider = plan_context.device.provider
+    if provider.keeps_fused or not is_fused(node):
+        return None
+    info = info_of(node)
+    if info is None or info.kind == "padding":
+        return Reason("no-kernel-for-device", f"it is not known whether {provider.name} runs {node.op_type}", node.name)
+    if info.kind == "rotation":
+        known = provider.rotates and bool(info.domain)
+        return None if known else Reason("no-kernel-for-device", f"{info.key} is not known to run on {provider.name}", node.name)
+    found = support(info.key, provider)
+    if isinstance(found, Reason):
+        return Reason(found.code, found.message, node.name)
+    if not found.by_default and provider.spelling is not None and plan_context.target != info.key:
+        return Reason("fastest", f"{provider.name} is as fast where attention is spelled out", node.name)
+    params = params_of_node(node, facts)
+    if isinstance(params, Reason):  # the operator is one that runs there, and too little is known to say that this node does not
+        return None
+    return _refused(params, found, node, info, facts, provider) or why_wrong(params, plan_context)
+
+
+def _refused(
+    params: AttentionParams, found: OpSupport, node: ir.Node, info: OpInfo, facts: Facts, provider: ExecutionProvider
+) -> Reason | None:
+    """Why kernels of the operator do not take one of its nodes."""
+    if params.dtype not in found.runs:
+        message = f"{info.key} has no kernel on {provider.name} for {params.dtype.name.lower()}"
+        return Reason("no-kernel-for-type", message, node.name)
+    if (
+        params.mask not in found.masks
+        or (params.causal and not found.causal)
+        or not _takes_layout(params, found, node, info, facts)
+    ):
+        return Reason(
+            "mask-form", f"{info.key} is given its mask or keys in a form that {provider.name} does not take", node.name
+        )
+    return None
+
+
+def _takes_layout(params: AttentionParams, found: OpSupport, node: ir.Node, info: OpInfo, facts: Facts) -> bool:
+    """Whether operands and bias lie as the kernels want them, and are rotated if need be."""
+    if info.first(node, "cos") is not None and not found.rotates_inside:
+        return False
+    ranks = [facts.rank(value) for role in ("query", "key") if (value := info.first(node, role)) is not None]
+    if _PACKED_RANK in ranks and not found.packed_inputs:
+        return False
+    if _BY_HEAD_RANK in ranks and info.domain and not found.keys_by_head:
+        return False
+    bias = info.first(node, "bias")
+    dims = None if bias is None else facts.dims(bias)
+    return dims is None or found.broadcasts_bias or dims[:2] == (params.batch, params.heads)

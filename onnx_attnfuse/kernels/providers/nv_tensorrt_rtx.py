@@ -1,0 +1,37 @@
+"""TensorRT for RTX: spelled-out attention is fused by TensorRT itself; GroupQueryAttention is the one contrib operator."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
+from onnx_attnfuse.reasons import Reason
+
+_READ = "read in TensorRT's documentation, in the builder of onnxruntime-genai and in issues; nothing was run"
+PROVIDER = ExecutionProvider(
+    name="nv_tensorrt_rtx",
+    ort_name="NvTensorRTRTXExecutionProvider",
+    distribution="onnxruntime-trt-rtx",
+    known_from=f"{_READ}; the Softmax of what is spelled out is that of the source",
+    operators={
+        "MultiHeadAttention": None,
+        "GroupQueryAttention": OpSupport(
+            f"{_READ}: onnxruntime-genai writes it in half types",
+            HALVES,
+            HALVES,
+            causal=True,
+            rotates_inside=True,
+            by_default=False,
+        ),
+        "Attention": None,
+        "onnx.Attention": Reason(
+            "no-kernel-for-device", "onnx.Attention ends whole models on nv_tensorrt_rtx with an error (TensorRT-RTX #26)"
+        ),
+        "PackedMultiHeadAttention": None,
+    },
+    spelling=Spelling(f"{_READ} (Fused Attention)", frozenset([ir.DataType.FLOAT]), scale="queries"),
+    skip_norms="none",
+    keeps_nan_rows=True,
+    takes_if=False,
+)

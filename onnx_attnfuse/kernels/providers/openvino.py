@@ -1,0 +1,36 @@
+"""The OpenVINO provider: what is spelled out becomes its own attention, which is as fast as MultiHeadAttention."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
+from onnx_attnfuse.reasons import Reason
+
+_FLOAT = frozenset([ir.DataType.FLOAT])
+_RUN = "run with onnxruntime-ep-openvino 1.8.1 and ONNX Runtime 1.31 on a CPU"
+PROVIDER = ExecutionProvider(
+    name="openvino",
+    ort_name="OpenVINOExecutionProvider",
+    distribution="onnxruntime-openvino",
+    plugins=("onnxruntime-ep-openvino",),
+    known_from=f"{_RUN}; the Softmax of what is spelled out is that of the source",
+    operators={
+        "MultiHeadAttention": OpSupport(
+            f"{_RUN}: 11.75 ms, spelled out 11.51; onnxruntime-openvino 1.24 does not claim it; lengths are read in part only",
+            _FLOAT,
+            _FLOAT,
+            masks=frozenset(["none", "bias"]),
+            by_default=False,
+        ),
+        "GroupQueryAttention": Reason("no-kernel-for-device", "GroupQueryAttention is not claimed by openvino (plugin 1.8.1)"),
+        "onnx.Attention": Reason(
+            "no-kernel-for-device",
+            "onnx.Attention ends sessions of openvino 1.24 with an error, and 1.8.1 of the plugin does not claim it",
+        ),
+        "PackedMultiHeadAttention": None,
+    },
+    spelling=Spelling(f"{_RUN}; a mask by Where stays apart on a GPU (OpenVINO #37675)", _FLOAT),
+    skip_norms="without sum",
+    keeps_nan_rows=True,
+)

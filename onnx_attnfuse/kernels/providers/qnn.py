@@ -1,0 +1,41 @@
+"""The QNN provider for Qualcomm's NPU: contrib operators go to the CPU, and groups of spelled-out nodes become one.
+
+A factor that is one number right before Softmax becomes a part of Softmax.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
+from onnx_attnfuse.reasons import Reason
+
+_FLOAT = frozenset([ir.DataType.FLOAT])
+_RUN = "run with onnxruntime-qnn 2.7.0 in its emulator of the HTP"
+_REFUSED = "was refused by qnn (onnxruntime-qnn 2.7.0), so it would go to the CPU"
+PROVIDER = ExecutionProvider(
+    name="qnn",
+    ort_name="QNNExecutionProvider",
+    distribution="onnxruntime-qnn",
+    known_from=f"{_RUN}; the Softmax of what is spelled out is that of the source",
+    operators={
+        "MultiHeadAttention": Reason("no-kernel-for-device", f"MultiHeadAttention {_REFUSED}"),
+        "GroupQueryAttention": Reason("no-kernel-for-device", f"GroupQueryAttention {_REFUSED}"),
+        "Attention": None,
+        "onnx.Attention": OpSupport(
+            f"{_RUN}: right to 3e-7, with a soft cap for soc_model=60 only; taken apart again on the HTP",
+            _FLOAT,
+            _FLOAT,
+            masks=frozenset(["none", "bias"]),
+            causal=True,
+            by_default=False,
+            broadcasts_bias=True,
+        ),
+        "PackedMultiHeadAttention": None,
+    },
+    spelling=Spelling("node groups read in onnxruntime-qnn (builder/qnn_node_group: scale_softmax, masked_softmax)", _FLOAT),
+    skip_norms="none",
+    keeps_nan_rows=True,
+    takes_if=False,
+    fixed_sizes=True,
+)

@@ -1,0 +1,30 @@
+"""The TensorRT provider: no importer for contrib operators; spelled-out attention is fused by TensorRT itself."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
+from onnx_attnfuse.reasons import Reason
+
+_READ = "read in TensorRT's documentation and issues up to 10.16; nothing was run"
+PROVIDER = ExecutionProvider(
+    name="tensorrt",
+    ort_name="TensorrtExecutionProvider",
+    distribution="onnxruntime-gpu",
+    known_from=f"{_READ}; the Softmax of what is spelled out is that of the source",
+    operators={
+        "MultiHeadAttention": None,
+        "GroupQueryAttention": None,
+        "Attention": None,
+        "onnx.Attention": Reason(
+            "no-kernel-for-device",
+            "onnx.Attention has failed and has been wrong on tensorrt (TensorRT #4705, #4732, #4739, #4757)",
+        ),
+        "PackedMultiHeadAttention": None,
+    },
+    spelling=Spelling(f"{_READ} (Fused Attention)", frozenset([ir.DataType.FLOAT]), scale="queries"),
+    skip_norms="none",
+    keeps_nan_rows=True,
+    takes_if=False,
+)

@@ -1,0 +1,14 @@
+"""The Vitis AI provider for NPUs of AMD: a compiler takes the model whole. What it fuses is not known, so nothing is changed."""
+
+from __future__ import annotations
+
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
+
+PROVIDER = ExecutionProvider(
+    name="vitisai",
+    ort_name="VitisAIExecutionProvider",
+    distribution="onnxruntime-vitisai",
+    known_from="read in the issues of RyzenAI-SW; nothing was run",
+    operators={},
+    takes_if=False,
+)

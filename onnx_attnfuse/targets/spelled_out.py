@@ -1,0 +1,151 @@
+"""Attention in operators of the standard, as execution providers want it that fuse it themselves: no operator, a spelling.
+
+    scores = MatMul(Q, Kᵀ) · scale + bias          (b, n, s, t), the bias broadcast over entries and heads
+    result = MatMul(Softmax(scores), V)            (b, n, s, v)
+
+Which factor stands where is told by `Spelling` in the provider's record. An attention that is spelled so stays untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, length, refined
+from onnx_attnfuse.attention.axes.rearrange import arrange
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Source
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, Spelling
+from onnx_attnfuse.kernels.operators import OpInfo
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
+from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
+from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
+
+ALONE: bool = False
+INFO = OpInfo(SPELLED_OUT, {}, target=__name__)
+_MOVES = REARRANGES | REPEATS
+
+
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
+    """Why `spec` is not spelled anew, or None if it can be."""
+    del meaning
+    ep = context.device.ep
+    otherwise = Reason("no-kernel-for-type", f"{ep} is not known to fuse attention of {type_name(spec.dtype)} itself")
+    unsupported = refuse_device(INFO.key, spec.dtype, context.device, otherwise)
+    if unsupported is not None:
+        return unsupported
+    if spec.softcap is not None:
+        return Reason("no-softcap", f"the spelling that {ep} fuses caps no scores")
+    if spec.sink is not None:
+        return Reason("sink", f"the spelling that {ep} fuses has no place for a sink")
+    if spec.scale_values or spec.scale == 0:
+        return Reason("scale-at-run-time", f"the spelling that {ep} fuses has one scale, a number and not 0")
+    if spec.causal:
+        return Reason("mask-form", f"the spelling that {ep} fuses has no causal attribute")
+    return None
+
+
+def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
+    """How the mask is handed over: as what is added, where there is one."""
+    del spec
+    return (MaskEncoding("none" if meaning.is_trivial else "bias"),)
+
+
+def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
+    """Builds the spelling beside the nodes of `spec`.
+
+    Raises:
+        Refused: A part of the meaning cannot be expressed exactly.
+    """
+    del flat
+    spelling = context.device.provider.spelling
+    assert spelling is not None
+    assert spec.dtype is not None
+    builder, axes = context.builder, spec.axes
+    rows = read_rows(spec, meaning, encoding, BiasEmitter(builder, axes, spec.dtype), context)
+    if rows.zero_query is not None:
+        raise Refused("levelled-rows", "rows without a key get the mean of the values, for which queries would be set to 0")
+    targets: tuple[Axes, Axes, Axes] = (
+        (axes.b, axes.n, axes.i, axes.h),
+        (axes.b, axes.n, axes.h, axes.j),
+        (axes.b, axes.n, axes.j, axes.v),
+    )
+    chosen = [cheapest(_whole(operand), target) for operand, target in zip(spec.operands(), targets, strict=True)]
+    query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
+    scale = spec.scale * chosen[0].factor * chosen[1].factor
+    early, late = (scale, 1.0) if spelling.scale == "queries" else (1.0, scale)
+    scores = _product(builder, _times(builder, query, early), key, spec, (length(axes.i), length(axes.j)))
+    scores = _times(builder, scores, late)
+    if rows.bias is not None:
+        scores = builder.elementwise("Add", [scores, rows.bias.value], spec.dtype)
+    dims = [length(axis) for axis in axes.scores]
+    weights = builder.node("Softmax", [scores], {"axis": -1}, dims=dims, dtype=spec.dtype, hint=f"{spec.name}/Softmax")
+    result = _product(builder, weights, value, spec, (length(axes.i), length(axes.v)))
+    form = _shown(scale, rows.bias, spelling)
+    return _replacing(builder, result, spec, rows, chosen, targets, form)
+
+
+def is_in_place(spec: AttentionSpec, spelling: Spelling) -> bool:
+    """Whether an attention is spelled as a provider wants it already."""
+    early = spelling.scale == "queries"
+    factors = [any(source.factor != 1.0 for source in operand) for operand in spec.operands()]
+    if any(factors[1:]) or (factors[0] and not early) or (early and spec.scale != 1.0):
+        return False
+    if spec.row_rules or spec.scale_values or spec.result_scales or spec.softcap is not None or spec.sink is not None:
+        return False
+    masks = [isinstance(step, Added) and not step.negative for step in spec.mask]
+    ops = ["Mul" if node.op_type == "Div" else node.op_type for node in spec.nodes if node.op_type not in _MOVES]
+    scaled = ["Mul"] if spec.scale != 1.0 else []
+    return all(masks) and ops == ["MatMul", *scaled, *(["Add"] * bool(masks)), "Softmax", "MatMul"]
+
+
+def _whole(operand: tuple[Source, ...]) -> tuple[Source, ...]:
+    """The sources of an operand that need not be rotated, and that are no larger tensor of which it is a part."""
+    plain = [source for source in operand if source.rotary is None]
+    return tuple(
+        source for source in plain if not any(leaf.position is not None for axis in refined(source.indexed.axes) for leaf in axis)
+    )
+
+
+def _times(builder: Builder, value: ir.Value, factor: float) -> ir.Value:
+    dtype = builder.facts.dtype(value)
+    return value if factor == 1.0 else builder.elementwise("Mul", [value, builder.scalar(factor, dtype)], dtype)
+
+
+def _product(builder: Builder, left: ir.Value, right: ir.Value, spec: AttentionSpec, last: Sequence[Dim]) -> ir.Value:
+    dims = [length(spec.axes.b), length(spec.axes.n), *last]
+    return builder.node("MatMul", [left, right], dims=dims, dtype=spec.dtype, hint=f"{spec.name}/MatMul")
+
+
+def _shown(scale: float, bias: IndexedValue | None, spelling: Spelling) -> str:
+    """The spelling for a reader, node by node."""
+    factor = ["Mul"] if scale != 1.0 else []
+    added = (
+        [] if bias is None else [f"Add {' '.join(name if axis else '1' for name, axis in zip('bnst', bias.axes, strict=True))}"]
+    )
+    first = [*factor, "MatMul"] if spelling.scale == "queries" else ["MatMul", *factor]
+    return ", ".join([*first, *added, "Softmax", "MatMul"])
+
+
+def _replacing(
+    builder: Builder,
+    result: ir.Value,
+    spec: AttentionSpec,
+    rows: Rows,
+    chosen: Sequence[Source],
+    targets: Sequence[Axes],
+    form: str,
+) -> Emitted:
+    """The result in the place of that of the source; rows are corrected where heads and channels lie together."""
+    axes, split = spec.axes, (spec.axes.b, spec.axes.n, spec.axes.i, spec.axes.v)
+    if not rows.refills and not spec.result_scales:
+        return replacing(builder, result, spec, rows, chosen, targets, form, layout=split)
+    merged = arrange(builder, IndexedValue(result, split), (axes.b, axes.i, (*axes.n, *axes.v)))
+    return replacing(builder, merged, spec, rows, chosen, targets, form)
