@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conditions import MOST_SCORES, AttentionParams, MaskForm
+from onnx_attnfuse.kernels.conformance import Conformance, Form
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.forecast import Forecast, Gain, forecast, unfused_time
 from onnx_attnfuse.kernels.support import support
@@ -93,6 +94,8 @@ class PlanContext:
     """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
     captured: bool = False
     """The model is to be captured, so that nothing is tested at run time."""
+    conformance: Conformance | None = None
+    """The forms that failed on the execution provider when they were tried; None: none are known."""
 
     def __post_init__(self) -> None:
         names = ("auto", *map(name_of, TARGETS), packed.NAME)
@@ -177,7 +180,7 @@ def _plans(
         _lowering(spec, encoding, target, plan_context)
         for target in takers
         for encoding in target.encodings(spec, meaning)
-        if _is_taken(encoding, target, plan_context.device)
+        if _is_taken(encoding, target, plan_context.device) and _failure(spec, encoding, target, plan_context) is None
     ]
     if plan_context.kernels is not None:
         found = [item for item in found if item.forecast.kernel in plan_context.kernels]
@@ -195,6 +198,8 @@ def _plans(
             yield target, _plan(min(always, key=lambda item: item.time), together, spec, plan_context)
         elif plan_context.kernels is not None and (assumed := _vouched(target, some, spec, plan_context)) is not None:
             yield target, Plan(assumed)
+        elif failures := list(_failures(spec, meaning, target, plan_context)):
+            yield target, failures[0]
         elif plan_context.target == name_of(target) and len(takers) == 1:
             yield (
                 target,
@@ -209,6 +214,20 @@ def _is_taken(encoding: MaskEncoding, target: Target, device: Device) -> bool:
     """Whether kernels of a target on a device take an encoding of a mask."""
     found = support(name_of(target), device.provider)
     return not isinstance(found, Reason) and encoding.mask in found.masks and (found.causal or not encoding.causal)
+
+
+def _failures(spec: AttentionSpec, meaning: Meaning, target: Target, plan_context: PlanContext) -> Iterator[Reason]:
+    """Why encodings of a mask are not used that would be taken."""
+    for encoding in target.encodings(spec, meaning):
+        failure = _failure(spec, encoding, target, plan_context)
+        if failure is not None and _is_taken(encoding, target, plan_context.device):
+            yield failure
+
+
+def _failure(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Reason | None:
+    """Why a form is not used that failed where it was tried; None: it did not fail, or was not tried."""
+    table = plan_context.conformance
+    return None if table is None else table.failure(Form.of(params_of(spec, encoding, target), cached=encoding.cached))
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:
