@@ -149,12 +149,17 @@ _COLUMNS = (*_FORM, *(field.name for field in dataclasses.fields(Outcome)[1:]))
 
 
 def _stands_for(form: Form, head_size: int, alike: Sequence[Outcome]) -> bool:
-    """Whether a case tells of a head size: its own, or one that was not tried and leaves the same part of eight."""
+    """Whether a case tells of a head size: its own, or else one that was not tried and leaves the same part of eight.
+
+    Where no such head size was tried of any case of the kind, all of them tell.
+    """
     tried = {case.form.head_size for case in alike if dataclasses.replace(case.form, head_size=form.head_size) == form}
     if head_size in {_UNKNOWN, *tried}:
         return head_size in {_UNKNOWN, form.head_size}
-    same = {size for size in tried if math.gcd(size, _ALIGNED) == math.gcd(head_size, _ALIGNED)}
-    return form.head_size in (same or tried)
+    part = math.gcd(head_size, _ALIGNED)
+    if any(math.gcd(size, _ALIGNED) == part for size in tried):
+        return math.gcd(form.head_size, _ALIGNED) == part
+    return all(math.gcd(case.form.head_size, _ALIGNED) != part for case in alike)
 
 
 def to_json(table: Conformance) -> str:

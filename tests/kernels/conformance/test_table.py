@@ -83,6 +83,15 @@ def test_where_no_head_size_is_alike_all_of_them_tell() -> None:
     assert of(WRONG).failure(dataclasses.replace(FORM, head_size=15)) is not None
 
 
+def test_sizes_that_were_tried_with_one_head_size_only_do_not_tell_of_others() -> None:
+    long = dataclasses.replace(FORM, rows=264, columns=264)
+    odd = dataclasses.replace(FORM, head_size=15)
+    table = of(Outcome(long, "wrong"), Outcome(odd, "right"))
+    assert table.failure(odd) is None
+    assert table.failure(dataclasses.replace(FORM, head_size=7)) is None
+    assert table.failure(dataclasses.replace(FORM, head_size=128)) is not None
+
+
 def test_a_file_holds_the_table(tmp_path: pathlib.Path) -> None:
     table, path = of(WRONG, Outcome(dataclasses.replace(FORM, windowed=True), "on-cpu")), tmp_path / "table.json"
     path.write_text(conformance.to_json(table))
@@ -122,9 +131,8 @@ def test_a_table_of_another_provider_is_told(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(pathlib.Path(conformance.__file__).parent.glob("*.json")), ids=lambda path: path.stem)
 def test_tables_that_come_along_are_of_operators_that_have_a_record(path: pathlib.Path) -> None:
-    table = conformance.known(path.stem)
-    assert table is not None
-    assert table.ep == path.stem
+    table = conformance.read(path)
+    assert table.ep == path.stem.split("_")[0]
     assert table.versions
     assert {case.form.op for case in table.cases} <= set(by_key())
     assert len({case.form for case in table.cases}) == len(table.cases)
@@ -135,6 +143,15 @@ def test_on_the_cpu_nothing_is_wrong() -> None:
     assert table is not None
     failed = {(case.form.op, case.verdict, case.form.head_size % 8 == 0) for case in table.cases if case.verdict != "right"}
     assert failed == {("GroupQueryAttention", "unsupported", False)}
+
+
+def test_the_table_of_a_gpu_in_software_counts_only_where_it_is_asked_for() -> None:
+    path = pathlib.Path(conformance.__file__).parent / "webgpu_swiftshader.json"
+    assert conformance.table_for("webgpu", None) is None
+    table = conformance.table_for("webgpu", path)
+    assert table is not None
+    assert table.failure(Form("MultiHeadAttention", "float32", head_size=64)) is not None
+    assert table.failure(Form("MultiHeadAttention", "float32", head_size=15)) is None
 
 
 def test_of_an_unknown_provider_nothing_is_known() -> None:
