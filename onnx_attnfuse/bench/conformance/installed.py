@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
+from onnx_attnfuse.kernels import providers
 
 _SUFFIX = "ExecutionProvider"
 _PLUGINS = ("onnxruntime_",)
 """How the modules of plugin packages begin; such a module says where its library is."""
-_DEFAULTS: Mapping[str, Mapping[str, str]] = {"qnn": {"backend_path": "libQnnHtp.so"}}
-"""Options without which an execution provider runs nothing."""
+_DEFAULTS: Mapping[str, Mapping[str, str]] = {"qnn": {"backend_path": "libQnnHtp.so", "soc_model": "60"}}
+"""Options without which an execution provider runs nothing, or little: the emulator is of a chip with less memory by itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,9 @@ def _all() -> Iterator[Installed]:
 
 
 def _name(ort_name: str) -> str:
-    return ort_name.removesuffix(_SUFFIX).lower()
+    """The name that its record has, or the one that ONNX Runtime has for it, in small letters."""
+    records = [record.name for record in providers.every() if record.ort_name == ort_name]
+    return records[0] if records else ort_name.removesuffix(_SUFFIX).lower()
 
 
 def _versions() -> dict[str, str]:

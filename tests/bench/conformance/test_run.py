@@ -75,6 +75,16 @@ def test_beyond_its_tolerance_it_is_wrong(off: float, verdict: str) -> None:
     assert ("became" in found.detail) == (verdict == "wrong")
 
 
+@pytest.mark.parametrize(
+    ("plain_off", "off", "verdict"),
+    [(1e-3, 1.5e-3, "right"), (1e-3, 3e-3, "wrong"), (0.1, 0.15, "wrong"), (0.1, 0.5e-4, "right")],
+)
+def test_it_is_to_be_as_exact_as_what_is_spelled_out_unless_that_is_wrong(plain_off: float, off: float, verdict: str) -> None:
+    answer = answered({"results": [EXPECTED[0] + np.float32(off)], "ms": [1.0]})
+    answer["spelled"]["results"] = [EXPECTED[0] + np.float32(plain_off)]
+    assert run.judged(Form("X", "float32"), answer, EXPECTED).verdict == verdict
+
+
 def test_nan_is_wrong() -> None:
     found = run.judged(Form("X", "float32"), answered({"results": [EXPECTED[0] * np.float32("nan")], "ms": [1.0]}), EXPECTED)
     assert found.verdict == "wrong"
