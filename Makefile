@@ -56,14 +56,14 @@ docs: .venv/docs  ## The documentation as a site, into build/docs; a link that l
 reasons: .venv/cpu  ## The index of reason codes, docs/reasons.md, written anew from the code.
 	$(BIN)/python docs/reasons.py
 
-test-openvino: .venv-openvino/done  ## Bundled models on OpenVINO, with what it takes of them and how fast it is.
-	ATTNFUSE_EP=openvino $(ON_PROVIDER)
+test-openvino: .venv-openvino/done .venv/cpu  ## Bundled models on OpenVINO, with what it takes of them and how fast it is.
+	ATTNFUSE_EP=openvino ATTNFUSE_PYTHON=$(BIN)/python $(ON_PROVIDER)
 
-test-qnn: .venv-qnn/done  ## The same on QNN's emulator of the HTP.
-	ATTNFUSE_EP=qnn $(ON_PROVIDER)
+test-qnn: .venv-qnn/done .venv/cpu  ## The same on QNN's emulator of the HTP.
+	ATTNFUSE_EP=qnn ATTNFUSE_PYTHON=$(BIN)/python $(ON_PROVIDER)
 
-test-webgpu: .venv-webgpu/done  ## The same on WebGPU; by SwiftShader where Debian's chromium is, else on the GPU.
-	ATTNFUSE_EP=webgpu $(SWIFTSHADER) $(ON_PROVIDER)
+test-webgpu: .venv-webgpu/done .venv/cpu  ## The same on WebGPU; by SwiftShader where Debian's chromium is, else on the GPU.
+	ATTNFUSE_EP=webgpu ATTNFUSE_PYTHON=$(BIN)/python $(SWIFTSHADER) $(ON_PROVIDER)
 
 test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule
