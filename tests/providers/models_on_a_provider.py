@@ -1,8 +1,8 @@
 """Bundled models, written for an execution provider and run on it: `make test-openvino`, `make test-qnn`, `make test-webgpu`.
 
-ATTNFUSE_EP names the provider, ATTNFUSE_PYTHON the interpreter that writes the models, with the newest ONNX Runtime. The export runs
-on the CPU and on the provider, what is written on the provider, all with sizes fixed as in the inputs. A line for each model tells
-the largest differences, the nodes left to the CPU, and the times.
+ATTNFUSE_EP names the provider, ATTNFUSE_PYTHON the interpreter that writes the models, with the newest ONNX Runtime. The export
+runs on the CPU and on the provider, what is written on the provider, all with sizes fixed as in the inputs. A line for each model
+tells the largest differences, the nodes left to the CPU, and the times.
 """
 
 from __future__ import annotations
