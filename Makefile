@@ -15,7 +15,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-openvino test-qnn test-webgpu test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-openvino test-qnn test-webgpu test-web test-training record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,10 @@ test-qnn: .venv-qnn/done .venv/cpu  ## The same on QNN's emulator of the HTP.
 
 test-webgpu: .venv-webgpu/done .venv/cpu  ## The same on WebGPU; by SwiftShader where Debian's chromium is, else on the GPU.
 	ATTNFUSE_EP=webgpu ATTNFUSE_PYTHON=$(BIN)/python $(SWIFTSHADER) $(ON_PROVIDER)
+
+test-web: .venv/cpu  ## Bundled models in onnxruntime-web in Chromium, by WASM and by WebGPU on SwiftShader; needs node and chromium.
+	npm --prefix tests/providers/web install --silent
+	for ep in wasm webgpu; do PYTHONPATH=. $(BIN)/python tests/providers/web/write_cases.py build/web/$$ep $$ep && node tests/providers/web/run.js build/web/$$ep $$ep || exit 1; done
 
 test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule
