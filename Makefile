@@ -66,7 +66,7 @@ test-webgpu: .venv-webgpu/done .venv/cpu  ## The same on WebGPU; by SwiftShader 
 	ATTNFUSE_EP=webgpu ATTNFUSE_PYTHON=$(BIN)/python $(SWIFTSHADER) $(ON_PROVIDER)
 
 test-web: .venv/cpu  ## Bundled models in onnxruntime-web in Chromium, by WASM and by WebGPU on SwiftShader; needs node and chromium.
-	npm --prefix tests/providers/web install --silent
+	npm --prefix tests/providers/web install --silent --no-package-lock
 	for ep in wasm webgpu; do PYTHONPATH=. $(BIN)/python tests/providers/web/write_cases.py build/web/$$ep $$ep && node tests/providers/web/run.js build/web/$$ep $$ep || exit 1; done
 
 test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
