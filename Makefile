@@ -6,11 +6,16 @@ N ?= 10000
 SEED ?= 1000000
 JOBS ?= $(shell nproc)
 VERIFY ?= both
+SWIFTSHADER := $(if $(wildcard /usr/lib/chromium/vk_swiftshader_icd.json),LD_LIBRARY_PATH=/usr/lib/chromium VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json)
+ON_PROVIDER = $(<:done=bin/python) -m pytest -s -W default tests/providers/models_on_a_provider.py
+PACKAGES_openvino := onnxruntime-openvino==1.24.1
+PACKAGES_qnn := onnxruntime==1.31.1 onnxruntime-qnn==2.7.0
+PACKAGES_webgpu := onnxruntime-webgpu==1.27.0
 LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-openvino test-qnn test-webgpu test-web test-training record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +56,19 @@ docs: .venv/docs  ## The documentation as a site, into build/docs; a link that l
 reasons: .venv/cpu  ## The index of reason codes, docs/reasons.md, written anew from the code.
 	$(BIN)/python docs/reasons.py
 
+test-openvino: .venv-openvino/done .venv/cpu  ## Bundled models on OpenVINO, with what it takes of them and how fast it is.
+	ATTNFUSE_EP=openvino ATTNFUSE_PYTHON=$(BIN)/python $(ON_PROVIDER)
+
+test-qnn: .venv-qnn/done .venv/cpu  ## The same on QNN's emulator of the HTP.
+	ATTNFUSE_EP=qnn ATTNFUSE_PYTHON=$(BIN)/python $(ON_PROVIDER)
+
+test-webgpu: .venv-webgpu/done .venv/cpu  ## The same on WebGPU; by SwiftShader where Debian's chromium is, else on the GPU.
+	ATTNFUSE_EP=webgpu ATTNFUSE_PYTHON=$(BIN)/python $(SWIFTSHADER) $(ON_PROVIDER)
+
+test-web: .venv/cpu  ## Bundled models in onnxruntime-web in Chromium, by WASM and by WebGPU on SwiftShader; needs node and chromium.
+	npm --prefix tests/providers/web install --silent --no-package-lock
+	for ep in wasm webgpu; do PYTHONPATH=. $(BIN)/python tests/providers/web/write_cases.py build/web/$$ep $$ep && node tests/providers/web/run.js build/web/$$ep $$ep || exit 1; done
+
 test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule
 
@@ -68,7 +86,7 @@ bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks
 	$(BIN)/python benchmarks/fusing.py
 
 clean:  ## Take away environments and everything that was built.
-	rm -rf .venv .venv-lowest .venv-training build
+	rm -rf .venv .venv-lowest .venv-training .venv-openvino .venv-qnn .venv-webgpu build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -101,6 +119,11 @@ clean:  ## Take away environments and everything that was built.
 	$(PYTHON) -m venv .venv-lowest
 	$(LOWEST)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[cpu,report]' \
 		hypothesis justhtml pytest pytest-xdist torch
+	touch $@
+
+.venv-openvino/done .venv-qnn/done .venv-webgpu/done: .venv-%/done: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --editable . hypothesis pytest $(PACKAGES_$*)
 	touch $@
 
 .venv-training/done: pyproject.toml constraints-training.txt tests/training/build_extensions.py

@@ -16,7 +16,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reference_inputs import BOTH, CPU, CUDA, EMPTY, MASKS, STANDARD, Array, Case, Draw, Inputs, int32, lengths_of
+from onnx_attnfuse.bench.conformance.drawing import (
+    BOTH,
+    CPU,
+    CUDA,
+    EMPTY,
+    MASKS,
+    STANDARD,
+    Array,
+    Case,
+    Draw,
+    Inputs,
+    int32,
+    lengths_of,
+)
 from onnx_attnfuse.kernels.operators.bias_split_gelu import WIDTHS
 
 _BUFFER = 12

@@ -70,6 +70,9 @@ class Options:
     cuda_graph: bool = False
     """Make a model that ONNX Runtime captures in a CUDA graph, of the sizes that `dim` tells and without a test at run time; a
     model that it cannot capture is refused with the node that prevents it."""
+    conformance: pathlib.Path | None = dataclasses.field(default=None, metadata={"metavar": "FILE"})
+    """Leave out what failed in this table of `attnfuse conformance --json`; by default what failed in the one that comes with the
+    package for the execution provider, if there is one."""
     always: bool = False
     """Fuse also where what is spelled out was measured to be faster."""
     keep_outputs: bool = False

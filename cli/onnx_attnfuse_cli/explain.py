@@ -19,7 +19,9 @@ from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, start_logging
 
-_FIELDS = "ep arch padding cache dim target assume cuda_graph always keep_outputs patterns skip_patterns only_patterns".split()
+_FIELDS = (
+    "ep arch padding cache dim target assume cuda_graph conformance always keep_outputs patterns skip_patterns only_patterns"
+).split()
 
 
 @dataclasses.dataclass(frozen=True)

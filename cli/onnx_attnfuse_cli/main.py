@@ -25,6 +25,7 @@ _COMMANDS = {
     "patterns": "onnx_attnfuse_cli.patterns",
     "kernels": "onnx_attnfuse_cli.kernels",
     "bench": "onnx_attnfuse_cli.bench",
+    "conformance": "onnx_attnfuse_cli.conformance",
     "verify": "onnx_attnfuse_cli.verify",
     "convert": "onnx_attnfuse_cli.convert",
     "unfuse": "onnx_attnfuse_cli.unfuse",

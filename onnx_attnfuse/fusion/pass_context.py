@@ -29,6 +29,7 @@ from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.kernels.conformance import table_for
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.matcher.near_miss import Trace
@@ -64,9 +65,9 @@ class Run:
         self.catalogue = dataclasses.replace(catalogue, readers=readers)
         device = resolve(options.ep, options.arch)
         chosen = options.padding, options.dim, options.always, options.target
-        self.plan_context = PlanContext(
-            device, *chosen, dtype=dtype, taken=Assumed.of(options.assume), captured=options.cuda_graph
-        )
+        table = table_for(device.ep, options.conformance)
+        taken = Assumed.of(options.assume)
+        self.plan_context = PlanContext(device, *chosen, dtype=dtype, taken=taken, captured=options.cuda_graph, conformance=table)
         self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.names = all_names(model)
         self.opset = Opset(model, asked=options.target == "onnx.Attention")

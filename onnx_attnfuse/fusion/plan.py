@@ -16,6 +16,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conditions import MOST_SCORES, AttentionParams, MaskForm
+from onnx_attnfuse.kernels.conformance import Conformance, Form
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.forecast import Forecast, Gain, forecast, unfused_time
 from onnx_attnfuse.kernels.support import support
@@ -96,6 +97,8 @@ class PlanContext:
     """What is taken for granted."""
     captured: bool = False
     """The model is to be captured, so that nothing is tested at run time."""
+    conformance: Conformance | None = None
+    """The forms that failed on the execution provider when they were tried; None: none are known."""
 
     def __post_init__(self) -> None:
         names = ("auto", *map(name_of, TARGETS), packed.NAME)
@@ -230,7 +233,7 @@ def _lowerings(
     found, wrong, device = list[Lowering](), dict[str, Reason](), plan_context.device
     for target in takers:
         for encoding in target.encodings(spec, meaning):
-            reason = why_wrong(params_of(spec, encoding, target), plan_context)
+            reason = why_wrong(params_of(spec, encoding, target), plan_context) or _failure(spec, encoding, target, plan_context)
             if reason is not None:
                 wrong.setdefault(name_of(target), reason)
             elif _is_taken(encoding, target, device):
@@ -266,6 +269,12 @@ def assumed_of(plan: Plan, spec: AttentionSpec, device: Device) -> tuple[Assumpt
             name = found.assumes(params_of(spec, item.encoding, item.target))
             names |= {} if name is None else {name: None}
     return tuple(names)
+
+
+def _failure(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Reason | None:
+    """Why a form is not used that failed where it was tried; None: it did not fail, or was not tried."""
+    table = plan_context.conformance
+    return None if table is None else table.failure(Form.of(params_of(spec, encoding, target), cached=encoding.cached))
 
 
 def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Lowering | None:

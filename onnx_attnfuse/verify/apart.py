@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from onnx_attnfuse.verify import child
@@ -28,47 +29,66 @@ class ChildRefusal(Exception):
     """The child gave an error in place of results; the message is the runtime's."""
 
 
-class _Worker:
-    """The child, if there is one."""
+class Worker:
+    """A process that answers messages, started when there is a first one, and again where it has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[str], greeting: object = None) -> None:
+        """A worker that is not started yet.
+
+        Args:
+            arguments: What follows the interpreter.
+            greeting: The first message to each process, which answers it; None: there is none.
+        """
+        self._arguments, self._greeting = tuple(arguments), greeting
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, question: tuple[Any, ...]) -> list[Array]:
-        with self._lock:
-            process = self._started()
-            late = threading.Event()
-            timer = threading.Timer(LIMIT, lambda: (late.set(), process.kill()))
-            timer.start()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                child.write(question, process.stdin)
-                results, complaint = child.read(process.stdout)
-            except (EOFError, OSError):
-                code = process.wait()
-                self.end()
-                raise ProcessDied(_ending(code, late=late.is_set())) from None
-            finally:
-                timer.cancel()
-        if complaint is not None:
-            raise ChildRefusal(complaint)
-        return results
+    def __enter__(self) -> Worker:
+        return self
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, str(pathlib.Path(child.__file__))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-        return self._process
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+    def ask(self, question: object) -> Any:
+        """The answer to a message.
+
+        Raises:
+            ProcessDied: The process died of it, or took too long.
+        """
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._start()
+                if self._greeting is not None:
+                    self._answer(self._process, self._greeting)
+            return self._answer(self._process, question)
+
+    def _answer(self, process: subprocess.Popen[bytes], question: object) -> Any:
+        late = threading.Event()
+        timer = threading.Timer(LIMIT, lambda: (late.set(), process.kill()))
+        timer.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            child.write(question, process.stdin)
+            return child.read(process.stdout)
+        except (EOFError, OSError):
+            code = process.wait()
+            self.end()
+            raise ProcessDied(_ending(code, late=late.is_set())) from None
+        finally:
+            timer.cancel()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
 
     def end(self) -> None:
-        """Ends the child."""
+        """Ends the process."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -79,7 +99,7 @@ class _Worker:
                         stream.close()
 
 
-_WORKER = _Worker()
+_WORKER = Worker([str(pathlib.Path(child.__file__))])
 atexit.register(_WORKER.end)
 
 
@@ -99,7 +119,10 @@ def run(
         ProcessDied: It ended the process, or took too long.
     """
     wanted = None if outputs is None else list(outputs)
-    return _WORKER.ask((model, None if folder is None else str(folder), wanted, dict(feeds)))
+    results, complaint = _WORKER.ask((model, None if folder is None else str(folder), wanted, dict(feeds)))
+    if complaint is not None:
+        raise ChildRefusal(complaint)
+    return results
 
 
 def _ending(code: int, *, late: bool) -> str:

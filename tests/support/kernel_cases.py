@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from benchmarks.reference_cases import cases
-from benchmarks.reference_inputs import Array, Case
-from benchmarks.references_on_gpu import DTYPES, feeds_of, held, model_of
+from benchmarks.references_on_gpu import DTYPES, held
+from onnx_attnfuse.bench.conformance.drawing import Array, Case
+from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
 
 __all__ = ["DTYPES", "by_reference", "cases_of", "check", "feeds_of", "model_of"]

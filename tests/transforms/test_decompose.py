@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import onnx_attnfuse
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.runtime import Session
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, compare
 from tests.support.bundled import BUNDLED, Array, name_of, run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from tests.support.kernel_cases import cases_of, check
 
 OPERATORS = (

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references.onnx_attention import onnx_attention
 from onnx_attnfuse.verify.tolerance import TIGHT, compare
 from tests.support.kernel_cases import by_reference, cases_of, feeds_of, model_of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references.packed_attention import packed_attention
 from onnx_attnfuse.verify.references.packed_multi_head_attention import packed_multi_head_attention
 from tests.support.kernel_cases import by_reference, cases_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references.remove_padding import remove_padding
 from onnx_attnfuse.verify.references.restore_padding import restore_padding
 from tests.support.kernel_cases import by_reference, cases_of

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.verify.references.rotary_embedding import rotary_embedding
 from tests.support.kernel_cases import cases_of, check
 

@@ -1,4 +1,4 @@
-"""What a case for a fused operator is, and the random inputs it is made of. Enter at `reference_cases.py`."""
+"""What a case for a fused operator is, and the random inputs it is made of. Enter at `inputs.py`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ class Draw:
         self.dtype = np.dtype(dtype)
 
     def normal(self, *shape: int, factor: float = 1.0) -> Array:
+        """Normally distributed numbers, `factor` their deviation."""
         return self.cast(self._random.standard_normal(shape) * factor)
 
     def cast(self, array: Any) -> Array:
+        """An array in the type of the inputs."""
         return np.asarray(array).astype(self.dtype)
 
     def lowest(self, *shape: int) -> Array:
@@ -62,6 +64,7 @@ class Case:
 
     @property
     def operator(self) -> str:
+        """The operator with its domain."""
         return f"{self.domain or 'ai.onnx'}.{self.op}"
 
     def inputs(self, dtype: Any = np.float32) -> Inputs:
@@ -73,6 +76,7 @@ class Case:
 
 
 def int32(values: Any) -> Array:
+    """Integers as ONNX Runtime's operators take them."""
     return np.asarray(values, np.int32)
 
 

@@ -1,0 +1,126 @@
+"""`attnfuse conformance`: every form of every fused operator on an execution provider here, held against its reference."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.progress import progress_bar
+from onnx_attnfuse_cli.show import print_table
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.kernels.conformance import Conformance
+
+
+_EXAMPLES = [
+    Example("attnfuse conformance --json cpu.json", "All forms on the CPU; the table is what --conformance of optimize takes."),
+    Example(
+        "attnfuse conformance --ep qnn --provider-option backend_path=libQnnHtp.so --operator onnx.Attention --limit 40",
+        "The forms that tell most, of one operator.",
+    ),
+]
+_STATUSES = {
+    Exit.DONE: "No form gave wrong results.",
+    Exit.BAD_INPUT: "The command line cannot be used, or the execution provider is not installed.",
+    Exit.DIFFERS: "Forms gave wrong results; the summary names them.",
+    Exit.DEFECT: MEANINGS[Exit.DEFECT],
+}
+
+
+def _options(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    """`name=value` as a mapping."""
+    found: dict[str, str] = {}
+    for item in given:
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{item!r} is not NAME=VALUE", ctx, parameter)
+        found[name] = value
+    return found
+
+
+@click.command(
+    "conformance",
+    cls=Manual,
+    short_help="Run every form of every fused operator on an execution provider and hold it against NumPy.",
+    examples=_EXAMPLES,
+    statuses=_STATUSES,
+)
+@click.option(
+    "--ep", default="cpu", show_default=True, metavar="NAME", help="Execution provider, as doctor lists them: cpu, openvino."
+)
+@click.option(
+    "--provider-option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_options,
+    help="Option of the provider. Repeatable.",
+)
+@click.option("--operator", metavar="NAME", help="Only this operator, such as onnx.Attention.  [default: all]")
+@click.option("--dtype", metavar="NAME", help="Only this element type, float32 or float16.  [default: both]")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only so many forms of each operator; the first tell most."
+)
+@click.option("--json", "path", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write the table as JSON.")
+def command(
+    *,
+    ep: str,
+    options: Mapping[str, str],
+    operator: str | None,
+    dtype: str | None,
+    limit: int | None,
+    path: pathlib.Path | None,
+) -> int:
+    """Run every form of every fused operator on an execution provider that is installed here.
+
+    A form is an operator with an element type, a mask, a head size and so on, run as a model of one node. It is held against the
+    operator in NumPy, and timed in turn with the same attention of MatMul and Softmax. Another process runs it, as some end it.
+    """
+    from onnx_attnfuse.bench.conformance.installed import find
+    from onnx_attnfuse.bench.conformance.run import run
+    from onnx_attnfuse.bench.conformance.summary import failures
+    from onnx_attnfuse.kernels.conformance import to_json
+    from onnx_attnfuse.report.files import write_text
+
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise click.UsageError(f"--json cannot be written to {path}; choose a file in a folder that exists")
+    with progress_bar(shown=True) as progress:
+        table = run(find(ep, options), operator=operator, dtype=dtype, limit=limit, progress=progress)
+    if path is not None:
+        write_text(to_json(table), path)
+    _show(table)
+    for line in failures(table):
+        click.echo(line)
+    click.echo(f"{sum(case.verdict == 'right' for case in table.cases)} of {len(table.cases)} forms are right on {table.ep}")
+    if path is not None:
+        click.echo(f"wrote {path}; attnfuse optimize --conformance {path} leaves out what failed")
+    return Exit.DIFFERS if any(case.verdict == "wrong" for case in table.cases) else Exit.DONE
+
+
+def _show(table: Conformance) -> None:
+    """Print a line for each operator and element type."""
+    from rich.table import Table
+
+    from onnx_attnfuse.bench.conformance.summary import lines
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in (
+        "operator",
+        "type",
+        "right",
+        "wrong",
+        "unsupported",
+        "on the CPU",
+        "largest error",
+        "spelled out",
+        "time, of spelled out",
+    ):
+        shown.add_column(title, justify="left" if title in {"operator", "type"} else "right")
+    for line in lines(table):
+        shown.add_row(*line)
+    print_table(shown)
