@@ -2,8 +2,7 @@
 
     python benchmarks/gated_mlp_on_gpu.py OUT.md [--only mlp,qkv,gelu,llama] [--rows 8x512,1x1] [--ep cuda] [--rounds 60]
 
-Decides which of `gated-products`, `split-projections` and `split-gelu` go from `unmeasured` to `pays` in
-kernels/providers/cuda.py, and which are deleted: a form pays where it gains 2 % or more in some rows and loses in none. All forms
+The figures behind docs/decisions/0025: what merging gains, and what the Split behind it costs. All forms
 of a row are sessions of one process and take turns; times are medians of runs whose input and output are bound to memory of the
 device. `captured` is the same as a CUDA graph. The MLP has 2048 channels and 5632 inside; the Llama has 22 such layers, with 32
 heads of queries and 4 of keys and values, a buffer of 1024 positions and weights of noise. Weights of a part alone may stay in

@@ -29,8 +29,6 @@ Paying: TypeAlias = Literal[
     "projection-bias",
     "packed-operands",
     "merged-projections",
-    "split-projections",
-    "gated-products",
     "split-gelu",
     "repeated-heads",
 ]
@@ -221,8 +219,6 @@ class ExecutionProvider:
     option_words: Callable[[str, str], str] | None = None
     """What an option of the provider, a name and a value, does, for a reader."""
     pays: frozenset[Paying] = frozenset()
-    unmeasured: frozenset[Paying] = frozenset()
-    """What may pay and is not measured yet, so that nothing of it is done."""
     unfused_time: Callable[[AttentionParams, int, bool], float] | None = None
     """How long attention takes that is spelled out, on an architecture, with a guard against NaN or not; None: not known."""
     switching: Switching | None = None

@@ -8,11 +8,7 @@ from collections.abc import Iterable
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
-from onnx_attnfuse.fusion.enabling.merged_products import (
-    with_one_gated_product,
-    with_packed_projections,
-    with_split_projections,
-)
+from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -47,18 +43,6 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["GroupQueryAttention"]),
         with_packed_projections,
         "merged-projections",
-    ),
-    EnablingRule(
-        "attentions whose queries, keys and values are parts of one product",
-        frozenset(["Attention", "GroupQueryAttention", "MultiHeadAttention"]),
-        with_split_projections,
-        "split-projections",
-    ),
-    EnablingRule(
-        "gated MLPs whose two products of one input are parts of one",
-        frozenset(["Mul"]),
-        with_one_gated_product,
-        "gated-products",
     ),
     EnablingRule(
         "products gated by their own Gelu, bias included, as one operator",

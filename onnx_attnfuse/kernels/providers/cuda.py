@@ -335,9 +335,9 @@ PROVIDER = ExecutionProvider(
             "padded-columns",
             "packed-operands",
             "merged-projections",
+            "split-gelu",
         ]
     ),
-    unmeasured=frozenset(["split-projections", "gated-products", "split-gelu"]),
     unfused_time=_unfused_time,
     switching=Switching(frozenset(_VARIABLES), _settings, _alone, narrows=True),
     capture=CAPTURE,
