@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from benchmarks.reference_inputs import Case
+from onnx_attnfuse.bench.conformance.drawing import Case
 from onnx_attnfuse.kernels.cache_formats import FORMATS, format_of
 from onnx_attnfuse.verify.references.quantised_cache import quantised, restored, step
 from onnx_attnfuse.verify.runtime import Reference
