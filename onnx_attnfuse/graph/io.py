@@ -113,6 +113,12 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, .
     return files.shared
 
 
+def fits_in_one_file(model: ir.Model) -> bool:
+    """Whether the weights inside of a model fit in one protobuf."""
+    weights = external.movable_weights(model)
+    return sum(value.const_value.nbytes for value in weights if value.const_value is not None) <= _INLINE_LIMIT
+
+
 def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:
     """A model to work on, from whatever a caller has; what was handed in is not changed.
 

@@ -30,7 +30,7 @@ from onnx_attnfuse.verify.rotated_in_front import rotated_in_front
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.tolerance import compare
 from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
-from onnx_attnfuse.verify.widened import is_half, weight_bytes, widened
+from onnx_attnfuse.verify.widened import is_half, is_large, weight_bytes, widened
 
 _TOLERANCES = {ir.DataType.FLOAT: 1e-3, ir.DataType.FLOAT16: 5e-2}
 """Those of whole models, as a part of the magnitude of an output."""
@@ -38,8 +38,6 @@ _PROMPT, _CHUNK, _STEPS, _WARM, _SPARE = 6, 3, 3, 4, 3
 _OTHER = 5
 """The length of axes that have nothing to do with the cache."""
 _FEW_TOKENS = 10
-_LARGE = 1 << 28
-"""Bytes of weights from which on a model is run in fewer loops."""
 _MOST_WEIGHTS = 1 << 33
 """Bytes of weights in a half type that are still widened."""
 Pattern = Literal["none", "left", "right", "holes"]
@@ -167,7 +165,7 @@ class _Judge:
         self._axes = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
         self._fixed = {name: sizes.settled(dim, loop.numbers) for name, dim in self._axes.items()}
         self._rng = np.random.default_rng(0)
-        self._is_large = weight_bytes(before) > _LARGE
+        self._is_large = is_large(before)
         dtype = self._dtypes[loop.pasts[0][0]]
         self._tolerance = _TOLERANCES.get(dtype or ir.DataType.FLOAT, min(_TOLERANCES.values()))
 

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import TypeAlias, cast
 
+import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
@@ -19,6 +20,7 @@ Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
 _NO_KERNEL = "NOT_IMPLEMENTED"
 """What ONNX Runtime says of an operator that it has no kernel for."""
+_TOO_LARGE = "the model is larger than one protobuf can be; save it and pass the path"
 _MAX_WEIGHT_BYTES_IN_NUMPY = 1 << 28
 """Bytes of weights of a model that is still run in NumPy."""
 
@@ -83,13 +85,15 @@ def _started(source: Source, inner: list[str]) -> Session:
         folder = pathlib.Path(source).absolute().parent
         source = onnx.ModelProto.FromString(pathlib.Path(source).read_bytes())
     elif isinstance(source, ir.Model):
+        if not io.fits_in_one_file(source):
+            raise ModelError(_TOO_LARGE)
         folder, source = _data_folder(source), ir.to_proto(source)
     if inner:
         source = _giving_out(source, inner)
     try:
         serialized = source.SerializeToString()
-    except ValueError as error:
-        raise ModelError("the model is larger than one protobuf can be; save it and pass the path") from error
+    except (ValueError, google.protobuf.message.EncodeError) as error:  # which of them hangs on how protobuf was built
+        raise ModelError(_TOO_LARGE) from error
     return Session(serialized, folder)
 
 

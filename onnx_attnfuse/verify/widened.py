@@ -7,7 +7,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.tensors import Computed
 from onnx_attnfuse.verify.submodel import widened_attribute
+
+_LARGE = 1 << 28
+"""Bytes of weights above which a model is run in fewer loops."""
 
 
 def is_half(model: ir.Model) -> bool:
@@ -22,8 +26,13 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
+def is_large(model: ir.Model) -> bool:
+    """Whether a model has so many weights that it is run in fewer loops."""
+    return weight_bytes(model) > _LARGE
+
+
 def widened(model: ir.Model) -> ir.Model:
-    """A copy of the model that computes in float32 what it computes in float16 or bfloat16."""
+    """A copy of the model that computes in float32 what it computes in a half type; weights are widened when they are read."""
     copy = model.clone()
     graphs: list[ir.Graph | ir.Function] = [copy.graph, *copy.functions.values()]
     for graph in graphs:
@@ -31,7 +40,7 @@ def widened(model: ir.Model) -> ir.Model:
         held = graph.initializers.values() if isinstance(graph, ir.Graph) else ()
         for value in held:
             if value.const_value is not None and value.const_value.dtype in HALVES:
-                value.const_value = _wide(value.const_value)
+                value.const_value = _widened_when_read(value.const_value)
         for value in (*graph.inputs, *held, *(output for node in graph for output in node.outputs)):
             if value.dtype in HALVES:
                 value.type = ir.TensorType(ir.DataType.FLOAT)
@@ -43,3 +52,8 @@ def widened(model: ir.Model) -> ir.Model:
 
 def _wide(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
+
+
+def _widened_when_read(tensor: ir.TensorProtocol) -> Computed:
+    shape = ir.Shape(tensor.shape.numpy())
+    return Computed(lambda: tensor.numpy().astype(np.float32), (tensor,), ir.DataType.FLOAT, shape, tensor.name or "")

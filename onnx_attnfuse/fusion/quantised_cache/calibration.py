@@ -17,12 +17,15 @@ from onnx_attnfuse.kernels.cache_formats import CacheFormat
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
-from onnx_attnfuse.verify.quantised.measure import Turned, largest_numbers, wide
+from onnx_attnfuse.verify.quantised.measure import Turned, largest_numbers
+from onnx_attnfuse.verify.quantised.widening import Widen
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.widened import weight_bytes
 
 Array = npt.NDArray[np.generic]
 _ENTRIES, _TOKENS = 4, 64
+_LARGE_ENTRIES = 2
+"""For models of many weights."""
 _MOST_WEIGHTS = 1 << 33
 """Bytes of weights in a half type that are still widened, as kernels on the CPU are for float32."""
 
@@ -43,6 +46,7 @@ def calibrate(
     form: CacheFormat,
     turned: Mapping[str, Turned],
     file: pathlib.Path | None,
+    widen: Widen,
 ) -> Calibration:
     """Measures the scales of each channel.
 
@@ -53,6 +57,7 @@ def calibrate(
         form: The format of the quantised cache.
         turned: Which keys are rotated, by the names of the inputs.
         file: Tokens as arrays by the names of inputs; None: they are drawn.
+        widen: Makes the source compute in float32.
 
     Raises:
         OptionError: The file cannot be used.
@@ -60,10 +65,14 @@ def calibrate(
     """
     if any(value.dtype in HALVES for value in source.graph.initializers.values()) and weight_bytes(source) > _MOST_WEIGHTS:
         raise Refused("unverified", "its weights are too many to measure scales in float32")
-    model = wide(source)
+    try:
+        model = widen(source)
+    except RuntimeRefusal as refusal:
+        raise Refused("unverified", f"there are no scales: {refusal}") from refusal
     feeds = Feeds(model, loop, most)
     given = None if file is None else _read(file, loop, feeds)
-    run = feeds.run(_ENTRIES, _TOKENS) if given is None else _run_of(given, loop)
+    entries = _LARGE_ENTRIES if feeds.is_large else _ENTRIES
+    run = feeds.run(entries, _TOKENS) if given is None else _run_of(given, loop)
     try:
         found = largest_numbers(model, loop, feeds, run, turned, given)
     except RuntimeRefusal as refusal:

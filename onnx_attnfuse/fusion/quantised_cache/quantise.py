@@ -34,6 +34,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.quantised.measure import Turned, measure
 from onnx_attnfuse.verify.quantised.oracle import check_quantised
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.quantised.widening import Widen, widening
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -66,13 +67,13 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
     form, decoder = FORMATS[options.kv_cache], shared.decoder
     if decoder is None or shared.source is None or shared.loop is None:
         return Outcome((f"no cache is {form.name}: none became a buffer",))
-    with contained(_QUANTISING) as attempt:
+    with contained(_QUANTISING) as attempt, widening() as widen:
         nodes = _nodes(model, decoder)
         _check_kernels(nodes, model, form, device)
         turned = {
             name: found for node, name in zip(nodes, decoder.past_keys, strict=True) if (found := _turned(node)) is not None
         }
-        calibration = calibrate(shared.source, shared.loop, decoder.context_length, form, turned, options.calibrate)
+        calibration = calibrate(shared.source, shared.loop, decoder.context_length, form, turned, options.calibrate, widen)
         record = QuantisedCache(
             form.name,
             _PER_CHANNEL,
@@ -85,7 +86,7 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
         )
         trial = model.clone()
         _apply(trial, decoder, form, calibration)
-        record = _judged(shared.source, trial, record, verifier)
+        record = _judged(shared.source, trial, record, verifier, widen)
         _apply(model, decoder, form, calibration)
         record.write(model)
         return Outcome(record.lines(), record)
@@ -182,16 +183,16 @@ def _weight(graph: ir.Graph, name: str, scale: npt.NDArray[np.float32]) -> ir.Va
     return value
 
 
-def _judged(source: ir.Model, trial: ir.Model, record: QuantisedCache, verifier: Verifier) -> QuantisedCache:
+def _judged(source: ir.Model, trial: ir.Model, record: QuantisedCache, verifier: Verifier, widen: Widen) -> QuantisedCache:
     """The record with the error that was measured; none where nothing is to be judged.
 
     Raises:
         Refused: The decoder differs in more than rounding, or that could not be found out.
     """
-    if not verifier.judge_loop(functools.partial(check_quantised, source, trial, record)):
+    if not verifier.judge_loop(functools.partial(check_quantised, source, trial, record, widen)):
         return record
     try:
         with verifier.timer.step("measure the cache"):
-            return dataclasses.replace(record, error=measure(source, trial, record))
+            return dataclasses.replace(record, error=measure(source, trial, record, widen))
     except (RuntimeRefusal, ModelError) as refusal:
         raise Refused("unverified", f"what it costs could not be measured: {refusal}") from refusal

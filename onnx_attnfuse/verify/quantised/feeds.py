@@ -14,9 +14,12 @@ from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.widened import is_large
 
 _PROMPT, _SINGLE = 16, 8
 _ENTRIES = (1, 2)
+_LARGE_SINGLE, _LARGE_ENTRIES = 4, (2,)
+"""The same for models of many weights."""
 _OTHER = 5
 """The length of axes that have nothing to do with the cache."""
 _FEW_TOKENS = 10
@@ -48,6 +51,8 @@ class Feeds:
         self._loop, self._most = loop, most
         self._dims: dict[str, Dims] = {value.name or "": facts.dims(value) or () for value in source.graph.inputs}
         self._dtypes = {value.name or "": (facts.dtype(value) or ir.DataType.INT64).numpy() for value in source.graph.inputs}
+        self.is_large = is_large(source)
+        """Whether it is run as little as possible."""
         self._kinds = kinds(source.graph, facts)
         self._batch, self._new = (sizes.settled(self._dims[loop.tokens][axis], loop.numbers) for axis in (0, 1))
 
@@ -83,7 +88,8 @@ class Feeds:
 
     def runs(self) -> Iterator[Run]:
         """The loops that a decoder is judged in."""
-        yield from dict.fromkeys(self.run(batch, _PROMPT, _SINGLE) for batch in _ENTRIES)
+        entries, single = (_LARGE_ENTRIES, _LARGE_SINGLE) if self.is_large else (_ENTRIES, _SINGLE)
+        yield from dict.fromkeys(self.run(batch, _PROMPT, single) for batch in entries)
 
     def steps(self, run: Run, seed: int, given: Mapping[str, Array] | None = None) -> Iterator[dict[str, Array]]:
         """The inputs of each step but the cache; `given` has arrays of a prompt in the place of what would be drawn."""

@@ -13,6 +13,7 @@ from onnx_attnfuse.verify.model_result import Verification
 from onnx_attnfuse.verify.quantised.measure import measure
 from onnx_attnfuse.verify.quantised.oracle import check_quantised
 from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
+from onnx_attnfuse.verify.quantised.widening import Widen, widening
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 
 _MORE, _BESIDES, _FEWER = 1.25, 1e-3, 0.05
@@ -36,14 +37,19 @@ def verify_quantised(source: ir.Model, result: ir.Model, record: QuantisedCache)
     if missing := sorted(wanted - have):
         what = f"the second model has a quantised cache, and the first is not what it was made of: it has no {missing[0]}"
         raise ModelError(f"{what}; compare it with its source")
-    verdict = check_quantised(source, result, record)
+    with widening() as widen:
+        return _verified(source, result, record, widen)
+
+
+def _verified(source: ir.Model, result: ir.Model, record: QuantisedCache, widen: Widen) -> Verification:
+    verdict = check_quantised(source, result, record, widen)
     if verdict.undecided is not None:
         raise ModelError(f"the models cannot be compared: {verdict.undecided}; run them where they were made for")
     found = Verification(False, verdict.cases, 0, (), verdict.detail, _kinds(source))
     if not verdict.equal:
         return found
     try:
-        error = measure(source, result, record)
+        error = measure(source, result, record, widen)
     except RuntimeRefusal as refusal:
         raise ModelError(f"a model does not run: {refusal}; repair it first") from refusal
     stated = f"stated: {record.error}" if record.error is not None else "no error was stated"

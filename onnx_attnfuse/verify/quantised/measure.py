@@ -14,7 +14,7 @@ from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.quantised.decoders import Growing, Quantised
 from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
 from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
-from onnx_attnfuse.verify.widened import is_half, widened
+from onnx_attnfuse.verify.quantised.widening import Widen, wide
 
 _SEED = 7
 
@@ -37,11 +37,6 @@ class Turned:
         for place in places:
             found[..., place] = length
         return found
-
-
-def wide(model: ir.Model) -> ir.Model:
-    """The model, or a copy in float32 where it computes in a half type."""
-    return widened(model) if is_half(model) else model
 
 
 def largest_numbers(
@@ -79,19 +74,20 @@ def largest_numbers(
         return found
 
 
-def measure(before: ir.Model, after: ir.Model, record: QuantisedCache) -> CacheError:
+def measure(before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Widen = wide) -> CacheError:
     """How far the logits are from those of the source; the tokens are the same every time.
 
     Args:
         before: The decoder whose cache grows.
         after: The decoder with the quantised cache.
         record: How both are run.
+        widen: Makes them compute in float32.
 
     Raises:
         RuntimeRefusal: One does not run.
         ModelError: The cache of the second is not quantised.
     """
-    before, after = wide(before), wide(after)
+    before, after = widen(before), widen(after)
     feeds = Feeds(before, record.loop, record.context_length)
     pairs: list[tuple[Array, Array]] = []
     with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:

@@ -22,8 +22,8 @@ from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.quantised.decoders import Growing, Part, Quantised
 from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
-from onnx_attnfuse.verify.quantised.measure import wide
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.quantised.widening import Widen, wide
 from onnx_attnfuse.verify.references.quantised_cache import step as rounding
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 from onnx_attnfuse.verify.tolerance import compare
@@ -34,15 +34,20 @@ _TOLERANCE = 1e-3
 _SEED = 11
 
 
-def check_quantised(before: ir.Model, after: ir.Model, record: QuantisedCache) -> Verdict:
+def check_quantised(before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Widen = wide) -> Verdict:
     """Whether a decoder computes what its source computes with keys and values that are rounded and cut off.
 
     Args:
         before: The decoder whose cache grows.
         after: The decoder with the quantised cache.
         record: How both are run.
+        widen: Makes them compute in float32.
     """
-    before, after, loop = wide(before), wide(after), record.loop
+    loop = record.loop
+    try:
+        before, after = widen(before), widen(after)
+    except RuntimeRefusal as refusal:
+        return undecided(str(refusal))
     oracle = with_given_cache(before, loop)
     if oracle is None:
         return undecided("the source appends inside of its attentions, where keys and values cannot be replaced by rounded ones")

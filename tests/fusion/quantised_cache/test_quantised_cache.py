@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from google.protobuf.message import EncodeError
 from onnx import numpy_helper
 
 import onnx_attnfuse
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.fusion import quantising
+from onnx_attnfuse.graph import io
 from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify import model_session
+from onnx_attnfuse.verify.quantised import widening
 from onnx_attnfuse.verify.quantised.oracle import check_quantised
 from onnx_attnfuse.verify.quantised.record import KEY, read_record
 from tests.support.bundled import BUNDLED
@@ -320,3 +325,70 @@ def test_without_onnxruntime_there_is_a_line_with_the_remedy(monkeypatch: pytest
     monkeypatch.setattr(quantising, "available", lambda: False)
     with pytest.raises(MissingDependencyError, match=r"pip install 'onnx-attnfuse\[cpu\]'"):
         _quantised(onnx.load(_LLAMA))
+
+
+@pytest.mark.parametrize(("kind", "ep"), [("int8", "cpu"), ("int8", "cuda"), ("float8", "cuda")])
+def test_many_weights_are_widened_once_to_files_and_give_the_same(
+    kind: str, ep: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(decoder(dtype="float16"), path, save_as_external_data=True, location="model.data", size_threshold=1024)
+    choices: dict[str, Any] = {"ep": ep, "cache": "shared", "kv_cache": kind, **({"arch": "sm90"} if ep == "cuda" else {})}
+    inside = onnx_attnfuse.optimize(path, **choices)
+    assert inside.report.kv_cache is not None, inside.report.notes
+    write, written = ir.external_data.convert_tensors_to_external, list[tuple[pathlib.Path, list[str]]]()
+
+    def counted(tensors: Sequence[ir.TensorProtocol], folder: pathlib.Path, name: str) -> list[ir.ExternalTensor]:
+        written.append((folder, [tensor.name or "" for tensor in tensors]))
+        return write(tensors, folder, name)
+
+    monkeypatch.setattr(widening, "is_large", lambda _: True)
+    monkeypatch.setattr(ir.external_data, "convert_tensors_to_external", counted)
+    beside = onnx_attnfuse.optimize(path, **choices)
+    assert beside.report.kv_cache == inside.report.kv_cache
+    assert ir.to_proto(beside.model) == ir.to_proto(inside.model)
+    folders, names = {folder for folder, _ in written}, [name for _, part in written for name in part]
+    assert {"wq0", "wo1", "head", "table"} <= set(names)
+    assert len(names) == len(set(names))
+    assert len(folders) == 1
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_models_beyond_one_protobuf_go_by_way_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder()
+    expected = _quantised(model)
+    monkeypatch.setattr(io, "_INLINE_LIMIT", 0)
+    with pytest.raises(ModelError, match="larger than one protobuf"):
+        model_session.session(ir.from_proto(model))
+    assert _quantised(model).report.kv_cache == expected.report.kv_cache
+
+
+def test_what_protobuf_refuses_to_serialize_goes_by_way_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Beyond:
+        def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf calls it so
+            raise EncodeError("Failed to serialize proto")
+
+    model = decoder()
+    expected = _quantised(model)
+    monkeypatch.setattr(model_session, "ir", types.SimpleNamespace(Model=ir.Model, to_proto=lambda _: Beyond()))
+    assert _quantised(model).report.kv_cache == expected.report.kv_cache
+
+
+def test_many_weights_are_run_in_fewer_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = decoder(dtype="float16")
+    monkeypatch.setattr("onnx_attnfuse.verify.widened._LARGE", 0)
+    result = _quantised(source)
+    record = result.report.kv_cache
+    assert record is not None, result.report.notes
+    assert record.error is not None
+    assert record.error.tokens == 2 * (16 + 4)
+    assert record.scales_from.startswith("128 generated tokens")
+    assert onnx_attnfuse.verify_models(source, result.model).equal
+
+
+def test_a_disk_without_room_leaves_the_cache_in_the_type_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widening, "is_large", lambda _: True)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: types.SimpleNamespace(free=0))
+    result = _quantised(decoder(dtype="float16"))
+    assert result.report.kv_cache is None
+    assert any("cannot be widened to files" in note and "0 bytes free" in note for note in result.report.notes)
