@@ -27,26 +27,33 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "wide-subgroups": "a GPU that webgpu runs on computes 8 or more lanes of a subgroup at once",
 }
 """Each assumption, and what it says."""
+ON_REQUEST: frozenset[AssumptionName] = frozenset(["wide-subgroups"])
+"""Those that hold only where a caller names them: devices are known on which they do not."""
+DEFAULT = "default"
+"""All others together."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assumed:
     """The assumptions that hold in one run."""
 
-    names: frozenset[AssumptionName] = frozenset(ASSUMPTIONS)
+    names: frozenset[AssumptionName] = frozenset(ASSUMPTIONS) - ON_REQUEST
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Assumed:
-        """The assumptions of these names, all if there are none; `none` is a name for no assumption.
+        """The assumptions of these names, those of `default` if there are none; `none` is a name for no assumption.
 
         Raises:
             OptionError: There is no such assumption.
         """
         asked = list(names)
         for name in asked:
-            if name not in {"none", *ASSUMPTIONS}:
-                raise OptionError(f"there is no assumption {name!r}; choose none, {', '.join(get_args(AssumptionName))}")
-        return cls(frozenset(name for name in ASSUMPTIONS if name in asked or not asked))
+            if name not in {"none", DEFAULT, *ASSUMPTIONS}:
+                raise OptionError(
+                    f"there is no assumption {name!r}; choose none, {DEFAULT}, {', '.join(get_args(AssumptionName))}"
+                )
+        usual = cls.names if DEFAULT in asked or not asked else frozenset[AssumptionName]()
+        return cls(usual | {name for name in ASSUMPTIONS if name in asked})
 
     @property
     def masked_from(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 import onnx_attnfuse
 from docs import reasons
-from onnx_attnfuse.assumptions import ASSUMPTIONS
+from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse_cli import main, optimize, reason_codes
@@ -73,7 +73,7 @@ def test_every_value_has_a_bullet() -> None:
     kinds = typing.get_type_hints(onnx_attnfuse.Options)
     values = {"auto", *providers.names(), *typing.get_args(kinds["padding"]), *typing.get_args(kinds["cache"]), *target_names()}
     values |= {*typing.get_args(kinds["kv_cache"])}
-    assert bullets("  ") == values | {"none", "sites", "model"} | set(ASSUMPTIONS)
+    assert bullets("  ") == values | {"none", "sites", "model", DEFAULT} | set(ASSUMPTIONS)
 
 
 def test_every_exit_status_has_a_bullet() -> None:

@@ -78,9 +78,9 @@ def of_heads(size: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("size", "assume", "codes", "assumed"),
-    [(64, (), [], True), (64, ("named-sizes", "nonempty-axes"), ["wrong-on-device"], False), (62, ("nonempty-axes",), [], False)],
+    [(64, (), ["wrong-on-device"], False), (64, ("default", "wide-subgroups"), [], True), (62, ("default",), [], False)],
 )
-def test_what_a_kernel_is_right_under_is_named_and_can_be_taken_back(
+def test_what_a_kernel_is_right_under_is_named_and_has_to_be_asked_for(
     size: int, assume: tuple[str, ...], codes: list[str], assumed: bool
 ) -> None:
     choices = {"ep": "webgpu", "target": "MultiHeadAttention", "verify": "none", "assume": assume}

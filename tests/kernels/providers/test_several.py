@@ -36,13 +36,23 @@ def test_a_form_is_taken_that_is_right_on_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ep", "status"), [("webgpu,dml", "fused"), ("migraphx,cpu", "skipped"), ("wasm,cpu", "fused"), ("qnn,cpu", "spelled-out")]
+    ("ep", "status"),
+    [
+        ("webgpu,dml", "skipped"),
+        ("cpu,dml", "fused"),
+        ("migraphx,cpu", "skipped"),
+        ("wasm,cpu", "fused"),
+        ("qnn,cpu", "spelled-out"),
+    ],
 )
 def test_what_one_refuses_is_not_written_and_what_one_wants_spelled_out_is(ep: str, status: str) -> None:
-    found = sites(ep)
-    assert {site.status for site in found} == {status}
-    named = {name for site in found for name in site.assumptions}
-    assert ("wide-subgroups" in named) == ep.startswith("webgpu")
+    assert {site.status for site in sites(ep)} == {status}
+
+
+def test_what_one_is_right_under_is_named() -> None:
+    found = sites("webgpu,dml", assume=("default", "wide-subgroups"))
+    assert {site.status for site in found} == {"fused"}
+    assert all("wide-subgroups" in site.assumptions for site in found)
 
 
 def made_up(name: str, ready: float, other: float) -> ExecutionProvider:
