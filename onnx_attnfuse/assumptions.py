@@ -52,8 +52,8 @@ class Assumed:
                 raise OptionError(
                     f"there is no assumption {name!r}; choose none, {DEFAULT}, {', '.join(get_args(AssumptionName))}"
                 )
-        usual = cls.names if DEFAULT in asked or not asked else frozenset[AssumptionName]()
-        return cls(usual | {name for name in ASSUMPTIONS if name in asked})
+        usual = cls().names if DEFAULT in asked or not asked else ()
+        return cls(frozenset(name for name in ASSUMPTIONS if name in asked or name in usual))
 
     @property
     def masked_from(self) -> float:

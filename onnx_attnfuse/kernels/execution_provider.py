@@ -26,6 +26,7 @@ Paying: TypeAlias = Literal[
     "separate-norm",
     "half-gelu",
     "padded-columns",
+    "shared-table",
     "projection-bias",
     "packed-operands",
     "merged-projections",

@@ -13,6 +13,7 @@ from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.separate_norm import as_separate_sum
+from onnx_attnfuse.fusion.enabling.shared_table import with_one_table
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
 from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
 from onnx_attnfuse.graph.folding import fold
@@ -62,6 +63,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["Gemm", "MatMul"]),
         with_padded_columns,
         "padded-columns",
+    ),
+    EnablingRule(
+        "products that read the table of tokens as it lies, which ONNX Runtime would keep a second time",
+        frozenset(["MatMul"]),
+        with_one_table,
+        "shared-table",
     ),
 )
 

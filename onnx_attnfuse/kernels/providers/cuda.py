@@ -333,6 +333,7 @@ PROVIDER = ExecutionProvider(
             "half-gelu",
             "projection-bias",
             "padded-columns",
+            "shared-table",
             "packed-operands",
             "merged-projections",
             "split-gelu",
