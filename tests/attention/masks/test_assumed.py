@@ -96,7 +96,7 @@ def test_none_takes_nothing_for_granted() -> None:
 
 
 def test_there_is_no_such_assumption() -> None:
-    with pytest.raises(onnx_attnfuse.OptionError, match="no assumption 'luck'; choose none, large-fills"):
+    with pytest.raises(onnx_attnfuse.OptionError, match="no assumption 'luck'; choose none, default, large-fills"):
         onnx_attnfuse.optimize(WHERE, assume=("luck",))
 
 
