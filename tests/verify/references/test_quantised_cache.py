@@ -47,8 +47,11 @@ def _with_quantised_cache(case: Case, kind: str, scales: str, dtype: Any) -> tup
     return model, {f"x{place}": array for place, array in enumerate(inputs) if array is not None}
 
 
+_HALF = pytest.param(np.float16, marks=pytest.mark.newest)  # onnxruntime 1.28 takes a quantised cache beside float32 only
+
+
 @pytest.mark.sampled
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, _HALF])
 @pytest.mark.parametrize("scales", ["PER_CHANNEL", "PER_TENSOR"])
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("case", _CASES, ids=lambda case: case.name)
