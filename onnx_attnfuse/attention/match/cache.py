@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import onnx_ir as ir
-
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
 from onnx_attnfuse.attention.match import operands
 from onnx_attnfuse.attention.spec import Cache, Source
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 
@@ -57,15 +55,9 @@ def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[IndexedValu
     axis: int = attribute(node, "axis", 0) % len(axes)
     if past is None or new is None or leaves(axes[axis]) != leaves(key_axis):
         return None
-    if facts.dtype(past) != facts.dtype(new) or _is_filling(new):
+    if facts.dtype(past) != facts.dtype(new):
         return None
     return IndexedValue(past, axes), IndexedValue(new, axes), axis
-
-
-def _is_filling(value: ir.Value) -> bool:
-    """Whether a value is one number repeated: the key of a sink, which is no new position."""
-    node = value.producer()
-    return is_standard(node, "Expand") and constant_tensor(node.inputs[0]) is not None
 
 
 def new_sources(indexed: IndexedValue, factor: float, channels: Axis, facts: Facts) -> tuple[Source, ...]:
