@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -206,7 +207,8 @@ class _Sides:
     @functools.cached_property
     def _new_session(self) -> Session | Reference:
         if self._rounded:
-            return Reference(self._new_model.proto, self._operators)
+            with contextlib.suppress(RuntimeRefusal):  # what stands around attention has no reference
+                return Reference(self._new_model.proto, self._operators)
         return load(self._new_model.proto, self._operators)
 
     @functools.cached_property

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
+from tests.support.bundled import BUNDLED
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 model (float[b, s, 8] x) => (float[b, s, 8] out{outputs})
@@ -99,3 +100,12 @@ def test_the_output_projection_is_split_once_heads_are_joined_by_the_operator(al
     feeds = {name: random.standard_normal((2, 2, 5, 4)).astype(np.float32) for name in "qkv"}
     old, new = (onnxruntime.InferenceSession(item.SerializeToString()).run(None, feeds)[0] for item in (model, result.model))
     np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
+
+
+def test_what_stands_around_attention_in_float16_is_judged_for_a_gpu_too() -> None:
+    """A GPU's rounding is tried in references of attention; other operators are run by ONNX Runtime."""
+    half = onnx_attnfuse.convert(onnx.load(next(path for path in BUNDLED if path.stem.startswith("vit")))).model
+    result = onnx_attnfuse.optimize(half, ep="cuda", arch="sm90", verify="sites")
+    assert (result.report.fused, result.report.differing) == (2, 0)
+    found = collections.Counter(node.op_type for node in result.model.graph.node)
+    assert (found["SkipLayerNormalization"], found["BiasGelu"]) == (3, 2)
