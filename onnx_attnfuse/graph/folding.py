@@ -58,6 +58,15 @@ def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
     return count
 
 
+def content(value: ir.Value) -> Array:
+    """The content of a value that is rearranged from constants, read at once; for what is small.
+
+    Raises:
+        ModelError: The data of a constant is gone.
+    """
+    return _reading(value, {})({})
+
+
 def _reading(value: ir.Value, sources: dict[int, ir.TensorProtocol]) -> _Read:
     """How to compute a value, in terms that outlive its nodes; the constants that it takes go into `sources`."""
     tensor = constant_tensor(value)

@@ -28,14 +28,16 @@ Paying: TypeAlias = Literal[
     "padded-columns",
     "shared-table",
     "projection-bias",
+    "own-products",
     "packed-operands",
     "merged-projections",
     "split-gelu",
     "repeated-heads",
 ]
-"""What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention; queries, keys and
-values handed to GroupQueryAttention as one tensor where they are pieces of one, and one product of theirs where each has its own;
-ai.onnx Attention where heads share keys and values, even at the price of a newer opset."""
+"""What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for
+each of its operands in the place of one that they would be cut out of; queries, keys and values handed to GroupQueryAttention as
+one tensor where they are pieces of one, and one product of theirs where each has its own; ai.onnx Attention where heads share
+keys and values, even at the price of a newer opset."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 SPELLED_OUT = "SpelledOut"

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.spec import AttentionSpec, Axes4
+from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Source
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.kernels.execution_provider import Paying
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, taken, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.fully_masked_rows import read_rows
+from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
+from onnx_attnfuse.targets.own_products import own_products
 from onnx_attnfuse.targets.padding import read_padding
-from onnx_attnfuse.targets.projection_bias import read_projection
+from onnx_attnfuse.targets.projection_bias import Projected, read_projection
 from onnx_attnfuse.targets.row_edits import Refill, apply_rows
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
@@ -51,23 +55,9 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     bias = BiasEmitter(builder, axes, spec.dtype)
     rows = read_rows(spec, meaning, encoding, bias, context)
     known = taken(INFO.key, context.device)
-    flat = flat or encoding.causal or spec.sink is not None or not known.keys_by_head
-    targets = ((axes.b, axes.i, (*axes.n, *axes.h)), *_key_value_targets(spec, axes, flat=flat))
-    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
-    scale = spec.scale * chosen[0].factor * chosen[1].factor
-    plain = spec.sink is None and scale != 0 and not spec.scale_values and len(targets[1]) == len(targets[0])
-    pays = plain and "projection-bias" in context.device.provider.pays
-    projected = read_projection(builder, chosen, targets, spec.dtype) if pays else None
-    if projected is not None:
-        query, key, value = projected.operands
-        if rows.zero_query is not None:  # such a row and its bias are zero together
-            query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, -projected.query_bias), axes)
-    else:
-        query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
-        query = prepared_query(builder, query, spec, rows, scale, axes)
-    inputs: dict[str, ir.Value] = {"query": query, "key": key, "value": value}
-    if projected is not None:
-        inputs["bias"] = projected.bias
+    given = _operands(spec, rows, context, flat=flat or encoding.causal or not known.keys_by_head)
+    query, key, value = given.values
+    inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value, "bias": given.bias}
     if spec.sink is not None:
         inputs |= {"key": with_zeros(builder, key, 1), "value": with_zeros(builder, value, 1)}
         full = None if rows.bias is None else bias.full(rows.bias, broadcasts=known.broadcasts_bias)
@@ -82,26 +72,90 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         spec,
         INFO,
         inputs,
-        {"num_heads": axes.num_heads, "scale": scale or 1.0, **({"unidirectional": 1} if encoding.causal else {})},
+        {"num_heads": axes.num_heads, "scale": given.scale or 1.0, **({"unidirectional": 1} if encoding.causal else {})},
     )
     form = (
         shown(encoding, rows.bias, "key_padding_mask") if spec.sink is None else "attention_bias b n s t, a column for the sink"
     )
-    emitted = replacing(builder, fused, spec, rows, chosen, targets, form)
-    return emitted if projected is None else dataclasses.replace(emitted, operands=projected.operands)
+    emitted = replacing(builder, fused, spec, rows, given.chosen, given.targets, form)
+    return dataclasses.replace(emitted, operands=given.frontier, needless=given.needless)
 
 
-def _key_value_targets(spec: AttentionSpec, axes: Axes4, *, flat: bool) -> tuple[Axes, Axes]:
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    """Queries, keys and values as the operator takes them."""
+
+    values: tuple[ir.Value, ir.Value, ir.Value]
+    bias: ir.Value | None
+    """What the operator adds to them, (2·n·h + n·v,)."""
+    chosen: Sequence[Source]
+    """The values that they were taken from."""
+    targets: tuple[Axes, Axes, Axes]
+    scale: float
+    frontier: tuple[ir.Value, ...] = ()
+    """What they are computed from, where that lies above `chosen`."""
+    needless: tuple[ir.Value, ...] = ()
+
+
+def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: bool) -> _Operands:
+    """The operands of `spec`: from products of their own, or without the biases of their projections, or as they are.
+
+    Raises:
+        Refused: One of them cannot be brought into the layout of the operator.
+    """
+    assert spec.dtype is not None
+    builder, axes = context.builder, spec.axes
+    joined: tuple[Axes, Axes, Axes] = (
+        (axes.b, axes.i, (*axes.n, *axes.h)),
+        (axes.b, axes.j, (*axes.n, *axes.h)),
+        (axes.b, axes.j, (*axes.n, *axes.v)),
+    )
+    is_plain = spec.sink is None and not spec.scale_values
+    pays = context.device.provider.pays if is_plain else frozenset[Paying]()
+    own = own_products(spec, builder, joined) if "own-products" in pays else None
+    if own is not None and _scale(spec, own.chosen) != 0:
+        query = _levelled(own.projected, rows, axes, builder)
+        _, key, value = own.projected.operands
+        return _Operands(
+            (query, key, value), own.projected.bias, own.chosen, joined, _scale(spec, own.chosen), own.frontier, own.needless
+        )
+    targets = joined if flat or spec.sink is not None else (joined[0], *_key_value_targets(spec, joined))
+    chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
+    scale = _scale(spec, chosen)
+    is_bias_taken = "projection-bias" in pays and targets == joined and scale != 0
+    projected = read_projection(builder, chosen, targets, spec.dtype) if is_bias_taken else None
+    if projected is not None:
+        query = _levelled(projected, rows, axes, builder)
+        _, key, value = projected.operands
+        return _Operands((query, key, value), projected.bias, chosen, targets, scale, projected.operands)
+    query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
+    return _Operands((prepared_query(builder, query, spec, rows, scale, axes), key, value), None, chosen, targets, scale)
+
+
+def _scale(spec: AttentionSpec, chosen: Sequence[Source]) -> float:
+    """The number that the operator multiplies scores with."""
+    return spec.scale * chosen[0].factor * chosen[1].factor
+
+
+def _levelled(projected: Projected, rows: Rows, axes: Axes4, builder: Builder) -> ir.Value:
+    """The queries, in rows whose scores must be equal the opposite of the bias, so that they are zero together."""
+    query, _, _ = projected.operands
+    if rows.zero_query is None:
+        return query
+    return apply_rows(builder, query, axes.h, Refill(rows.zero_query, True, -projected.query_bias), axes)
+
+
+def _key_value_targets(spec: AttentionSpec, joined: tuple[Axes, Axes, Axes]) -> tuple[Axes, Axes]:
     """Keys and values as (b, t, n·h), or as (b, n, t, h) where that is how they lie and both have the same head size."""
-    joined: tuple[Axes, Axes] = (axes.b, axes.j, (*axes.n, *axes.h)), (axes.b, axes.j, (*axes.n, *axes.v))
+    axes = spec.axes
     split: tuple[Axes, Axes] = (axes.b, axes.n, axes.j, axes.h), (axes.b, axes.n, axes.j, axes.v)
-    if length(axes.h) != length(axes.v) or flat:
-        return joined
+    if length(axes.h) != length(axes.v):
+        return joined[1:]
     prices = [
         sum(
             price(operand, cheapest(operand, target), target)
             for operand, target in zip((spec.key, spec.value), pair, strict=True)
         )
-        for pair in (joined, split)
+        for pair in (joined[1:], split)
     ]
-    return split if prices[1] < prices[0] else joined
+    return split if prices[1] < prices[0] else joined[1:]

@@ -25,8 +25,8 @@ class Projected:
     """Operands without their biases, and the biases."""
 
     operands: tuple[ir.Value, ir.Value, ir.Value]
-    bias: ir.Value
-    """Biases of query, key and value, concatenated; zeros where there is none."""
+    bias: ir.Value | None
+    """Biases of query, key and value, concatenated; zeros where there is none; None if nothing is added to any of them."""
     query_bias: Array
     """The first of them, (n·h,)."""
 

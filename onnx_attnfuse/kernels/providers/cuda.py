@@ -332,6 +332,7 @@ PROVIDER = ExecutionProvider(
             "skip-norm",
             "half-gelu",
             "projection-bias",
+            "own-products",
             "padded-columns",
             "shared-table",
             "packed-operands",
