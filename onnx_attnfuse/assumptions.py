@@ -28,7 +28,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
 }
 """Each assumption, and what it says."""
 ON_REQUEST: frozenset[AssumptionName] = frozenset(["wide-subgroups"])
-"""Those that hold only where a caller names them: devices are known on which they do not."""
+"""Assumptions that are made only where a caller names them: devices are known on which they do not hold."""
 DEFAULT = "default"
 """All others together."""
 

@@ -25,7 +25,7 @@ class Table:
     """Cosines or sines of a rotary embedding: a column for each pair of channels, a row for each position."""
 
     indexed: IndexedValue
-    """Its axes run over rows and batch of what is rotated; those of a cache that positions point into are its own."""
+    """The table, over rows and batch of what is rotated; a cache that positions point into has axes of its own."""
     axis: int
     """The axis of its columns."""
     start: int = 0
@@ -204,7 +204,7 @@ class Cache:
     new: tuple[tuple[Source, ...], tuple[Source, ...]]
     """The new ones, each with what it is a view of."""
     present: tuple[IndexedValue, IndexedValue]
-    """Both together."""
+    """Keys and values of earlier and new positions together."""
     past_axis: Axis
     new_axis: Axis
 
@@ -272,7 +272,7 @@ class AttentionSpec:
         return self.query, self.key, self.value
 
     def unrotated(self) -> AttentionSpec:
-        """The same attention of operands that are rotated already: what stands before a rotation is not looked at."""
+        """The attention with operands that are rotated already: what stands before a rotation is not looked at."""
         query, key, value = (tuple(source for source in operand if source.rotary is None) for operand in self.operands())
         cache = self.cache
         if cache is not None:

@@ -82,7 +82,7 @@ class DataFiles:
     """The data files of a model, seen from the folder it is saved to."""
 
     shared: tuple[pathlib.Path, ...]
-    """Those that lie there already; the model refers to them."""
+    """Data files that lie in the folder already; the model refers to them."""
     copies: Mapping[pathlib.Path, pathlib.Path]
     """What is missing there, each with the file to copy. Never linked: exporters write over a data file in place, and a model
     in another folder must not change with it."""

@@ -48,7 +48,7 @@ class Computed(ir.LazyTensor):
     ) -> None:
         super().__init__(lambda: ir.tensor(np.ascontiguousarray(read()), dtype=dtype, name=name), dtype, shape, name=name)
         self.sources = sources
-        """What it is computed from."""
+        """The constants that the content is computed from."""
 
     @property
     def lies_beside(self) -> bool:

@@ -107,7 +107,7 @@ def from_arch(least: int) -> Condition:
 
 
 def head_sizes(multiple: int, most: int) -> Condition:
-    """Both head sizes are multiples of a number, and not too large."""
+    """A condition on head sizes, of keys and of values: multiples of a number, and not too large."""
 
     def condition(params: AttentionParams) -> Reason | None:
         for name, size in (("head size", params.head_size), ("value head size", params.v_head_size)):

@@ -80,7 +80,7 @@ class OpSupport:
     time: Callable[[AttentionParams, str], float] | None = None
     """How long a kernel takes, to compare operators and forms of a mask on this provider; None: not known, so never preferred."""
     cached_times: Mapping[MaskForm, tuple[float, float]] | None = None
-    """The same where there is a cache, by form of the mask: for one new position, and for many."""
+    """How long an attention with a cache takes, by form of the mask: with one new position, and with many."""
     ungrouped: float = 1.0
     """Share of `cached_times` left where no heads share keys and values."""
     timed_as: str | None = None
@@ -188,7 +188,7 @@ class ExecutionProvider:
     keeps_fused: bool = False
     """Whether fused operators that stand in a model are left alone; else those that it is not known to run are spelled out."""
     skip_norms: Literal["none", "without sum"] | None = None
-    """What it runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
+    """What the provider runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
     rotates: bool = False
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
     shares_cache: bool = False

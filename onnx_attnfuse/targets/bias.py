@@ -209,7 +209,7 @@ class BiasEmitter:
         return IndexedValue(value, _union(left.axes, right.axes))
 
     def _alike(self, left: IndexedValue, right: IndexedValue) -> tuple[IndexedValue, IndexedValue]:
-        """Both in layouts that broadcast against each other."""
+        """Two masks in layouts that broadcast against each other."""
         pairs = zip(reversed(left.axes), reversed(right.axes), strict=False)
         if all(not a or not b or leaves(a) == leaves(b) for a, b in pairs) and not _crossed(left.axes, right.axes):
             return left, right

@@ -49,7 +49,7 @@ class Buffered:
     total: ir.Value
     """How many positions there are, a scalar int32."""
     rows: Dim
-    """The same as a size that a table is to have."""
+    """The number of positions as a size that a table is to have."""
     is_rearranged: bool
     """New tokens are brought into another order in each entry."""
 

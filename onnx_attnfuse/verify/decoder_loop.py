@@ -33,7 +33,7 @@ from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
 from onnx_attnfuse.verify.widened import is_half, is_large, weight_bytes, widened
 
 _TOLERANCES = {ir.DataType.FLOAT: 1e-3, ir.DataType.FLOAT16: 5e-2}
-"""Those of whole models, as a part of the magnitude of an output."""
+"""How far whole models may be apart, as a part of the magnitude of an output."""
 _PROMPT, _CHUNK, _STEPS, _WARM, _SPARE = 6, 3, 3, 4, 3
 _OTHER = 5
 """The length of axes that have nothing to do with the cache."""
@@ -52,7 +52,7 @@ class FilledSource:
     length: sizes.Dim
     """How many positions the buffer has; a symbol where a caller chooses."""
     masks_buffer: bool
-    """Its mask is as long as the buffer; else as long as the positions so far."""
+    """Whether the mask is as long as the buffer; else it is as long as the positions so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Loop:
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Numbers that symbolic sizes will always have; no other number of entries or new tokens is run then."""
     rotates_each_token: bool = False
-    """What it will run on rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
+    """Whether the provider rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
     filled: FilledSource | None = None
     """The source's own buffer; None: its past grows."""
 
@@ -142,7 +142,7 @@ class _Case:
     batch: int
     pattern: Pattern
     warm: bool
-    """It begins with a past of random numbers."""
+    """Whether the loop begins with a past of random numbers."""
     steps: tuple[int, ...]
     at_beginning: bool = False
     """The mask of the result is as long as the buffer, with zeros behind the text."""

@@ -26,7 +26,7 @@ class Step:
 
     node: ir.Node
     marks: Mapping[int, Marks]
-    """Its inputs that consist of tokens, by place, and their marks."""
+    """The inputs of the node that consist of tokens, by place, and their marks."""
     outputs: tuple[Marks, ...]
     """The marks of its outputs."""
     build: Build

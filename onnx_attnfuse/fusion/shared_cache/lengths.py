@@ -38,7 +38,7 @@ class Lengths:
     total: ir.Value
     """How long past and new positions are together, a scalar int32."""
     rows: Dim
-    """The same as a size."""
+    """The length of past and new positions as a size."""
     readers: frozenset[ir.Node]
     """The nodes that read the mask for all this."""
     counts_ones: bool

@@ -24,7 +24,7 @@ class SharedCache:
     sites: Mapping[ir.Node, SiteReport] = dataclasses.field(default_factory=dict["ir.Node", SiteReport])
     """The attentions that share the buffer, by the node that each was found at."""
     candidates: tuple[Candidate, ...] = ()
-    """These as they were found, in order."""
+    """The attentions that share the buffer as they were found, in order."""
     reasons: Mapping[str, Reason] = dataclasses.field(default_factory=dict[str, Reason])
     """Why the caches of others were left, by the names of the attentions."""
     note: str | None = None

@@ -19,7 +19,7 @@ from onnx_attnfuse.verify.widened import is_large
 _PROMPT, _SINGLE = 16, 8
 _ENTRIES = (1, 2)
 _LARGE_SINGLE, _LARGE_ENTRIES = 4, (2,)
-"""The same for models of many weights."""
+"""Steps and entries of models with many weights."""
 _OTHER = 5
 """The length of axes that have nothing to do with the cache."""
 _FEW_TOKENS = 10

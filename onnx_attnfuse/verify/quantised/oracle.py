@@ -30,7 +30,7 @@ from onnx_attnfuse.verify.tolerance import compare
 from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
 
 _TOLERANCE = 1e-3
-"""That of whole models in float32."""
+"""How far whole models in float32 may be apart, as a part of the magnitude of an output."""
 _SEED = 11
 
 

@@ -46,7 +46,7 @@ class QuantisedCache:
     bytes_per_position: int
     """The bytes of one position of one entry, in all layers."""
     bytes_before: int
-    """The same in the type that the model computes in."""
+    """The bytes of one position in the type that the model computes in."""
     loop: Loop = dataclasses.field(repr=False)
     """How source and result are run."""
     logits: str
