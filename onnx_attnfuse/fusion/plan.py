@@ -322,7 +322,7 @@ def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> At
         mask=encoding.mask,
         causal=encoding.causal,
         windowed=encoding.windowed,
-        cached=spec.cache is not None,
+        cached=spec.cache is not None and (encoding.cached or spec.sink is None),  # a sink's own key goes behind the new ones
         grouped=length(shared_heads(spec)) != length(axes.n),
         capped=spec.softcap is not None or spec.sink is not None,
         op=name_of(target),

@@ -14,9 +14,9 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, new_axes, r
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.match import operands
 from onnx_attnfuse.attention.match.cache import read_cache
-from onnx_attnfuse.attention.spec import Added, AttentionSpec, Mask, Replaced, RowRule
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Cache, Mask, Replaced, RowRule, Source
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -72,8 +72,15 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         dtype=facts.dtype(query),
         output_dtype=facts.dtype(query),
         nodes=(node,),
-        cache=read_cache(sources[1], sources[2], columns, channels, facts),
+        cache=_cache(sources[1], sources[2], columns, channels, facts),
     )
+
+
+def _cache(keys: tuple[Source, ...], values: tuple[Source, ...], columns: Axis, channels: Axis, facts: Facts) -> Cache | None:
+    """The cache that keys and values were appended to; a key of zeros, which stands for a sink, is no new position."""
+    found = read_cache(keys, values, columns, channels, facts)
+    origins = [] if found is None else [new[-1].indexed.value for new in found.new]
+    return None if any(constant_tensor(value) is not None for value in origins) else found
 
 
 def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[tuple[Axis, Axis, Axis, Axis]]:
