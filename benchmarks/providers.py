@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for one model in each process")
     parser.add_argument("--time", type=float, default=1.0, help="seconds of timing; at least 7 pairs")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cases", type=int, help="only so many cases of inputs of each model, the first")
     parser.add_argument("--choices", type=json.loads, default={}, help="further options of optimize, as JSON")
     parser.add_argument("--fresh", action="store_true", help="measure again what an earlier run left in the cache")
     parser.add_argument("--cache", type=pathlib.Path, help="rows so far  [build/providers/EP.jsonl]")
@@ -140,7 +141,9 @@ def measured(model: pathlib.Path, pair: Pair, options: argparse.Namespace) -> Ro
     """The row of one export."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            wrote = pair.writer.ask({"model": str(model), "ep": options.ep, "out": folder, "choices": options.choices})
+            wrote = pair.writer.ask(
+                {"model": str(model), "ep": options.ep, "out": folder, "choices": options.choices, "most": options.cases}
+            )
         except Died as died:
             return Row(name_of(model), lost=f"writing it {died}")
         if "error" in wrote:
@@ -173,7 +176,9 @@ def _alone(task: Mapping[str, Any], name: str, path: str, runner: Child) -> dict
 def _words(options: argparse.Namespace) -> list[str]:
     """The command line without what is of this machine only."""
     each = ["--one-each", *(folder.name for folder in options.one_each)] if options.one_each else []
-    return [*(folder.name for folder in options.folders), "--ep", options.ep, *each]
+    some = ["--cases", str(options.cases)] if options.cases else []
+    only = ["--only", options.only] if options.only else []
+    return [*(folder.name for folder in options.folders), "--ep", options.ep, *each, *some, *only]
 
 
 def _row(line: str) -> Row:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.on_providers.judge import EMULATED, Row, Side
 
 _NONE = "–"
+_LENGTH = 110
 
 
 def page(ep: str, versions: Mapping[str, str], rows: Sequence[Row], words: Sequence[str]) -> str:
@@ -29,7 +31,7 @@ def page(ep: str, versions: Mapping[str, str], rows: Sequence[Row], words: Seque
         "small models on a machine that did other work: what is a tenth off is noise.",
         "\n".join(f"- {line}" for line in summary(ep, rows)),
         "## What is not as it should be",
-        "\n".join(f"- {row.name}: {'; '.join(problems)}" for row, problems in found if problems) or "Nothing.",
+        "\n".join(f"- {row.name}: {'; '.join(map(_short, problems))}" for row, problems in found if problems) or "Nothing.",
         *_not_compared(rows),
         "## Model by model",
         "Attention nodes (Softmax and fused operators) that the provider runs, of all; nodes on the CPU; the largest difference "
@@ -89,14 +91,14 @@ def _times(ep: str, rows: Sequence[Row]) -> str:
 
 
 def _not_compared(rows: Sequence[Row]) -> Iterator[str]:
-    lost = collections.Counter(row.lost for row in rows if row.lost)
-    neither = collections.Counter(row.ours.failed[:120] for row in rows if row.ours.failed and row.export.failed)
+    lost = collections.Counter(_short(row.lost) for row in rows if row.lost)
+    neither = collections.Counter(_short(row.ours.failed) for row in rows if row.ours.failed and row.export.failed)
     rescued = [row for row in rows if row.export.failed and not row.ours.failed]
     if lost or neither or rescued:
         yield "## What could not be compared"
         yield "\n".join(
             [
-                *(f"- {count} not written: {why.replace('|', '¦')}" for why, count in lost.items()),
+                *(f"- {count} not written: {why}" for why, count in lost.items()),
                 *(f"- {count} of which neither runs: {why}" for why, count in neither.items()),
                 *(
                     f"- {len(group)} of which only ours runs, {_off(group)}; the export: {why}"
@@ -110,8 +112,15 @@ def _by_cause(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Rows by why the export does not run."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.export.failed[:120].replace("|", "¦"), []).append(row)
+        found.setdefault(_short(row.export.failed), []).append(row)
     return found
+
+
+def _short(error: str) -> str:
+    """The beginning of an error, without the folders and nodes that it names."""
+    plain = re.sub(r"(/[\w.+-]+)+/", "", error.replace("|", "¦"))
+    plain = re.sub(r"'[^']*'", "…", re.sub(r"\[ONNXRuntimeError\] : \d+ : ", "", plain))
+    return re.sub(r"[\w+-]+\.onnx", "it", plain)[:_LENGTH].strip()
 
 
 def _off(rows: Sequence[Row]) -> str:

@@ -38,12 +38,12 @@ def main() -> None:
 
 def _answer(task: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return written(pathlib.Path(task["model"]), task["ep"], pathlib.Path(task["out"]), task.get("choices", {}))
+        return written(pathlib.Path(task["model"]), task["ep"], pathlib.Path(task["out"]), task["choices"], task["most"])
     except Exception as error:  # noqa: BLE001 - one model is lost, and the table says so
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
 
 
-def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str, Any]) -> dict[str, Any]:
+def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str, Any], most: int | None) -> dict[str, Any]:
     """Writes a model for a provider.
 
     Args:
@@ -51,13 +51,14 @@ def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str
         ep: The provider.
         out: The folder for all files.
         choices: Further options of `optimize`.
+        most: The most cases to keep, the first; None: all.
 
     Returns:
         The file, how many sites have which status, the attention nodes before and after, the inputs and outputs by case, and the
         sizes of the symbols of the first case.
     """
     export = onnx.load(path)
-    given = list(cases(path.with_suffix(".npz")).items())
+    given = list(cases(path.with_suffix(".npz")).items())[:most]
     sizes = lengths(export, given[0][1])
     fixed = providers.provider(ep).fixed_sizes
     found = onnx_attnfuse.optimize(path, ep=ep, dim=sizes if fixed else {}, **choices)
