@@ -102,7 +102,7 @@ def _repeated(graph: _Graph, form: Form, operand: str) -> str:
 
 def _model(graph: _Graph, feeds: dict[str, Array], result: str) -> onnx.ModelProto:
     """The model of all nodes; bfloat16, which no session is fed, is cast from float32 and back."""
-    wide = next(iter(feeds.values())).dtype.name == "bfloat16"
+    wide: bool = next(iter(feeds.values())).dtype.name == "bfloat16"
     inner = {name: f"{name} narrow" if wide else name for name in feeds}
     nodes = [helper.make_node("Cast", [name], [inner[name]], to=onnx.TensorProto.BFLOAT16) for name in feeds if wide]
     for node in graph.nodes:
