@@ -5,6 +5,7 @@ LOWEST := .venv-lowest/bin
 N ?= 10000
 SEED ?= 1000000
 JOBS ?= $(shell nproc)
+MODELS ?= build/zoo
 VERIFY ?= both
 SWIFTSHADER := $(if $(wildcard /usr/lib/chromium/vk_swiftshader_icd.json),LD_LIBRARY_PATH=/usr/lib/chromium VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json)
 ON_PROVIDER = $(<:done=bin/python) -m pytest -s -W default tests/providers/models_on_a_provider.py
@@ -15,7 +16,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-openvino test-qnn test-webgpu test-web test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-openvino test-qnn test-webgpu test-web providers test-training record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +69,12 @@ test-webgpu: .venv-webgpu/done .venv/cpu  ## The same on WebGPU; by SwiftShader 
 test-web: .venv/cpu  ## Bundled models in onnxruntime-web in Chromium, by WASM and by WebGPU on SwiftShader; needs node and chromium.
 	npm --prefix tests/providers/web install --silent --no-package-lock
 	for ep in wasm webgpu; do PYTHONPATH=. $(BIN)/python tests/providers/web/write_cases.py build/web/$$ep $$ep && node tests/providers/web/run.js build/web/$$ep $$ep || exit 1; done
+
+providers: .venv-openvino/done .venv-qnn/done .venv-webgpu/done .venv/cpu  ## Exports in MODELS=build/zoo on OpenVINO, QNN, WASM and WebGPU beside what is written for them, into benchmarks/results.
+	-for ep in openvino qnn; do $(BIN)/python -m benchmarks.providers --ep $$ep --python .venv-$$ep/bin/python $(MODELS) --to benchmarks/results/providers_$$ep.md; done
+	npm --prefix tests/providers/web install --silent --no-package-lock
+	-$(BIN)/python -m benchmarks.providers --ep wasm $(MODELS) --to benchmarks/results/providers_wasm.md
+	-$(SWIFTSHADER) $(BIN)/python -m benchmarks.providers --ep webgpu --python .venv-webgpu/bin/python --one-each $(MODELS) --cases 2 --to benchmarks/results/providers_webgpu.md
 
 test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = [
+    Example("attnfuse conformance --html cpu.html", "The same as a page: operator, mask, type and size, with each reason."),
     Example("attnfuse conformance --json cpu.json", "All forms on the CPU; the table is what --conformance of optimize takes."),
     Example(
         "attnfuse conformance --ep qnn --provider-option backend_path=libQnnHtp.so --operator onnx.Attention --limit 40",
@@ -62,11 +63,18 @@ def _options(ctx: click.Context, parameter: click.Parameter, given: Sequence[str
     help="Option of the provider. Repeatable.",
 )
 @click.option("--operator", metavar="NAME", help="Only this operator, such as onnx.Attention.  [default: all]")
-@click.option("--dtype", metavar="NAME", help="Only this element type, float32 or float16.  [default: both]")
+@click.option(
+    "--dtype",
+    metavar="NAME",
+    help="Only this element type, float32, float16 or bfloat16.  [default: those that the provider may have]",
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Only so many forms of each operator; the first tell most."
 )
 @click.option("--json", "path", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write the table as JSON.")
+@click.option(
+    "--html", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write it as a page, in colour, with each reason."
+)
 def command(
     *,
     ep: str,
@@ -75,6 +83,7 @@ def command(
     dtype: str | None,
     limit: int | None,
     path: pathlib.Path | None,
+    html: pathlib.Path | None,
 ) -> int:
     """Run every form of every fused operator on an execution provider that is installed here.
 
@@ -85,20 +94,29 @@ def command(
     from onnx_attnfuse.bench.conformance.run import run
     from onnx_attnfuse.bench.conformance.summary import failures
     from onnx_attnfuse.kernels.conformance import to_json
+    from onnx_attnfuse.report.conformance_page import page
     from onnx_attnfuse.report.files import write_text
+    from onnx_attnfuse.report.html import check_installed
 
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise click.UsageError(f"--json cannot be written to {path}; choose a file in a folder that exists")
+    for option, file in (("--json", path), ("--html", html)):
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise click.UsageError(f"{option} cannot be written to {file}; choose a file in a folder that exists")
+    if html is not None:
+        check_installed()
     with progress_bar(shown=True) as progress:
         table = run(find(ep, options), operator=operator, dtype=dtype, limit=limit, progress=progress)
     if path is not None:
         write_text(to_json(table), path)
+    if html is not None:
+        write_text(page(table), html)
     _show(table)
     for line in failures(table):
         click.echo(line)
     click.echo(f"{sum(case.verdict == 'right' for case in table.cases)} of {len(table.cases)} forms are right on {table.ep}")
     if path is not None:
         click.echo(f"wrote {path}; attnfuse optimize --conformance {path} leaves out what failed")
+    if html is not None:
+        click.echo(f"wrote {html}")
     return Exit.DIFFERS if any(case.verdict == "wrong" for case in table.cases) else Exit.DONE
 
 

@@ -53,6 +53,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     yield f"providers            {', '.join(machine.providers) or machine.broken or '-'}"
     for name, written in found.records.items():
         yield f"record               {name}: {written}"
+    for name, told in found.tables.items():
+        yield f"tried                {name}: {told}"
     for gpu in machine.gpus:
         yield f"GPU                  {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
     if not machine.gpus:

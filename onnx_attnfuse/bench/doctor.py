@@ -11,13 +11,15 @@ import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pathlib
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.kernels import gpus
@@ -109,6 +111,8 @@ class Diagnosis:
     """Variables of ONNX Runtime itself that are set and change which kernels it chooses."""
     records: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """What is written for the execution providers that are installed, by the name that `--ep` takes."""
+    tables: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """What came of the forms that were tried on those of them that a table comes along for."""
 
     @property
     def chosen(self) -> Step | None:
@@ -136,7 +140,9 @@ def examine(environ: Mapping[str, str] | None = None) -> Diagnosis:
     environ = os.environ if environ is None else environ
     machine = _machine()
     variables = {name: value for name, value in environ.items() if name.startswith(_KERNEL_VARIABLES) and "ATT" in name}
-    return Diagnosis(machine, missing(machine), steps(machine), read_environment(environ), variables, records(machine))
+    known = records(machine)
+    policy = read_environment(environ)
+    return Diagnosis(machine, missing(machine), steps(machine), policy, variables, known, tables(known))
 
 
 def records(machine: Machine) -> Mapping[str, str]:
@@ -155,6 +161,23 @@ def records(machine: Machine) -> Mapping[str, str]:
     return found | {name: "there is no record" for name in machine.providers if name not in known}
 
 
+def tables(known: Iterable[str]) -> Mapping[str, str]:
+    """What the tables that come along say of execution providers: how many forms of which operator are right, and with what."""
+    return {name: told for name in known if (told := _tried(pathlib.Path(folder).parents[1] / "conformance" / f"{name}.json"))}
+
+
+def _tried(path: pathlib.Path) -> str | None:
+    """A table in a line, read as plain JSON for the same reason; None: there is none."""
+    if not path.exists():
+        return None
+    table = json.loads(path.read_text(encoding="utf-8"))
+    op, verdict = (table["columns"].index(column) for column in ("op", "verdict"))
+    tried = Counter(row[op] for row in table["cases"])
+    right = Counter(row[op] for row in table["cases"] if row[verdict] == "right")
+    counts = ", ".join(f"{name} {right[name]} of {count}" for name, count in tried.items())
+    return f"forms that are right with {', '.join(map(' '.join, table['versions'].items()))}: {counts}"
+
+
 def _told(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """What is handed to calls by name, where it is written down as a constant."""
     for node in ast.walk(tree):
@@ -164,7 +187,7 @@ def _told(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _machine() -> Machine:
-    versions = {package: _version(package) for package in _PACKAGES}
+    versions = {package: _version(package) for package in (*_PACKAGES, *_other_runtimes())}
     providers: tuple[str, ...] = ()
     broken: str | None = None
     if importlib.util.find_spec("onnxruntime") is not None:
@@ -176,6 +199,12 @@ def _machine() -> Machine:
     found = gpus.installed()
     fails = cuda_failure() if found and "CUDAExecutionProvider" in providers else None
     return Machine(platform.platform(), platform.python_version(), versions, providers, broken, found, fails)
+
+
+def _other_runtimes() -> list[str]:
+    """The distributions of ONNX Runtime that are installed for other execution providers, and its plugins."""
+    names = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+    return sorted(name for name in names if name and name.startswith("onnxruntime") and name not in _PACKAGES)
 
 
 def cuda_failure() -> str | None:

@@ -241,6 +241,20 @@ def sort_nodes(graph: PassContext) -> int:
     return 1
 
 
+def order_inputs(graph: PassContext) -> int:
+    """Puts inputs that nobody reads behind the others, for an execution provider that mixes inputs up which follow one."""
+    model = graph.run.model.graph
+    provider = graph.run.plan_context.device.provider
+    unread = [value for value in model.inputs if not value.uses() and not value.is_graph_output()]
+    wanted = sorted(model.inputs, key=unread.__contains__)
+    if not provider.mixes_up_inputs or wanted == list(model.inputs):
+        return 0
+    model.inputs[:] = wanted
+    names = ", ".join(f"{value.name}" for value in unread)
+    graph.run.notes.append(f"inputs that nobody reads stand last now, as {provider.name} mixes up others: {names}")
+    return 1
+
+
 def settle_imports(graph: PassContext) -> int:
     """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
     model = graph.run.model

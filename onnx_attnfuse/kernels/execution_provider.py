@@ -195,6 +195,8 @@ class ExecutionProvider:
     """Whether GroupQueryAttention is known to read a length for each entry, as a cache in one buffer needs (`--cache shared`)."""
     fixed_sizes: bool = False
     """Whether it takes models whose sizes are all numbers only."""
+    mixes_up_inputs: bool = False
+    """Whether it takes inputs for one another that stand behind one that nobody reads, so that such an input has to be last."""
     architectures: tuple[int, ...] = ()
     """The architectures that kernels are forecast for, as compute capability times ten; none where they make no difference."""
     default_architecture: int = 0

@@ -143,7 +143,7 @@ def _with_dead_rows(
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
             raise Refused("unshifted-exponentials", message)
         between = context.bounds.masked_from / 2  # a bias may be added to what masks, and to what does not
-        return _refill_dead_rows(rows, compact, "Greater", between, math.nan, context.builder)
+        return _refill_dead_rows(rows, compact, between, math.nan, context.builder)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
     if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec):
@@ -154,8 +154,8 @@ def _with_dead_rows(
     if zeroes:
         return _unless_zero(rows, compact, spec, fills, context)
     if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or not context.device.provider.keeps_nan_rows):
-        counted = "Greater" if lowest_counts else "GreaterOrEqual"
-        rows = _refill_dead_rows(rows, compact, counted, LOWEST_FLOAT32, 0.0 if guards else math.nan, context.builder)
+        bound = LOWEST_FLOAT32 if lowest_counts else -math.inf
+        rows = _refill_dead_rows(rows, compact, bound, 0.0 if guards else math.nan, context.builder)
     levelled = _levelled_below(spec, lowest, context)
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
 
@@ -260,22 +260,23 @@ def _refilled(rows: Rows, refill: Refill) -> Rows:
     return dataclasses.replace(rows, refills=(*rows.refills, refill))
 
 
-def _has_key(compact: IndexedValue, operator: str, bound: float, builder: Builder) -> ir.Value:
-    """Rows in which some mask value compares to `bound` as `operator` says.
+def _has_key(compact: IndexedValue, bound: float, builder: Builder) -> ir.Value:
+    """Rows in which some mask value is above `bound`.
 
-    Compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number.
+    Compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number. What is finite is
+    above -inf rather than no less than the lowest number, which is -inf itself where a provider computes in float16.
     """
     wide = builder.cast(compact.value, ir.DataType.FLOAT)
-    seen = builder.elementwise(operator, [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
+    seen = builder.elementwise("Greater", [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
     return builder.holds_along(seen, [3])
 
 
-def _refill_dead_rows(rows: Rows, compact: IndexedValue, counts: str, bound: float, number: float, builder: Builder) -> Rows:
-    """Rows without a number that compares to `bound` as `counts` says: finite before the operator, given their number after it.
+def _refill_dead_rows(rows: Rows, compact: IndexedValue, bound: float, number: float, builder: Builder) -> Rows:
+    """Rows without a number above `bound`: finite before the operator, given their number after it.
 
     The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
     """
-    has_key = _has_key(compact, counts, bound, builder)
+    has_key = _has_key(compact, bound, builder)
     fully_masked = builder.elementwise("Not", [has_key], ir.DataType.BOOL)
     test = IndexedValue(fully_masked, (*compact.axes[:3], ()))
     return _refilled(
@@ -291,7 +292,7 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
     if any(rule.lowest_counts for rule in guards):
         return rows
     if lowest == -math.inf and not guards:
-        rows = _refill_dead_rows(rows, compact, "GreaterOrEqual", LOWEST_FLOAT32, math.nan, builder)
+        rows = _refill_dead_rows(rows, compact, -math.inf, math.nan, builder)
     if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
         lowest = min(lowest, -largest(spec.dtype))
     highest = LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
@@ -340,8 +341,8 @@ def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, builder:
 
 def _level_rows(compact: IndexedValue, highest: float, builder: Builder) -> IndexedValue:
     """Rows without a number above `highest`, but with a finite one."""
-    has_key = _has_key(compact, "Greater", highest, builder)
-    finite = _has_key(compact, "GreaterOrEqual", LOWEST_FLOAT32, builder)
+    has_key = _has_key(compact, highest, builder)
+    finite = _has_key(compact, -math.inf, builder)
     fully_masked = builder.elementwise("And", [finite, builder.elementwise("Not", [has_key], ir.DataType.BOOL)], ir.DataType.BOOL)
     return IndexedValue(fully_masked, (*compact.axes[:3], ()))
 

@@ -9,8 +9,9 @@ import pathlib
 
 import pytest
 
-from onnx_attnfuse.bench.doctor import Diagnosis, Machine, cuda_failure, examine, missing, numbers, records, steps
+from onnx_attnfuse.bench.doctor import Diagnosis, Machine, cuda_failure, examine, missing, numbers, records, steps, tables
 from onnx_attnfuse.kernels import gpus
+from onnx_attnfuse.kernels.conformance import known
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.kernels.gpus import Gpu
 from onnx_attnfuse.kernels.policy import read_environment
@@ -182,3 +183,19 @@ def test_the_record_of_each_provider_that_is_here_is_told(monkeypatch: pytest.Mo
     assert list(found) == ["cpu", "qnn", "webgpu", "NewExecutionProvider"]
     assert found["qnn"].startswith("The QNN provider for Qualcomm's NPU: contrib operators go to the CPU")
     assert found["NewExecutionProvider"] == "there is no record"
+
+
+def test_a_plugin_counts_as_installed_by_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx_attnfuse.bench.doctor._version", lambda package: "2.7" if package == "onnxruntime-qnn" else None)
+    assert list(records(machine(providers=("CPUExecutionProvider",)))) == ["cpu", "qnn"]
+
+
+def test_what_was_tried_on_a_provider_is_told_where_a_table_comes_along() -> None:
+    found = tables(["cpu", "coreml", "NewExecutionProvider"])
+    assert list(found) == ["cpu"]
+    table = known("cpu")
+    assert table is not None
+    right = sum(case.verdict == "right" for case in table.cases if case.form.op == "MultiHeadAttention")
+    count = sum(case.form.op == "MultiHeadAttention" for case in table.cases)
+    assert f"MultiHeadAttention {right} of {count}" in found["cpu"]
+    assert found["cpu"].startswith("forms that are right with onnxruntime ")

@@ -31,6 +31,21 @@ def test_a_table_is_written_and_told(tmp_path: pathlib.Path, capsys: pytest.Capt
     assert json.loads(path.read_text())["schema"] == 1
 
 
+def test_a_page_is_written_and_nothing_is_run_where_none_can_be(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpu.html"
+    arguments = ["conformance", "--operator", "MultiHeadAttention", "--limit", "2", "--html", str(path)]
+    assert main(arguments) == 0
+    assert f"wrote {path}" in capsys.readouterr().out
+    assert "2 of 2 forms are right" in path.read_text()
+    path.unlink()
+    monkeypatch.setattr("onnx_attnfuse.report.html._NEEDED", {"nothing_of_this_name": "Nothing"})
+    assert main(arguments) == 2
+    assert "needs Nothing; run pip install 'onnx-attnfuse[report]'" in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_a_model_is_planned_by_it(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     failing = table_of(tmp_path / "failing.json", Form("MultiHeadAttention", "float32", "bias", "full"))
     out = tmp_path / "out.onnx"
@@ -52,10 +67,11 @@ def test_a_near_miss_is_fused_as_without(tmp_path: pathlib.Path, capsys: pytest.
     [
         (["conformance", "--ep", "nowhere"], "ep is 'nowhere', which is not installed here; choose"),
         (["conformance", "--operator", "Nothing"], "operator is 'Nothing'; choose one of Attention"),
-        (["conformance", "--dtype", "int8"], "dtype is 'int8'; choose float32 or float16"),
+        (["conformance", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, float16, bfloat16"),
         (["conformance", "--provider-option", "novalue"], "'novalue' is not NAME=VALUE"),
         (["conformance", "--limit", "0"], "0 is not in the range"),
         (["conformance", "--json", "no/folder/x.json"], "--json cannot be written to no/folder/x.json; choose a file"),
+        (["conformance", "--html", "no/folder/x.html"], "--html cannot be written to no/folder/x.html; choose a file"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,6 +129,18 @@ def test_another_spelling_becomes_the_wanted_one(body: str, ep: str, spelled: st
     check_equal(source, model)
 
 
+def test_rows_without_a_key_are_told_apart_where_a_provider_computes_in_float16() -> None:
+    source, model, _ = written(GUARDED)
+    before = [onnx.numpy_helper.to_array(item) for item in model.graph.initializer]
+    for item, array in zip(model.graph.initializer, before, strict=True):
+        if array.dtype == np.float32:
+            with np.errstate(over="ignore"):
+                narrow = array.astype(np.float16).astype(np.float32)
+            item.CopyFrom(onnx.numpy_helper.from_array(narrow, item.name))
+    assert any(np.isinf(array).any() for array in before if array.dtype == np.float32)
+    check_equal(source, model)
+
+
 @pytest.mark.parametrize(("body", "code"), [(CAPPED, "no-softcap"), (SCALED, "scale-at-run-time")])
 def test_what_the_spelling_has_no_place_for_stays_as_it_is(body: str, code: str) -> None:
     source, model, site = written(body)

@@ -28,6 +28,8 @@ def main() -> int:
     os.dup2(2, 1)  # whatever else prints must not come between
     ort: Any = importlib.import_module("onnxruntime")
     provider = read(sys.stdin.buffer)
+    if "CUDA" in provider["ort_name"] and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()
     if provider["library"]:
         ort.register_execution_provider_library(provider["ort_name"], provider["library"])
     write(True, answers)

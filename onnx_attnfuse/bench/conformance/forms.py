@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from onnx_attnfuse.kernels.conditions import MaskForm
 from onnx_attnfuse.kernels.conformance import BiasForm, Form
 from onnx_attnfuse.kernels.operators import OpInfo, records
 
 DTYPES = ("float32", "float16")
+RARE_DTYPE = "bfloat16"
+"""What is tried where an execution provider is known to have a kernel for it, or where it is asked for."""
 HEAD_SIZE, ODD_HEAD_SIZE = 64, 15
 """What every kind of attention is tried with: kernels that load vectors of channels take the first, others the second."""
 HEAD_SIZES = (8, 12, 16, 20, 32, 40, 72, 80, 96, 128, 256)
@@ -26,28 +28,32 @@ _MASKS: tuple[tuple[MaskForm, BiasForm], ...] = (
     ("raw", ""),
 )
 _LONG = 264
+ODD_HEADS, ODD_GROUPED_HEADS = 5, 9
+"""Heads whose number is odd: each with keys of its own, and three sharing one."""
 _PAST = 6
 
 
 def operators() -> list[OpInfo]:
-    """The operators that are tried: attention on tokens with their padding, which has a reference."""
-    return [info for info in records().values() if info.kind == "attention" and not info.packed and info.reference is not None]
+    """The operators that are tried: those of attention that have a reference."""
+    return [info for info in records().values() if info.kind == "attention" and info.reference is not None]
 
 
-def forms(info: OpInfo, attributes: frozenset[str]) -> Iterator[Form]:
+def forms(info: OpInfo, attributes: frozenset[str], dtypes: Sequence[str] = DTYPES) -> Iterator[Form]:
     """All forms of an operator, so that the first few are those that tell most.
 
     Args:
         info: Its record.
         attributes: The names of its attributes, as its schema has them.
+        dtypes: The element types.
     """
     roles = set(info.inputs.values())
-    own_keys = "weights" in roles or "last" in roles  # keys are those of the tokens of the queries
+    own_keys = info.packed or "weights" in roles or "last" in roles  # keys are those of the tokens of the queries
     short = [
         dataclasses.replace(kind, columns=5 if own_keys or kind.causal else 7, dtype=dtype)
-        for dtype, kind in itertools.product(DTYPES, list(_kinds(info, attributes)))
+        for dtype, kind in itertools.product(dtypes, list(_kinds(info, attributes)))
     ]
     yield from short
+    yield from _unusual(short)
     yield from (dataclasses.replace(form, head_size=ODD_HEAD_SIZE) for form in short)
     if "past" in roles:
         pasts = [form for form in short if not ("weights" in roles and form.mask == "bias")]
@@ -57,6 +63,20 @@ def forms(info: OpInfo, attributes: frozenset[str]) -> Iterator[Form]:
     yield from (dataclasses.replace(form, batch=1, rows=_LONG, columns=_LONG) for form in short)
     for form, size in itertools.product(filter(_is_plain, short), HEAD_SIZES):
         yield dataclasses.replace(form, head_size=size)
+
+
+def _unusual(short: Sequence[Form]) -> Iterator[Form]:
+    """Forms that see no key in a row, and forms with an odd number of heads.
+
+    A float16 score plus the lowest float16 is kept or not by how a provider rounds, so that no result is the right one.
+    """
+    plain = [form for form in short if form.bias in {"", "broadcast"} and not (form.windowed or form.capped)]
+    absorbing = [form for form in plain if form.mask == "bias" and form.dtype != "float16"]
+    empty = [dataclasses.replace(form, bias="empty") for form in absorbing]
+    yield from empty
+    yield from (dataclasses.replace(form, batch=1, rows=_LONG, columns=_LONG) for form in empty if not form.grouped)
+    odd = [form for form in plain if form.mask in {"none", "bias"}]
+    yield from (dataclasses.replace(form, heads=ODD_GROUPED_HEADS if form.grouped else ODD_HEADS) for form in odd)
 
 
 def _kinds(info: OpInfo, attributes: frozenset[str]) -> Iterator[Form]:

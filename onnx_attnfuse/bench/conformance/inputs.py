@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
+from onnx_attnfuse.bench.conformance import packed
 from onnx_attnfuse.bench.conformance.drawing import MASKS, Array, Case, Draw, Inputs, int32
 from onnx_attnfuse.bench.conformance.forms import CAP, TRIANGLES, WINDOW
 from onnx_attnfuse.kernels.conformance import Form
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.kernels.operators.record import Role
 
-HEADS, KV_HEADS = 4, 2
 WIDTH = 24
 """Channels of what is projected."""
 CAPPED_AT, WINDOW_OF = 1.5, 3
@@ -21,7 +22,9 @@ CAPPED_AT, WINDOW_OF = 1.5, 3
 
 def kv_heads(form: Form) -> int:
     """How many heads keys and values have."""
-    return KV_HEADS if form.grouped else HEADS
+    if not form.grouped:
+        return form.heads
+    return form.heads // (3 if form.heads % 2 else 2)
 
 
 def case_of(form: Form, info: OpInfo, attributes: frozenset[str]) -> Case:
@@ -38,7 +41,7 @@ def case_of(form: Form, info: OpInfo, attributes: frozenset[str]) -> Case:
 
 
 def _attributes(form: Form, names: frozenset[str]) -> dict[str, Any]:
-    heads = {"num_heads": HEADS, "q_num_heads": HEADS, "kv_num_heads": kv_heads(form)}
+    heads = {"num_heads": form.heads, "q_num_heads": form.heads, "kv_num_heads": kv_heads(form)}
     given: dict[str, Any] = {name: number for name, number in heads.items() if name in names}
     given |= {name: int(form.causal) for name, default in TRIANGLES.items() if name in names and form.causal != bool(default)}
     given |= {WINDOW: WINDOW_OF} if form.windowed else {}
@@ -47,6 +50,8 @@ def _attributes(form: Form, names: frozenset[str]) -> dict[str, Any]:
 
 def _inputs(form: Form, info: OpInfo, draw: Draw) -> Inputs:
     """Arrays by the roles of the inputs; those of a role that comes twice in turn."""
+    if info.packed:
+        return packed.inputs(form, info, draw, WIDTH, lambda: _bias(form, draw))
     roles = list(info.inputs.values())
     return [_input(form, role, draw, projects="weights" in roles, stacked=roles.count("past") == 1) for role in roles]
 
@@ -57,12 +62,14 @@ def _input(form: Form, role: Role, draw: Draw, *, projects: bool, stacked: bool)
     past = (batch, kv_heads(form), form.past, head)
     makers = {
         "input": lambda: draw.normal(batch, form.rows, WIDTH),
-        "weights": lambda: draw.normal(WIDTH, 3 * HEADS * head, factor=0.3),
-        "projection bias": lambda: draw.normal(3 * HEADS * head, factor=0.3) if projects else None,
-        "query": lambda: draw.normal(batch, form.rows, HEADS * head),
+        "weights": lambda: draw.normal(WIDTH, 3 * form.heads * head, factor=0.3),
+        "projection bias": lambda: draw.normal(3 * form.heads * head, factor=0.3) if projects else None,
+        "query": lambda: draw.normal(batch, form.rows, form.heads * head),
         "key": lambda: draw.normal(batch, fresh, kv_heads(form) * head),
         "value": lambda: draw.normal(batch, fresh, kv_heads(form) * head),
-        "mask": lambda: None if form.mask == "bias" else MASKS[_NAMES[form.mask]](draw, batch, HEADS, form.rows, form.columns)[0],
+        "mask": lambda: (
+            None if form.mask == "bias" else MASKS[_NAMES[form.mask]](draw, batch, form.heads, form.rows, form.columns)[0]
+        ),
         "bias": lambda: _bias(form, draw) if form.mask == "bias" else None,
         "last": lambda: int32(np.full(batch, form.columns - 1)),
         "total": lambda: int32(form.columns),
@@ -75,11 +82,13 @@ _NAMES = {"none": "no mask", "lengths": "lengths", "ranges": "ranges", "raw": "r
 
 
 def _bias(form: Form, draw: Draw) -> Array:
-    """An additive mask; every row sees the last key that a triangle leaves it, as rows without a key are another matter."""
+    """An additive mask; every row but the last of an empty one sees the last key that a triangle leaves it."""
     sizes = (form.rows, form.columns)
     if form.bias == "full":
-        return draw.normal(form.batch, HEADS, *sizes)
+        return draw.normal(form.batch, form.heads, *sizes)
     kept = draw.kept(1, 1, *sizes) | np.eye(*sizes, form.columns - form.rows, dtype=np.bool_)
+    if form.bias == "empty":
+        kept[..., -1, :] = False
     return np.where(kept, draw.normal(1, 1, *sizes), draw.cast(-np.inf) if form.bias == "holes" else draw.lowest(1))
 
 
@@ -96,10 +105,12 @@ def spread(form: Form, info: OpInfo, inputs: Inputs) -> Added:
     found: dict[str, Array] = {}
     for role, array in zip(info.inputs.values(), inputs, strict=False):
         if array is not None:
-            found["past value" if role in found else role] = array
+            found["past value" if role == "past" and role in found else role] = array
     mask, dtype = found.pop("bias", None), inputs[0].dtype if inputs[0] is not None else np.dtype("float32")
     if form.mask in {"lengths", "ranges", "raw"}:
         mask = _filled(found["mask"], form).astype(dtype)
+    if info.packed:
+        mask = packed.mask(form, mask, _fill(form)).astype(dtype)
     if form.causal:
         triangle = _triangle(form).astype(dtype)
         mask = triangle if mask is None else np.where(triangle < 0, triangle, mask)
@@ -119,4 +130,9 @@ def _filled(mask: Array, form: Form) -> Array:
 def _triangle(form: Form) -> Array:
     behind = np.arange(form.rows)[:, None] + form.columns - form.rows - np.arange(form.columns)
     kept = (behind >= 0) & ((behind < WINDOW_OF) | (not form.windowed))
-    return np.where(kept, 0.0, -30000.0)
+    return np.where(kept, 0.0, _fill(form))
+
+
+def _fill(form: Form) -> float:
+    """What masks a key for good: below the lowest number where a row has nothing else."""
+    return -math.inf if form.bias == "empty" else -30000.0

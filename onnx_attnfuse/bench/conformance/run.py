@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
-from onnx_attnfuse.bench.conformance import child, forms, spelled
+from onnx_attnfuse.bench.conformance import child, forms, packed, spelled
 from onnx_attnfuse.bench.conformance.inputs import case_of, spread
 from onnx_attnfuse.bench.conformance.installed import Installed
 from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome, Verdict
+from onnx_attnfuse.kernels.execution_provider import OpSupport
 from onnx_attnfuse.kernels.operators import OpInfo
+from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import Progress
 from onnx_attnfuse.verify.apart import ProcessDied, Worker
 from onnx_attnfuse.verify.inputs import Array
@@ -33,8 +39,20 @@ TOLERANCES = {"float32": TIGHT, "float16": LOOSE, "bfloat16": 8 * LOOSE}
 _LOWEST, _AS_EXACT = 8 * LOOSE, 2
 """A provider may compute in another type than it is given; an operator is then to be about as exact as what is spelled out, if
 that is as near as bfloat16 would be."""
+_LASTING = "CUDA"
+"""A word of errors after which a process gives the same to whatever comes next, so that none of them is believed at once."""
 _RUNS, _SECONDS = 7, 0.2
 """How often both models are run after the first time, in turn, and how long at most."""
+
+
+class Process(Protocol):
+    """Another process that runs pairs of models: what `onnx_attnfuse.bench.conformance.child` answers, wherever it runs."""
+
+    def ask(self, question: Any, /) -> Any:
+        """The results and times of two models, or their errors."""
+
+    def end(self) -> None:
+        """Ends it; the next question starts it again."""
 
 
 def run(
@@ -44,6 +62,7 @@ def run(
     dtype: str | None = None,
     limit: int | None = None,
     progress: Progress = lambda step, done, total: None,
+    process: Process | None = None,
 ) -> Conformance:
     """Runs all cases, or some.
 
@@ -53,29 +72,54 @@ def run(
         dtype: The only element type to try.
         limit: The most cases to try of each operator; those that tell most come first.
         progress: Told about each case.
+        process: What runs the cases, if not a process of this Python; it is ended.
 
     Raises:
         OptionError: There is no such operator or element type.
         ProcessDied: The process cannot be started, as the execution provider ends it.
     """
-    infos = [info for info in forms.operators() if operator in {None, info.key}]
-    if not infos:
-        names = ", ".join(info.key for info in forms.operators())
-        raise OptionError(f"operator is {operator!r}; choose one of {names}")
-    if dtype not in {None, *forms.DTYPES}:
-        raise OptionError(f"dtype is {dtype!r}; choose {' or '.join(forms.DTYPES)}")
-    asked = [(form, info) for info in infos for form in _some(info, dtype, limit)]
-    found: list[Outcome] = []
-    with Worker(["-m", child.__name__], dataclasses.asdict(provider)) as worker:
+    infos = _operators(provider.name, operator)
+    if dtype not in {None, *DTYPES}:
+        raise OptionError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
+    asked = [(form, info) for info in infos for form in _some(info, _dtypes(info, provider.name, dtype), limit)]
+    found, said = list[Outcome](), set[str]()
+    with contextlib.ExitStack() as ending:
+        worker = process or Worker(["-m", child.__name__], dataclasses.asdict(provider))
+        ending.callback(worker.end)
         for form, info in asked:
-            found.append(outcome(form, info, worker))
+            found.append(outcome(form, info, worker, said))
             progress("running forms", len(found), len(asked))
     return Conformance(provider.name, dict(provider.versions), tuple(found))
 
 
-def _some(info: OpInfo, dtype: str | None, limit: int | None) -> Iterator[Form]:
-    found = (form for form in forms.forms(info, attributes(info)) if dtype in {None, form.dtype})
-    return itertools.islice(found, limit)
+def _operators(ep: str, asked: str | None) -> list[OpInfo]:
+    """The operator that is asked for, or all; packed ones only where they are not known to be without a kernel.
+
+    Raises:
+        OptionError: There is no such operator.
+    """
+    every = forms.operators()
+    if asked is None:
+        absent = ep in providers.names() and providers.provider(ep).operators.get("PackedMultiHeadAttention", "unknown") is None
+        return [info for info in every if not (info.packed and absent)]
+    found = [info for info in every if info.key == asked]
+    if not found:
+        names = ", ".join(info.key for info in every)
+        raise OptionError(f"operator is {asked!r}; choose one of {names}")
+    return found
+
+
+def _some(info: OpInfo, dtypes: Sequence[str], limit: int | None) -> Iterator[Form]:
+    return itertools.islice(forms.forms(info, attributes(info), dtypes), limit)
+
+
+def _dtypes(info: OpInfo, ep: str, asked: str | None) -> Sequence[str]:
+    """The element types to try: the one asked for, or all usual ones, and bfloat16 where there is known to be a kernel for it."""
+    if asked is not None:
+        return (asked,)
+    known = support(info.key, providers.provider(ep)) if ep in providers.names() else None
+    has_rare = isinstance(known, OpSupport) and ir.DataType.BFLOAT16 in known.runs
+    return (*forms.DTYPES, forms.RARE_DTYPE) if has_rare else forms.DTYPES
 
 
 def attributes(info: OpInfo) -> frozenset[str]:
@@ -90,13 +134,20 @@ def _all_attributes() -> Mapping[tuple[str, str], frozenset[str]]:
     return {(schema.domain, schema.name): frozenset(schema.attributes) for schema in schemas}
 
 
-def outcome(form: Form, info: OpInfo, worker: Worker) -> Outcome:
-    """Runs one form of an operator in a process, and judges it."""
+def outcome(form: Form, info: OpInfo, worker: Process, said: set[str]) -> Outcome:
+    """Runs one form of an operator in a process, and judges it.
+
+    Args:
+        form: The form.
+        info: The record of its operator.
+        worker: What runs it; started again where its answer may come of what it ran before.
+        said: Errors that a fresh process gave too, with no numbers in them, which are believed at once; new ones are added.
+    """
     case = case_of(form, info, attributes(info))
     inputs = case.inputs(DTYPES[form.dtype])
     model, feeds = model_of(case, inputs), feeds_of(inputs)
     expected = Reference(model).run(None, feeds)
-    plain, plain_feeds = spelled.model_of(form, spread(form, info, inputs))
+    plain, plain_feeds = spelled.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
     task = {
         "fused": model.SerializeToString(),
         "fused feeds": feeds,
@@ -107,12 +158,19 @@ def outcome(form: Form, info: OpInfo, worker: Worker) -> Outcome:
     }
     try:
         answer = worker.ask(task)
-        if not all("results" in item or item["final"] for item in answer.values()):
+        if _doubts(answer, said):
             worker.end()  # what ran before may have left too little memory
             answer = worker.ask(task)
+            said.update(_doubts(answer, said))
     except ProcessDied as died:
         return Outcome(form, "unsupported", detail=str(died))
     return judged(form, answer, expected)
+
+
+def _doubts(answer: Mapping[str, Any], said: set[str]) -> set[str]:
+    """The errors, with no numbers in them, that may come of what the process ran before."""
+    errors = {re.sub(r"\d+", "#", item["error"]) for item in answer.values() if "results" not in item and not item["final"]}
+    return {error for error in errors if error not in said or _LASTING in error}
 
 
 def judged(form: Form, answer: dict[str, Any], expected: Sequence[Array]) -> Outcome:
@@ -124,18 +182,44 @@ def judged(form: Form, answer: dict[str, Any], expected: Sequence[Array]) -> Out
         expected: The results of the reference.
     """
     fused, plain = answer["fused"], answer["spelled"]
-    plain_error = compare(expected[0], plain["results"][0], _LOWEST).relative if "results" in plain else None
+    asked, (empty, *_) = _apart(form, expected)
+    plain_error, plain_empty = None, None
+    if "results" in plain:
+        (other,), (plain_empty,) = _apart(form, [plain["results"][0].reshape(expected[0].shape)])
+        plain_error = compare(asked[0], other, _LOWEST).relative
     tolerance = TOLERANCES[form.dtype]
     if plain_error is not None and plain_error <= _LOWEST:
         tolerance = max(tolerance, _AS_EXACT * plain_error)
     if "results" not in fused:
         verdict: Verdict = "on-cpu" if fused["on cpu"] else "unsupported"
         return Outcome(form, verdict, plain_error=_rounded(plain_error), detail="" if verdict == "on-cpu" else fused["error"])
-    comparisons = [compare(old, new, tolerance) for old, new in zip(expected, fused["results"], strict=True)]
+    found, (own_empty, *_) = _apart(form, fused["results"])
+    comparisons = [compare(old, new, tolerance) for old, new in zip(asked, found, strict=True)]
     wrong = [f"output {place} {item.detail}" for place, item in enumerate(comparisons) if not item.equal]
     ratio = None if "ms" not in fused else statistics.median(fused["ms"]) / statistics.median(plain["ms"])
     error = max(item.relative for item in comparisons)
+    if not wrong and own_empty is not None:
+        told = f"a row without a key gives {_word(own_empty, (empty, plain_empty), tolerance)}"
+        return Outcome(form, "right", _rounded(error), _rounded(plain_error), _rounded(ratio), told)
     return Outcome(form, "wrong" if wrong else "right", _rounded(error), _rounded(plain_error), _rounded(ratio), "; ".join(wrong))
+
+
+def _apart(form: Form, results: Sequence[Array]) -> tuple[list[Array], list[Array | None]]:
+    """Results without the row that sees no key, and that row; there is no right answer in it."""
+    if form.bias != "empty" or results[0].ndim not in {2, 3}:
+        return list(results), [None]
+    place, axis = (form.rows - 1, 0) if results[0].ndim == 2 else (form.rows - 1, 1)  # tokens, or entries and rows
+    return [np.delete(results[0], place, axis), *results[1:]], [np.take(results[0], place, axis)]
+
+
+def _word(row: Array, means: Sequence[Array | None], tolerance: float) -> str:
+    """What an operator gives a row without a key."""
+    if np.isnan(row).any():
+        return "NaN"
+    if not row.any():
+        return "0"
+    is_mean = any(mean is not None and mean.any() and compare(mean, row, tolerance).equal for mean in means)
+    return "the mean of the values" if is_mean else "something else"
 
 
 def _rounded(number: float | None) -> float | None:

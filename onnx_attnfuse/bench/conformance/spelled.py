@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnx_attnfuse.bench.conformance.drawing import Array
-from onnx_attnfuse.bench.conformance.inputs import CAPPED_AT, HEADS, Added, kv_heads
+from onnx_attnfuse.bench.conformance.inputs import CAPPED_AT, Added, kv_heads
 from onnx_attnfuse.kernels.conformance import Form
 
 _OPSET = 18
@@ -66,15 +66,15 @@ def model_of(form: Form, added: Added) -> tuple[onnx.ModelProto, dict[str, Array
         feeds["added"] = added.mask
         scores = graph.add("Add", scores, "added")
     result = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), value)
-    result = graph.shaped(graph.add("Transpose", result, perm=[0, 2, 1, 3]), form.batch, form.rows, HEADS * form.head_size)
-    return _model(graph, feeds, result), feeds
+    result = graph.shaped(graph.add("Transpose", result, perm=[0, 2, 1, 3]), form.batch, form.rows, form.heads * form.head_size)
+    return _model(graph, feeds, result), {name: _plain(array) for name, array in feeds.items()}
 
 
 def _operands(graph: _Graph, form: Form, added: Added) -> tuple[str, str, str]:
     """Queries, keys and values by head."""
     fresh = form.columns - form.past
     if "weights" not in added.operands:
-        sizes = ((form.rows, HEADS), (fresh, kv_heads(form)), (fresh, kv_heads(form)))
+        sizes = ((form.rows, form.heads), (fresh, kv_heads(form)), (fresh, kv_heads(form)))
         flat = zip(("query", "key", "value"), sizes, strict=True)
         query, key, value = (_by_head(graph, form, name, *size) for name, size in flat)
         return query, key, value
@@ -84,7 +84,7 @@ def _operands(graph: _Graph, form: Form, added: Added) -> tuple[str, str, str]:
         graph.add("Add", graph.add("MatMul", "input", graph.constant(np.ascontiguousarray(part))), graph.constant(bias))
         for part, bias in zip(parts, biases, strict=True)
     ]
-    query, key, value = (_by_head(graph, form, product, form.rows, HEADS) for product in products)
+    query, key, value = (_by_head(graph, form, product, form.rows, form.heads) for product in products)
     return query, key, value
 
 
@@ -96,13 +96,25 @@ def _repeated(graph: _Graph, form: Form, operand: str) -> str:
     """Keys or values with each head as often as it serves one of the queries."""
     heads, length, size = kv_heads(form), form.columns, form.head_size
     apart = graph.shaped(operand, form.batch, heads, 1, length, size)
-    wide = np.asarray([form.batch, heads, HEADS // heads, length, size], np.int64)
-    return graph.shaped(graph.add("Expand", apart, graph.constant(wide)), form.batch, HEADS, length, size)
+    wide = np.asarray([form.batch, heads, form.heads // heads, length, size], np.int64)
+    return graph.shaped(graph.add("Expand", apart, graph.constant(wide)), form.batch, form.heads, length, size)
 
 
 def _model(graph: _Graph, feeds: dict[str, Array], result: str) -> onnx.ModelProto:
-    kind = helper.np_dtype_to_tensor_dtype(next(iter(feeds.values())).dtype)
+    """The model of all nodes; bfloat16, which no session is fed, is cast from float32 and back."""
+    wide: bool = next(iter(feeds.values())).dtype.name == "bfloat16"
+    inner = {name: f"{name} narrow" if wide else name for name in feeds}
+    nodes = [helper.make_node("Cast", [name], [inner[name]], to=onnx.TensorProto.BFLOAT16) for name in feeds if wide]
+    for node in graph.nodes:
+        node.input[:] = [inner.get(name, name) for name in node.input]
+    if wide:
+        graph.nodes.append(helper.make_node("Cast", [result], [f"{result} wide"], to=onnx.TensorProto.FLOAT))
+    kind = helper.np_dtype_to_tensor_dtype(_plain(next(iter(feeds.values()))).dtype)
     given = [helper.make_tensor_value_info(name, kind, array.shape) for name, array in feeds.items()]
-    out = helper.make_tensor_value_info(result, kind, None)
-    proto = helper.make_graph(graph.nodes, "spelled out", given, [out], graph.constants)
+    out = helper.make_tensor_value_info(graph.nodes[-1].output[0], kind, None)
+    proto = helper.make_graph([*nodes, *graph.nodes], "spelled out", given, [out], graph.constants)
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+
+
+def _plain(array: Array) -> Array:
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

@@ -22,9 +22,11 @@ from onnx_attnfuse.reasons import Reason
 Verdict = Literal["right", "wrong", "unsupported", "on-cpu"]
 """The results are those of the reference; they are not; the operator is refused, fails or ends the process; ONNX Runtime runs it
 on the CPU in the place of the execution provider."""
-BiasForm = Literal["", "full", "broadcast", "holes"]
-"""An additive mask: none; of all sizes; of one entry and head; that with -inf in places."""
+BiasForm = Literal["", "full", "broadcast", "holes", "empty"]
+"""An additive mask: none; of all sizes; of one entry and head; that with -inf in places; with a row of the lowest number."""
 SCHEMA = 1
+USUAL_HEADS = 4
+"""The heads of queries in most cases, two of which share one of keys and values where heads are grouped."""
 _UNKNOWN = 0
 """The head size of an attention whose own is not known: every one that was tried tells of it."""
 _ALIGNED = 8
@@ -61,6 +63,7 @@ class Form:
     columns: int = 5
     """All keys, those of the past counted."""
     head_size: int = 64
+    heads: int = USUAL_HEADS
 
     @property
     def name(self) -> str:
@@ -71,6 +74,7 @@ class Form:
             f"{self.batch}x{self.rows}x{self.columns}",
             f"past-{self.past}" if self.cached else "",
             f"head-{self.head_size}",
+            f"heads-{self.heads}" if self.heads != USUAL_HEADS else "",
         ]
         return " ".join(filter(None, words))
 
@@ -83,7 +87,7 @@ class Form:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """All but the sizes, and how an additive mask is spread, which a plan does not know."""
+        """All but the sizes and the number of heads, and how an additive mask is spread, which a plan does not know."""
         return (self.op, self.dtype, self.mask, self.causal, self.windowed, self.cached, self.grouped, self.capped)
 
 
@@ -146,6 +150,8 @@ class Conformance:
 _FORM = tuple(field.name for field in dataclasses.fields(Form))
 _FLAGS = frozenset(field.name for field in dataclasses.fields(Form) if field.default is False)
 _COLUMNS = (*_FORM, *(field.name for field in dataclasses.fields(Outcome)[1:]))
+_NEEDED = frozenset(_COLUMNS) - {"heads"}
+"""The columns of every table; one that was written before a column was there tells of what the column usually is."""
 
 
 def _stands_for(form: Form, head_size: int, alike: Sequence[Outcome]) -> bool:
@@ -205,16 +211,18 @@ def known(ep: str) -> Conformance | None:
 
 
 def _table(found: Mapping[str, Any]) -> Conformance:
-    if found["schema"] != SCHEMA or tuple(found["columns"]) != _COLUMNS:
+    columns: list[str] = found["columns"]
+    if found["schema"] != SCHEMA or not _NEEDED <= set(columns) <= set(_COLUMNS):
         raise ValueError("another schema")
-    return Conformance(str(found["ep"]), dict(found["versions"]), tuple(map(_tested, found["cases"])))
+    tested = (_tested(dict(zip(columns, row, strict=True))) for row in found["cases"])
+    return Conformance(str(found["ep"]), dict(found["versions"]), tuple(tested))
 
 
-def _tested(row: list[Any]) -> Outcome:
-    if len(row) != len(_COLUMNS) or row[len(_FORM)] not in get_args(Verdict):
+def _tested(row: Mapping[str, Any]) -> Outcome:
+    if row["verdict"] not in get_args(Verdict):
         raise ValueError("no row of a table")
-    form: dict[str, Any] = {name: bool(item) if name in _FLAGS else item for name, item in zip(_FORM, row, strict=False)}
-    return Outcome(Form(**form), *row[len(_FORM) :])
+    form: dict[str, Any] = {name: bool(item) if name in _FLAGS else item for name, item in row.items() if name in _FORM}
+    return Outcome(Form(**form), **{name: item for name, item in row.items() if name not in _FORM})
 
 
 def _plain(item: object) -> object:

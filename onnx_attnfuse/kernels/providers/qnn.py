@@ -17,6 +17,7 @@ PROVIDER = ExecutionProvider(
     name="qnn",
     ort_name="QNNExecutionProvider",
     distribution="onnxruntime-qnn",
+    plugins=("onnxruntime-qnn",),
     known_from=f"{_RUN}; the Softmax of what is spelled out is that of the source",
     operators={
         "MultiHeadAttention": Reason("no-kernel-for-device", f"MultiHeadAttention {_REFUSED}"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_attnfuse.bench.conformance import child, run, spelled
+from onnx_attnfuse.bench.conformance import child, packed, run, spelled
 from onnx_attnfuse.bench.conformance.forms import forms, operators
 from onnx_attnfuse.bench.conformance.inputs import case_of, spread
 from onnx_attnfuse.bench.conformance.installed import find
@@ -23,6 +23,7 @@ from onnx_attnfuse.verify.tolerance import TIGHT, compare
 
 INFOS = {info.key: info for info in operators()}
 FORMS = [(form, info) for info in INFOS.values() for form in forms(info, run.attributes(info)) if form.dtype == "float32"]
+PACKED = {"PackedAttention", "PackedMultiHeadAttention"}
 EXPECTED = [np.ones((2, 3), np.float32)]
 
 
@@ -37,20 +38,25 @@ def test_what_is_spelled_out_is_what_the_operator_computes(form: Form, info: OpI
     case = case_of(form, info, run.attributes(info))
     inputs = case.inputs(np.float32)
     expected = Reference(model_of(case, inputs)).run(None, feeds_of(inputs))[0]
-    model, feeds = spelled.model_of(form, spread(form, info, inputs))
+    model, feeds = spelled.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
     assert np.isfinite(expected).all()
-    assert compare(expected, Session(model.SerializeToString()).run(None, feeds)[0], TIGHT).equal
+    result = Session(model.SerializeToString()).run(None, feeds)[0].reshape(expected.shape)
+    if form.bias == "empty":  # what a row without a key gives is told, and no matter of right and wrong
+        expected, result = (
+            array[:, :-1] if array.ndim == 3 else np.delete(array, form.rows - 1, 0) for array in (expected, result)
+        )
+    assert compare(expected, result, TIGHT).equal
 
 
 def test_every_attention_with_a_reference_is_tried() -> None:
-    assert set(INFOS) == {"Attention", "GroupQueryAttention", "MultiHeadAttention", "onnx.Attention"}
+    assert set(INFOS) == PACKED | {"Attention", "GroupQueryAttention", "MultiHeadAttention", "onnx.Attention"}
     assert {form.op for form, _ in FORMS} == set(INFOS)
 
 
 _GROUPED = pytest.param("GroupQueryAttention", marks=pytest.mark.newest)  # it has learned to be causal or not since
 
 
-@pytest.mark.parametrize("op", [_GROUPED, *(name for name in INFOS if name != "GroupQueryAttention")])
+@pytest.mark.parametrize("op", [_GROUPED, *sorted(set(INFOS) - PACKED - {"GroupQueryAttention"})])
 def test_forms_differ_and_tell_of_every_way_that_the_operator_has(op: str) -> None:
     found = [form for form, info in FORMS if info.key == op]
     assert len(set(found)) == len(found)
@@ -59,6 +65,46 @@ def test_forms_differ_and_tell_of_every_way_that_the_operator_has(op: str) -> No
     assert {form.causal for form in found} == {False, True}
     assert {15, 64, 256} <= {form.head_size for form in found}
     assert any(form.cached and form.rows == 1 for form in found)
+    assert any(form.heads % 2 for form in found)
+    assert {form.dtype for form in found if form.bias == "empty"} == {"float32"}
+
+
+def test_packed_operators_are_tried_where_they_may_have_a_kernel() -> None:
+    assert {info.key for info in run._operators("cuda", None)} == set(INFOS)
+    assert {info.key for info in run._operators("unheard-of", None)} == set(INFOS)
+    assert {info.key for info in run._operators("cpu", None)} == set(INFOS) - PACKED
+    assert [info.key for info in run._operators("cpu", "PackedAttention")] == ["PackedAttention"]
+
+
+@pytest.mark.parametrize(("ep", "op", "tried"), [("cuda", "onnx.Attention", True), ("cpu", "onnx.Attention", False)])
+def test_bfloat16_is_tried_where_a_kernel_is_known_or_it_is_asked_for(ep: str, op: str, tried: bool) -> None:
+    assert ("bfloat16" in run._dtypes(INFOS[op], ep, None)) == tried
+    assert run._dtypes(INFOS[op], ep, "bfloat16") == ("bfloat16",)
+
+
+def test_bfloat16_is_cast_inside_as_no_session_is_fed_it() -> None:
+    info = INFOS["MultiHeadAttention"]
+    form = next(form for form in forms(info, run.attributes(info), ("bfloat16",)) if form.mask == "bias")
+    inputs = case_of(form, info, run.attributes(info)).inputs(run.DTYPES["bfloat16"])
+    model, feeds = spelled.model_of(form, spread(form, info, inputs))
+    assert {array.dtype.name for array in feeds.values()} == {"float32"}
+    expected = Reference(model_of(case_of(form, info, run.attributes(info)), inputs)).run(None, feeds_of(inputs))[0]
+    assert compare(expected, Reference(model).run(None, feeds)[0], run.TOLERANCES["bfloat16"]).equal
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [(0.0, "0"), (float("nan"), "NaN"), (1.0, "the mean of the values"), (0.25, "something else")],
+)
+def test_what_a_row_without_a_key_gives_is_told_and_judged_by_nobody(row: float, told: str) -> None:
+    form = Form("X", "float32", "bias", "empty", rows=2)
+    expected = [np.ones((1, 2, 3), np.float32)]
+    result = expected[0].copy()
+    result[0, 1] = row
+    found = run.judged(form, {"fused": {"results": [result]}, "spelled": {"results": expected}}, expected)
+    assert (found.verdict, found.error, found.detail) == ("right", 0.0, f"a row without a key gives {told}")
+    result[0, 0] = 2.0
+    assert run.judged(form, {"fused": {"results": [result]}, "spelled": {"results": expected}}, expected).verdict == "wrong"
 
 
 def test_what_knows_no_causal_attribute_and_has_a_window_is_always_causal() -> None:
@@ -102,7 +148,7 @@ def test_what_is_refused_and_what_the_cpu_runs_are_told_apart() -> None:
 
 def test_the_cpu_runs_the_first_forms_right() -> None:
     table = run.run(find("cpu"), dtype="float32", limit=2)
-    assert [case.verdict for case in table.cases] == ["right"] * 2 * len(INFOS)
+    assert [case.verdict for case in table.cases] == ["right"] * 2 * len(set(INFOS) - PACKED)
     assert all(case.error is not None and case.error < 1e-5 and case.ratio for case in table.cases)
     assert "onnxruntime" in table.versions
 
@@ -110,7 +156,7 @@ def test_the_cpu_runs_the_first_forms_right() -> None:
 def test_a_kernel_that_refuses_is_told_with_its_own_words() -> None:
     odd = next(form for form, info in FORMS if info.key == "GroupQueryAttention" and form.head_size == 15)
     with Worker(["-m", child.__name__], dataclasses.asdict(find("cpu"))) as worker:
-        found = run.outcome(odd, INFOS["GroupQueryAttention"], worker)
+        found = run.outcome(odd, INFOS["GroupQueryAttention"], worker, set())
     assert found.verdict == "unsupported"
     assert found.detail.startswith("head_size must be a multiple of 8")
 
@@ -139,3 +185,26 @@ def test_the_summary_counts_and_puts_the_like_together() -> None:
 
 def test_records_of_operators_are_all_that_is_read() -> None:
     assert set(INFOS) <= set(by_key())
+
+
+class Scripted:
+    """A process whose answers are written down; what it is asked does not matter."""
+
+    def __init__(self, *errors: str) -> None:
+        self.errors, self.ended = list(errors), 0
+
+    def ask(self, question: Any, /) -> Any:
+        error = {"on cpu": False, "final": False, "error": self.errors.pop(0)}
+        return {"fused": error, "spelled": error}
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize(("error", "ended"), [("no room for {} bytes", 1), ("CUDA failure {}", 3)])
+def test_an_error_that_a_fresh_process_gives_too_is_believed_unless_it_lasts(error: str, ended: int) -> None:
+    form, info = next((form, info) for form, info in FORMS if info.key == "MultiHeadAttention")
+    process, said = Scripted(*(error.format(number) for number in range(6))), set[str]()
+    for _ in range(3):
+        assert run.outcome(form, info, process, said).verdict == "unsupported"
+    assert process.ended == ended

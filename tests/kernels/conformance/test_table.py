@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 
 import pytest
@@ -113,6 +114,19 @@ def test_what_is_no_table_is_told(tmp_path: pathlib.Path, text: str) -> None:
     path = tmp_path / "table.json"
     path.write_text(text)
     with pytest.raises(OptionError, match=r"is no table of conformance; write one with attnfuse conformance --json"):
+        conformance.read(path)
+
+
+def test_a_table_from_before_the_number_of_heads_was_told_is_of_the_usual_number(tmp_path: pathlib.Path) -> None:
+    path, told = tmp_path / "table.json", json.loads(conformance.to_json(of(WRONG)))
+    place = told["columns"].index("heads")
+    for row in [told["columns"], *told["cases"]]:
+        del row[place]
+    path.write_text(json.dumps(told))
+    assert conformance.read(path) == of(WRONG)
+    del told["columns"][0]
+    path.write_text(json.dumps(told))
+    with pytest.raises(OptionError, match="is no table of conformance"):
         conformance.read(path)
 
 

@@ -1,0 +1,191 @@
+"""Many models on an execution provider, each export beside what is written for it.
+
+    python -m benchmarks.providers --ep NAME FOLDER ...
+
+Each folder has exports and, beside each, an archive of its inputs by case. `make providers` does it for all that runs on a Linux
+machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+from benchmarks.on_providers.children import Child, Died
+from benchmarks.on_providers.judge import EMULATED, NARROW, Row, Side, judged
+from benchmarks.on_providers.tables import page
+from onnx_attnfuse.kernels.operators import records
+
+OPTIONS = {"openvino": {"num_of_threads": "1"}}
+"""Options of sessions, so that what runs beside disturbs less."""
+ATTENTION = frozenset([*(info.name for info in records().values() if info.kind == "attention"), "Softmax"])
+_WRITER = "benchmarks.on_providers.writer"
+_LEAST, _MOST = 7, 51
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The two processes that look at one model after another."""
+
+    writer: Child
+    runner: Child
+
+
+def main() -> int:
+    """Runs the command; 1 where something breaks what is claimed."""
+    options = _parser().parse_args()
+    models = [*chosen(options.folders, options.only), *chosen(options.one_each, options.only, one_each=True)]
+    cache = options.cache or pathlib.Path("build", "providers", f"{options.ep}.jsonl")
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    found = {} if options.fresh or not cache.exists() else {row.name: row for row in map(_row, cache.read_text().splitlines())}
+    left = [model for model in models if name_of(model) not in found]
+    pairs: SimpleQueue[Pair] = SimpleQueue()
+    made = [_pair(options) for _ in range(options.jobs)]
+    for pair in made:
+        pairs.put(pair)
+    versions = made[0].runner.ask({})["versions"]
+
+    def one(model: pathlib.Path) -> Row:
+        pair = pairs.get()
+        try:
+            return measured(model, pair, options)
+        finally:
+            pairs.put(pair)
+
+    with cache.open("a" if found else "w", encoding="utf-8") as file, ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(one, left):
+            found[row.name] = row
+            print(json.dumps(dataclasses.asdict(row)), file=file, flush=True)
+            problems = row.problems(emulated=options.ep in EMULATED)
+            print(f"[{len(found)}/{len(models)}] {row.name}: {row.lost or '; '.join(problems) or 'good'}", flush=True)
+    for pair in made:
+        pair.writer.end()
+        pair.runner.end()
+    rows = [found[name_of(model)] for model in models]
+    if options.to is not None:
+        options.to.write_text(page(options.ep, versions, rows, _words(options)), encoding="utf-8")
+        print(f"wrote {options.to}")
+    return 1 if any(row.problems(emulated=options.ep in EMULATED) for row in rows) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="*", type=pathlib.Path, metavar="FOLDER", help="exports, and .npz beside them")
+    parser.add_argument("--ep", required=True, help="provider: openvino, qnn, webgpu, wasm, cpu")
+    parser.add_argument("--python", default=sys.executable, help="interpreter of the environment that has the provider")
+    parser.add_argument("--web", type=pathlib.Path, help="folder whose node_modules has onnxruntime-web, for wasm")
+    parser.add_argument("--only", default="", help="beginnings of names, with commas between")
+    parser.add_argument(
+        "--one-each",
+        type=pathlib.Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="of these one export of each recipe, each exporter in turn",
+    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="limit for one model in each process")
+    parser.add_argument("--time", type=float, default=1.0, help="seconds of timing; at least 7 pairs")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cases", type=int, help="only so many cases of inputs of each model, the first")
+    parser.add_argument("--choices", type=json.loads, default={}, help="further options of optimize, as JSON")
+    parser.add_argument("--fresh", action="store_true", help="measure again what an earlier run left in the cache")
+    parser.add_argument("--cache", type=pathlib.Path, help="rows so far  [build/providers/EP.jsonl]")
+    parser.add_argument("--to", type=pathlib.Path, metavar="OUT.md")
+    return parser
+
+
+def chosen(folders: Sequence[pathlib.Path], only: str, *, one_each: bool = False) -> Iterator[pathlib.Path]:
+    """The exports that are measured: all, or one of each recipe, so that each exporter comes in turn."""
+    found = sorted((path for folder in folders for path in folder.glob("*.onnx")), key=name_of)
+    found = [path for path in found if path.with_suffix(".npz").exists() and path.stem.startswith(tuple(only.split(",")))]
+    if not one_each:
+        yield from found
+        return
+    for turn, (_, group) in enumerate(itertools.groupby(found, lambda path: name_of(path).split("__")[0])):
+        exports = list(group)
+        yield exports[turn % len(exports)]
+
+
+def name_of(model: pathlib.Path) -> str:
+    """The name of an export in the table: its folder's, and its own."""
+    return f"{model.parent.name}/{model.stem}"
+
+
+def _pair(options: argparse.Namespace) -> Pair:
+    here = pathlib.Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), *(path for path in sys.path if path and "site-packages" not in path)])
+    environment = {"PYTHONPATH": paths}
+    writer = Child([sys.executable, "-m", _WRITER], seconds=options.seconds, environment=environment)
+    if options.ep == "wasm":
+        command = [
+            "node",
+            str(here / "on_providers" / "runner.js"),
+            str(options.web or here.parent / "tests" / "providers" / "web"),
+        ]
+    else:
+        command = [options.python, "-m", "benchmarks.on_providers.runner", options.ep, json.dumps(OPTIONS.get(options.ep, {}))]
+    return Pair(writer, Child(command, seconds=options.seconds, environment={"PYTHONPATH": str(here.parent)}))
+
+
+def measured(model: pathlib.Path, pair: Pair, options: argparse.Namespace) -> Row:
+    """The row of one export."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            wrote = pair.writer.ask(
+                {"model": str(model), "ep": options.ep, "out": folder, "choices": options.choices, "most": options.cases}
+            )
+        except Died as died:
+            return Row(name_of(model), lost=f"writing it {died}")
+        if "error" in wrote:
+            return Row(name_of(model), lost=wrote["error"])
+        timing = {"seconds": options.time, "least": _LEAST, "most": _MOST}
+        task = {"cases": wrote["cases"], "sizes": wrote["sizes"], "out": folder, **timing}
+        answer = _ran(task, {"export": str(model), "ours": wrote["ours"]}, pair.runner)
+        return judged(name_of(model), wrote, answer, ATTENTION, narrow=options.ep in NARROW)
+
+
+def _ran(task: Mapping[str, Any], models: Mapping[str, str], runner: Child) -> dict[str, Any]:
+    """What both models gave; each by itself where the process died of one."""
+    try:
+        return runner.ask({**task, "models": models})
+    except Died:
+        answer: dict[str, Any] = {}
+    for name, path in models.items():
+        answer |= _alone(task, name, path, runner)
+    return answer
+
+
+def _alone(task: Mapping[str, Any], name: str, path: str, runner: Child) -> dict[str, Any]:
+    """What one model gave."""
+    try:
+        return runner.ask({**task, "models": {name: path}})
+    except Died as died:
+        return {name: {"error": str(died)}}
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """The command line without what is of this machine only."""
+    each = ["--one-each", *(folder.name for folder in options.one_each)] if options.one_each else []
+    some = ["--cases", str(options.cases)] if options.cases else []
+    only = ["--only", options.only] if options.only else []
+    return [*(folder.name for folder in options.folders), "--ep", options.ep, *each, *some, *only]
+
+
+def _row(line: str) -> Row:
+    """A row that an earlier run wrote."""
+    told = json.loads(line)
+    return Row(**{**told, "export": Side(**told["export"]), "ours": Side(**told["ours"])})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
