@@ -36,7 +36,7 @@ from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.report.model import NodesOfRole, SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
@@ -107,10 +107,14 @@ class PassContext:
         self.run, self.scope = run, scope
         self.origin = Snapshot(scope.graph)
         """The graph before the first pass."""
+        self.names = frozenset(node.name for node in scope.graph if node.name)
+        """The names of its nodes then."""
         self._snapshot, self._version = self.origin, run.version
         self.patterns = self.pattern_rewriter()
         """The pattern rewrites that were applied."""
         self.candidates: list[Candidate] = []
+        self.roles: dict[str, tuple[NodesOfRole, ...]] = {}
+        """For each site the nodes of the source by what they do, as they were found first."""
         self.searched: int | None = None
         """The version of the run in which candidates were looked for."""
         self.fused: tuple[SiteFuser, list[SiteReport]] | None = None

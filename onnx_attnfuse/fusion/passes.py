@@ -17,7 +17,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
-from onnx_attnfuse.fusion.report_site import as_asked
+from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
@@ -69,6 +69,8 @@ def find_attention(graph: PassContext) -> int:
         graph.candidates = []
         graph.candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
         graph.searched = run.version
+        if not graph.roles:
+            graph.roles = {label(item.node): nodes_by_role(item, graph.names) for item in graph.candidates}
     return 0
 
 
@@ -203,6 +205,7 @@ def tell_sites(graph: PassContext) -> int:
     if graph.fused is None and reason is not None:
         left = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
         found = graph.shared.joined(left)
+    found = [dataclasses.replace(site, nodes=graph.roles.get(site.name, ())) for site in found]
     run.sites += found
     run.pictures += run.album.pictures([*graph.shared.candidates, *graph.candidates], len(found))
     for site in found:
