@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import onnx_attnfuse
@@ -23,7 +24,7 @@ class Tokens(CalibrationDataReader):
         return next(self._batches, None)
 
 
-source = sys.argv[1]
+source = onnx.load(sys.argv[1])
 nodes = onnx_attnfuse.explain(source).attention_nodes
 quantize_static(source, "quantised.onnx", Tokens(), quant_format=QuantFormat.QDQ, nodes_to_exclude=list(nodes))
 result = onnx_attnfuse.optimize("quantised.onnx")

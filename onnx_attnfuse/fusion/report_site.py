@@ -33,7 +33,7 @@ def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
     if refusal is not None:
         status: Status = "not-attention" if refusal.code == "not-attention" else found.status
         found = dataclasses.replace(found, status=status, reasons=(refusal,))
-    return found if spec is None else dataclasses.replace(found, **_sizes(spec), roundings=_roundings(spec))
+    return found if spec is None else dataclasses.replace(found, **_sizes(spec))
 
 
 def nodes_by_role(candidate: Candidate, names: Set[str]) -> tuple[NodesOfRole, ...]:
@@ -56,16 +56,17 @@ def nodes_by_role(candidate: Candidate, names: Set[str]) -> tuple[NodesOfRole, .
     return tuple(NodesOfRole(role, tuple(listed)) for role, listed in found.items() if listed)
 
 
-def _roundings(spec: AttentionSpec) -> tuple[RoundingReport, ...]:
+def roundings_of(candidate: Candidate) -> tuple[RoundingReport, ...]:
+    """The roundings of a site as they are told."""
     return tuple(
         RoundingReport(
-            item.place,
-            None if item.dtype is None else item.dtype.name,
-            item.pair.axis,
-            item.pair.block_size,
-            tuple(map(label, item.pair.nodes)),
+            place=item.place,
+            type=None if item.dtype is None else item.dtype.name,
+            axis=item.pair.axis,
+            block_size=item.pair.block_size,
+            nodes=tuple(map(label, item.pair.nodes)),
         )
-        for item in spec.roundings
+        for item in (() if candidate.read is None else candidate.read.roundings)
     )
 
 

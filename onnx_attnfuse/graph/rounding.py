@@ -107,6 +107,9 @@ def _difference(quantize: ir.Node, dequantize: ir.Node, facts: Known) -> str:
         points = _input(quantize, 2), _input(dequantize, 2)
     if not _same(*scales):
         return "different scales"
+    known = constant_array(scales[0])
+    if known is not None and not (np.isfinite(known.astype(np.float64)) & (known.astype(np.float64) > 0)).all():
+        return "a scale that is no positive number"
     if points[0] is not points[1] and not _same_points(*points):
         return "different zero points"
     if not dynamic and _axis(quantize, facts) != _axis(dequantize, facts):

@@ -19,6 +19,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "spelled-out", "skipped", "not-attention"]
@@ -169,7 +170,7 @@ class Report(JsonReport):
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
-        "patterns", "policy", "session", "capture", "kv_cache", "sites",
+        "patterns", "policy", "session", "capture", "kv_cache", "dequantised", "sites",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -199,6 +200,8 @@ class Report(JsonReport):
     """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
     kv_cache: QuantisedCache | None = None
     """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
+    dequantised: DequantisedAttention | None = None
+    """What was left out of attentions that were fused without their roundings, and what that costs; None where nothing was."""
 
     @property
     def attention_nodes(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -61,36 +62,35 @@ def quantised(name: str, setting: str = "defaults", *, spared: bool = False) -> 
     path = source(name)
     nodes = list(onnx_attnfuse.explain(path, verify="none").attention_nodes) if spared else []
     if setting == "qnn":
-        return _written(lambda out: _for_qnn(path, out, nodes))
-    return _written(
-        lambda out: quantize_static(
-            path, out, _Batches(path), quant_format=QuantFormat.QDQ, nodes_to_exclude=nodes, **SETTINGS[setting]
-        )
-    )
+        return _written(path, lambda copy, out: _for_qnn(copy, out, _Batches(path), nodes))
+    chosen = {"quant_format": QuantFormat.QDQ, "nodes_to_exclude": nodes, **SETTINGS[setting]}
+    return _written(path, lambda copy, out: quantize_static(copy, out, _Batches(path), **chosen))
 
 
 @functools.cache
 def dynamically_quantised(name: str) -> onnx.ModelProto:
     """A bundled model with MatMulInteger in the place of products with weights."""
-    return _written(lambda out: quantize_dynamic(source(name), out))
+    return _written(source(name), quantize_dynamic)
 
 
-def _for_qnn(path: pathlib.Path, out: pathlib.Path, nodes: list[str]) -> None:
+def _for_qnn(path: pathlib.Path, out: pathlib.Path, batches: _Batches, nodes: list[str]) -> None:
     prepared = out.with_name("prepared.onnx")
     given = prepared if qnn_preprocess_model(path, prepared) else path
-    config = get_qnn_qdq_config(given, _Batches(path), activation_type=QuantType.QUInt16, weight_type=QuantType.QUInt8)
+    config = get_qnn_qdq_config(given, batches, activation_type=QuantType.QUInt16, weight_type=QuantType.QUInt8)
     config.nodes_to_exclude = nodes
     quantize(given, out, config)
 
 
-def _written(write: Callable[[pathlib.Path], object]) -> onnx.ModelProto:
+def _written(path: pathlib.Path, write: Callable[[pathlib.Path, pathlib.Path], object]) -> onnx.ModelProto:
+    """What a quantiser writes, which puts files beside the model that it reads."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            out = pathlib.Path(folder) / "quantised.onnx"
-            write(out)
+            copy, out = (pathlib.Path(folder) / name for name in ("model.onnx", "quantised.onnx"))
+            shutil.copy(path, copy)
+            write(copy, out)
             return onnx.load(out)
     finally:
         logging.disable(before)

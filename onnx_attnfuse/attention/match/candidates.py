@@ -54,7 +54,7 @@ def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers
 def _quantized(inside: tuple[Rounding, ...]) -> Reason:
     """Why an attention that rounds inside is left as it is."""
     what = f"it rounds {told(inside)}, which a fused operator would leave out"
-    return Reason("quantized", what, inside[0].pair.quantize.name)
+    return Reason("quantized", f"{what}; --dequantise-attention allows that", inside[0].pair.quantize.name)
 
 
 def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[Candidate]:
