@@ -57,6 +57,9 @@ class Options:
     calibrate: pathlib.Path | None = None
     """Tokens to measure the scales of a quantised cache on: an .npz file with arrays by the names of the model's inputs; by
     default tokens are drawn."""
+    dequantise_attention: bool = False
+    """Fuse attentions of a quantised model without the roundings inside, those of scores and weights; results differ by these,
+    which is measured and told."""
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact. With
     `cuda_graph` it always has that length."""

@@ -17,6 +17,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, named
 from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.roles import Roles
+from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.graph.sizes import Dim
 
 
@@ -255,6 +257,10 @@ class AttentionSpec:
     """Exponentials are taken without the row's maximum subtracted first."""
     voided: bool = False
     """So a fully masked row is NaN; else, where `unshifted`, what it is depends on the spelling."""
+    roundings: tuple[Rounding, ...] = ()
+    """The roundings of a quantised model, inside and right beside the attention."""
+    roles: Roles = ()
+    """Nodes of the source by what they do for this attention, what computes its mask included."""
     wider: tuple[tuple[Dim, Dim], ...] = ()
     """Lengths of the scores, each with that of a mask or factor along the same axis, taken to be no longer: it is 1 or the same.
     Where it is longer, as the scores' is 1 at run time, the source repeats the scores and the operator ends in an error."""
@@ -308,3 +314,17 @@ def mask_operands(mask: Mask) -> Iterator[IndexedValue]:
                 yield indexed
             case Scaled() | Floored():
                 pass
+
+
+def with_plain_mask(spec: AttentionSpec) -> AttentionSpec:
+    """The attention with what is added to its scores as it is before it is rounded."""
+    plain = {item.pair.after: item.pair.before for item in spec.roundings if item.place == "mask"}
+    steps = (
+        dataclasses.replace(
+            step, indexed=dataclasses.replace(step.indexed, value=plain.get(step.indexed.value, step.indexed.value))
+        )
+        if isinstance(step, Added)
+        else step
+        for step in spec.mask
+    )
+    return dataclasses.replace(spec, mask=tuple(steps))

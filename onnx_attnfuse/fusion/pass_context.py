@@ -18,9 +18,11 @@ from onnx_attnfuse.attention.match.candidates import Candidate, read_candidate
 from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import find_softmax
 from onnx_attnfuse.containment import Subject
+from onnx_attnfuse.fusion.left_out import LeftOut
 from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
 from onnx_attnfuse.fusion.plan import PlanContext, make_plans
+from onnx_attnfuse.fusion.rounded_views import Moved
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
@@ -36,7 +38,7 @@ from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import SiteReport
+from onnx_attnfuse.report.model import NodesOfRole, RoundingReport, SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
@@ -59,6 +61,8 @@ class Run:
         dtype: ir.DataType | None = None,
     ) -> None:
         self.model, self.options, self.verifier, self.trace = model, options, verifier, trace
+        self.source = model.clone() if options.dequantise_attention else None
+        """The model as it was, where it is to be compared with what becomes of it."""
         self.album = Album(model, options.pictures, verifier.timer)
         self.statistics = PatternStatistics()
         readers = self.statistics.counting(catalogue.readers, catalogue.subject, verifier.doubted)
@@ -107,10 +111,20 @@ class PassContext:
         self.run, self.scope = run, scope
         self.origin = Snapshot(scope.graph)
         """The graph before the first pass."""
+        self.names = frozenset(node.name for node in scope.graph if node.name)
+        """The names of its nodes then."""
         self._snapshot, self._version = self.origin, run.version
         self.patterns = self.pattern_rewriter()
         """The pattern rewrites that were applied."""
         self.candidates: list[Candidate] = []
+        self.left_out: list[LeftOut] = []
+        """The roundings that were taken out of attentions."""
+        self.moved: list[Moved] = []
+        """The tensors around attentions whose roundings were moved."""
+        self.roles: dict[str, tuple[NodesOfRole, ...]] = {}
+        """For each site the nodes of the source by what they do, as they were found first."""
+        self.roundings: dict[str, tuple[RoundingReport, ...]] = {}
+        """For each site the roundings of the source, likewise."""
         self.searched: int | None = None
         """The version of the run in which candidates were looked for."""
         self.fused: tuple[SiteFuser, list[SiteReport]] | None = None

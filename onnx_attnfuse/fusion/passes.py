@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion import foreign
+from onnx_attnfuse.fusion import foreign, left_out, rounded_views
 from onnx_attnfuse.fusion.enabling import apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -17,7 +17,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
-from onnx_attnfuse.fusion.report_site import as_asked
+from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
@@ -69,7 +69,41 @@ def find_attention(graph: PassContext) -> int:
         graph.candidates = []
         graph.candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
         graph.searched = run.version
+        if not graph.roles:
+            graph.roles = {label(item.node): nodes_by_role(item, graph.names) for item in graph.candidates}
+            graph.roundings = {label(item.node): roundings_of(item) for item in graph.candidates}
     return 0
+
+
+def leave_roundings_out(graph: PassContext) -> int:
+    """Takes the roundings inside of attentions out, where that is asked for."""
+    if not graph.run.options.dequantise_attention:
+        return 0
+    graph.left_out = left_out.leave_out(graph.candidates, graph.scope.facts)
+    return len(graph.left_out)
+
+
+def move_roundings(graph: PassContext) -> int:
+    """Moves roundings of operands to where the execution provider wants them, bit for bit the same."""
+    provider = graph.run.plan_context.device.provider
+    if provider.spelling is not None and provider.spelling.rounds_products:
+        return len(rounded_views.move_roundings(graph.candidates, graph.graph_context(), "views first"))
+    if "roundings-first" not in provider.pays:
+        return 0
+    readable = [item for item in graph.candidates if item.spec is not None]
+    graph.moved = rounded_views.move_roundings(readable, graph.graph_context(), "roundings first")
+    return len(graph.moved)
+
+
+def put_roundings_back(graph: PassContext) -> int:
+    """Puts the roundings of attentions back, and to where they were, that were not fused."""
+    sites = [] if graph.fused is None else graph.fused[1]
+    done, builder = {site.name for site in sites if site.is_rewritten}, graph.graph_context().builder
+    put = sum(item.settle(builder, useful=item.site in done) for item in reversed(graph.moved))
+    put += left_out.settle(graph.left_out, sites)
+    if put:
+        graph.scope.graph.sort()
+    return put
 
 
 def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
@@ -203,6 +237,10 @@ def tell_sites(graph: PassContext) -> int:
     if graph.fused is None and reason is not None:
         left = [SiteReport(label(item.node), graph.scope.path, "skipped", reasons=(reason,)) for item in graph.candidates]
         found = graph.shared.joined(left)
+    found = [
+        dataclasses.replace(site, nodes=graph.roles.get(site.name, ()), roundings=graph.roundings.get(site.name, ()))
+        for site in found
+    ]
     run.sites += found
     run.pictures += run.album.pictures([*graph.shared.candidates, *graph.candidates], len(found))
     for site in found:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.errors import OptionError, VerificationError
-from onnx_attnfuse.fusion import capturing, passes, quantising
+from onnx_attnfuse.fusion import capturing, dequantising, passes, quantising
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
@@ -43,6 +43,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
+    Pass("leaving roundings inside of attentions out", passes.leave_roundings_out, _FIND),
+    Pass("looking for attention", passes.find_attention, _FIND, None),
+    Pass("moving roundings", passes.move_roundings, _FIND),
+    Pass("looking for attention", passes.find_attention, _FIND, None),
     Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, BEFORE), _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
     Pass("switching kernels off", passes.switch_kernels, undo=None, once=True),
@@ -51,6 +55,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
     Pass("putting patterns back", passes.put_patterns_back, _REWRITE, PassContext.to_origin),
+    Pass("putting roundings back", passes.put_roundings_back, _REWRITE, None),
     Pass("telling of sites", passes.tell_sites, _REWRITE, None),
     Pass(_ROTARY, passes.fuse_standalone_rotary, _REWRITE),
     Pass("folding constants", passes.fold_weights, _REWRITE),
@@ -132,6 +137,7 @@ def _report(run: Run) -> Report:
     _apply_all(run)
     _check_decoder(run)
     cache = quantising.quantise(run)
+    dequantised = dequantising.told(run)
     if run.options.cuda_graph or (run.plan_context.device.provider.fixed_sizes and not input_sizes(run.model)):
         with run.verifier.timer.step(_REWRITE):
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
@@ -169,6 +175,7 @@ def _report(run: Run) -> Report:
         pictures=tuple(run.pictures),
         decoder=decoder,
         kv_cache=cache,
+        dequantised=dequantised,
     )
 
 

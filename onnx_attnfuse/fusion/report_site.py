@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
+from typing import get_args
 
 from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.attention.roles import Role, Roles
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -13,12 +16,12 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.operators import qualified
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import SiteReport, Status
+from onnx_attnfuse.report.model import NodesOfRole, RoundingReport, SiteReport, Status
 
 
 def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
     """The report on a site as it is before anything is done."""
-    node, spec, refusal = candidate.node, candidate.spec, candidate.refusal
+    node, spec, refusal = candidate.node, candidate.read, candidate.refusal
     if candidate.softmax is not None:
         found = SiteReport(label(node), scope.path, "skipped")
     else:
@@ -29,8 +32,42 @@ def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
         )
     if refusal is not None:
         status: Status = "not-attention" if refusal.code == "not-attention" else found.status
-        return dataclasses.replace(found, status=status, reasons=(refusal,))
+        found = dataclasses.replace(found, status=status, reasons=(refusal,))
     return found if spec is None else dataclasses.replace(found, **_sizes(spec))
+
+
+def nodes_by_role(candidate: Candidate, names: Set[str]) -> tuple[NodesOfRole, ...]:
+    """The nodes of a site by role, in the order of the roles; those that are not called by one of `names` are left out.
+
+    Args:
+        candidate: The site; of one that was not read its own nodes are told.
+        names: The names of the nodes in the source.
+    """
+    if candidate.read is not None:
+        roles = candidate.read.roles
+    elif candidate.softmax is None:
+        roles: Roles = (("attention", candidate.node),)
+    else:
+        roles = tuple(("softmax", node) for node in candidate.softmax.nodes)
+    found: dict[Role, list[str]] = {role: [] for role in get_args(Role)}
+    for role, node in roles:
+        if node.name and node.name in names:
+            found[role].append(node.name)
+    return tuple(NodesOfRole(role, tuple(listed)) for role, listed in found.items() if listed)
+
+
+def roundings_of(candidate: Candidate) -> tuple[RoundingReport, ...]:
+    """The roundings of a site as they are told."""
+    return tuple(
+        RoundingReport(
+            place=item.place,
+            type=None if item.dtype is None else item.dtype.name,
+            axis=item.pair.axis,
+            block_size=item.pair.block_size,
+            nodes=tuple(map(label, item.pair.nodes)),
+        )
+        for item in (() if candidate.read is None else candidate.read.roundings)
+    )
 
 
 def _sizes(spec: AttentionSpec) -> dict[str, int | None]:

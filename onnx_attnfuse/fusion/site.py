@@ -10,7 +10,7 @@ from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of, read_candidate
 from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.attention.spec import AttentionSpec, with_plain_mask
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.build_site import Built, SiteBuilder
 from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_users, commit
@@ -65,6 +65,8 @@ class SiteFuser:
         found, spec = SiteReport(label(candidate.node), scope.path, "skipped"), candidate.spec
         with self.graph.rewrite(None if spec is None else anchor_of(spec), _FUSING, found.name) as edit:
             found = unfused(candidate, scope)
+            if candidate.rounded is not None:
+                return self._rounded(found, candidate.rounded, plan_context)
             if spec is None:
                 return self._existing(found, candidate.node, plan_context)
             spec = spec if plan_context.device.provider.rotates else spec.unrotated()
@@ -83,6 +85,16 @@ class SiteFuser:
         params = dataclasses.replace(params, dtype=plan_context.dtype or params.dtype).settled(plan_context.lengths)
         foreseen = forecast_existing(params, plan_context.device)
         return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, plan_context.device))
+
+    def _rounded(self, found: SiteReport, spec: AttentionSpec, plan_context: PlanContext) -> SiteReport:
+        """The report on an attention that stays, as it rounds inside; its mask is told as it is before it is rounded."""
+        spec = with_plain_mask(spec)
+        meaning = self.graph.check_mask(spec, understand(spec, self.context.reader))
+        found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
+        device = plan_context.device
+        if device.provider.spelling is not None and is_in_place(spec, device.provider.spelling):
+            return dataclasses.replace(found, status="spelled-out", reasons=(as_wanted(device.ep),))
+        return found
 
     def _fused(self, node: ir.Node, spec: AttentionSpec, found: SiteReport, plan_context: PlanContext, edit: Edit) -> SiteReport:
         """Carries the first plan out that can be, and says what kept it from being another one.

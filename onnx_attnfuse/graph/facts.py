@@ -23,6 +23,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.known import Content, Dims
 from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, STANDARD
+from onnx_attnfuse.graph.rounding import dequantized_number, dequantizes, quantized_number, quantizes
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
 
@@ -121,7 +122,9 @@ class Facts:
         return float(first[0]) if bool((array == first).all()) else None
 
     def _filled(self, node: ir.Node | None) -> float | None:
-        """The number that a view of a number, or a ConstantOfShape, is filled with."""
+        """The number that a view of a number, a ConstantOfShape, or what was rounded of a number is filled with."""
+        if quantizes(node) or dequantizes(node):
+            return self._rounded(node)
         if not is_standard(node):
             return None
         if node.op_type == "ConstantOfShape":
@@ -130,6 +133,16 @@ class Facts:
         if node.op_type in _FILLING and node.inputs[0] is not None:
             return self.number(node.inputs[0])
         return None
+
+    def _rounded(self, node: ir.Node) -> float | None:
+        """The number that one half of a rounding makes of a number."""
+        known = [None if value is None else self.number(value) for value in node.inputs[:3]]
+        if len(known) < 2:
+            return None
+        code, scale, point = (*known, 0.0)[:3]
+        if dequantizes(node):
+            return dequantized_number(code, scale, point)
+        return quantized_number(node, code, scale, point, self)
 
     def succeed(self, old: ir.Value, new: ir.Value) -> None:
         """Makes known of `new` what is known of `old`, whose place it takes; sizes are read from it from now on."""

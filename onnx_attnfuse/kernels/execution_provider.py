@@ -33,11 +33,13 @@ Paying: TypeAlias = Literal[
     "merged-projections",
     "split-gelu",
     "repeated-heads",
+    "roundings-first",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for
 each of its operands in the place of one that they would be cut out of; queries, keys and values handed to GroupQueryAttention as
 one tensor where they are pieces of one, and one product of theirs where each has its own; ai.onnx Attention where heads share
-keys and values, even at the price of a newer opset."""
+keys and values, even at the price of a newer opset; roundings
+of operands before their views, which operators then take in."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 SPELLED_OUT = "SpelledOut"
@@ -114,6 +116,8 @@ class Spelling:
     """The element types in which attention is brought into it."""
     scale: Literal["queries", "scores"] = "scores"
     """Where the factor stands: before the product, or after it."""
+    rounds_products: bool = False
+    """Where a model is quantised, roundings are wanted right at the products, behind views and factors."""
 
     @property
     def support(self) -> OpSupport:

@@ -14,6 +14,8 @@ from onnx_attnfuse.attention.match.steps import (
     Negated,
     Passed,
     Replaced,
+    Rounded,
+    RoundedWeights,
     Scaled,
     ScoreStep,
     Shifted,
@@ -23,6 +25,7 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
+from onnx_attnfuse.graph.rounding import read_pair, same_rounded
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
 __all__ = [
@@ -34,6 +37,8 @@ __all__ = [
     "Negated",
     "Passed",
     "Replaced",
+    "Rounded",
+    "RoundedWeights",
     "Scaled",
     "ScoreStep",
     "Shifted",
@@ -42,4 +47,6 @@ __all__ = [
     "WeightStep",
     "Weighted",
     "Zeroed",
+    "read_pair",
+    "same_rounded",
 ]

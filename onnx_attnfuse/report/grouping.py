@@ -91,7 +91,10 @@ def folded(report: Report, *, fold: bool = True) -> list[Row]:
 
 
 def _fold_key(site: SiteReport) -> object:
-    plain = dataclasses.replace(site, name="", graph=_skeleton(site.graph), layout=type(site.layout)(), verified=None, reasons=())
+    plain = dataclasses.replace(
+        site, name="", graph=_skeleton(site.graph), layout=type(site.layout)(), verified=None, reasons=(), nodes=()
+    )
+    plain = dataclasses.replace(plain, roundings=tuple(dataclasses.replace(item, nodes=()) for item in site.roundings))
     texts = [*layouts(site), *(reason.code + str(reason) for reason in site.reasons)]
     return plain, site.verified is None, tuple(map(_skeleton, texts))
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.attention.roles import Role
+from onnx_attnfuse.attention.roundings import Place
 from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.json_report import JsonReport
@@ -17,6 +19,7 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "spelled-out", "skipped", "not-attention"]
@@ -87,6 +90,29 @@ class PatternReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class RoundingReport:
+    """A rounding that a quantiser put into an attention, or right beside it."""
+
+    place: Place
+    type: str | None
+    """What is rounded to, by ONNX's name of the type; None if it is not known."""
+    axis: int | None
+    """The axis along which scales differ; None: there is one."""
+    block_size: int = 0
+    """So many neighbours along the axis share a scale; 0: each place has its own."""
+    nodes: tuple[str, ...] = ()
+    """The names of its QuantizeLinear and DequantizeLinear."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodesOfRole:
+    """The nodes of the source that do one thing for an attention."""
+
+    role: Role
+    names: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class SiteReport:
     """One attention, or one Softmax that is none."""
 
@@ -118,6 +144,15 @@ class SiteReport:
     assumptions: tuple[AssumptionName, ...] = ()
     """What is taken for granted of the model here; each can be taken back by `--assume`."""
     reasons: tuple[Reason, ...] = ()
+    roundings: tuple[RoundingReport, ...] = ()
+    """The roundings of a quantised model in the source, inside the attention and right beside it."""
+    nodes: tuple[NodesOfRole, ...] = ()
+    """The nodes of the source by what they do; those that have no name are not among them."""
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The names of all nodes of the source that belong to the attention: what a quantiser is to leave alone."""
+        return tuple(name for item in self.nodes for name in item.names)
 
     @property
     def is_rewritten(self) -> bool:
@@ -126,7 +161,7 @@ class SiteReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The site as plain JSON types."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "nodes": {item.role: list(item.names) for item in self.nodes}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +170,7 @@ class Report(JsonReport):
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
-        "patterns", "policy", "session", "capture", "kv_cache", "sites",
+        "patterns", "policy", "session", "capture", "kv_cache", "dequantised", "sites",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -165,6 +200,14 @@ class Report(JsonReport):
     """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
     kv_cache: QuantisedCache | None = None
     """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
+    dequantised: DequantisedAttention | None = None
+    """What was left out of attentions that were fused without their roundings, and what that costs; None where nothing was."""
+
+    @property
+    def attention_nodes(self) -> tuple[str, ...]:
+        """The names of the nodes of all attentions, each once: a quantiser's list of nodes to exclude."""
+        sites = (site for site in self.sites if site.status != "not-attention")
+        return tuple(dict.fromkeys(name for site in sites for name in site.node_names))
 
     @property
     def candidates(self) -> int:

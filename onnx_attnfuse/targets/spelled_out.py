@@ -31,6 +31,8 @@ from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
 ALONE: bool = False
 INFO = OpInfo(SPELLED_OUT, {}, target=__name__)
 _MOVES = REARRANGES | REPEATS
+_BESIDE = _MOVES | {"DequantizeLinear", "QuantizeLinear"}
+"""Operators that may stand between those of a spelling: a provider for quantised models takes roundings in."""
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
@@ -101,7 +103,7 @@ def is_in_place(spec: AttentionSpec, spelling: Spelling) -> bool:
     if spec.row_rules or spec.scale_values or spec.result_scales or spec.softcap is not None or spec.sink is not None:
         return False
     masks = [isinstance(step, Added) and not step.negative for step in spec.mask]
-    ops = ["Mul" if node.op_type == "Div" else node.op_type for node in spec.nodes if node.op_type not in _MOVES]
+    ops = ["Mul" if node.op_type == "Div" else node.op_type for node in spec.nodes if node.op_type not in _BESIDE]
     scaled = ["Mul"] if spec.scale != 1.0 else []
     return all(masks) and ops == ["MatMul", *scaled, *(["Add"] * bool(masks)), "Softmax", "MatMul"]
 

@@ -25,12 +25,13 @@ from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.input_kinds import Kind, kinds
 from onnx_attnfuse.verify.input_values import as_its_kind
-from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Slot, case_groups, describe, feeds
+from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, Slot, case_groups, describe, feeds
 from onnx_attnfuse.verify.model_result import OutputFinding, Verification
 from onnx_attnfuse.verify.model_session import Source, read, session
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.quantised.held import verify_quantised
 from onnx_attnfuse.verify.quantised.record import read_record
+from onnx_attnfuse.verify.quantised.roundings import read_dequantised
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.tolerance import Bounds, Comparison, compare
@@ -82,7 +83,8 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
     """Runs two models with the same inputs and outputs on hostile inputs, and compares every output.
 
     Inputs and outputs may be of different float types; such inputs are rounded for the second model. A second model with a
-    quantised cache is run in a loop with its source, and held to the error that it states.
+    quantised cache is run in a loop with its source, and held to the error that it states; so is one with attention fused without
+    the roundings of its source.
 
     Args:
         first: A file, `onnx.ModelProto` or `onnx_ir.Model`; a file if it has 2 GB of weights or more inside.
@@ -104,6 +106,10 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
     models = read(first), read(second)
     if (record := read_record(models[1].metadata_props)) is not None:
         return verify_quantised(*models, record)
+    if (left_out := read_dequantised(models[1].metadata_props)) is not None:
+        from onnx_attnfuse.verify.quantised.dequantised import verify_dequantised
+
+        return verify_dequantised(*models, left_out)
     loaded = _loaded(first, "first"), _loaded(second, "second")
     for what, one, other in (
         ("inputs", loaded[0].inputs(), loaded[1].inputs()),
@@ -116,6 +122,18 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
         return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
     except ProcessDied as died:
         raise ModelError(f"a model cannot be compared: {died}; repair it first") from died
+
+
+def outputs_of_both(first: Source, second: Source) -> Iterator[dict[str, tuple[Array, Array]]]:
+    """The outputs of two models of one interface, by name, on the cases in which each row sees a key.
+
+    Raises:
+        ModelError: One cannot be run.
+    """
+    loaded = _loaded(first, "first"), _loaded(second, "second")
+    for ran in _Models(read(first), read(second), *loaded, Trials()).runs():
+        if ran.pattern != "empty" and not ran.refusal:
+            yield dict(zip(loaded[0].outputs(), zip(ran.old, ran.new, strict=True), strict=True))
 
 
 def _check_trials(trials: Trials) -> None:
@@ -142,6 +160,8 @@ class _Ran:
     where: str
     old: Sequence[Array]
     new: Sequence[Array] = ()
+    pattern: Pattern = "full"
+    """Which positions are kept."""
     refusal: str = ""
     """Why the second does not run where the first does."""
 
@@ -185,7 +205,7 @@ class _Models:
         if not self._known:
             return undecided("the shape or the element type of an input is unknown")
         names = self._original.outputs()
-        for ran in self._runs():
+        for ran in self.runs():
             if ran.refusal:
                 detail = f"the new model does not run: {ran.refusal}; {ran.where}"
                 return self._verdict(detail, ran.inputs, dict(zip(names, ran.old, strict=True)), {})
@@ -209,7 +229,7 @@ class _Models:
         self._check()
         found: dict[str, list[Comparison]] = {name: [] for name in self._original.outputs()}
         different: tuple[str, _Ran] | None = None
-        for ran in self._runs():
+        for ran in self.runs():
             if ran.refusal:
                 raise ModelError(f"the second model does not run where the first does: {ran.refusal}; {ran.where}")
             for name, left, right in zip(found, ran.old, ran.new, strict=True):
@@ -236,7 +256,7 @@ class _Models:
         if unknown:
             raise OptionError(f"no input has a dimension called {unknown[0]}; there are {', '.join(sorted(named)) or 'none'}")
 
-    def _runs(self) -> Iterator[_Ran]:
+    def runs(self) -> Iterator[_Ran]:
         """Every case that the first model takes."""
         limit = self._trials.cases
         for seed in itertools.count(self._trials.seed):
@@ -294,7 +314,8 @@ class _Models:
         self._cases += 1
         where = f"case: {case}; sizes: {describe({slot.name: shape for slot, shape in zip(self._slots, shapes, strict=True)})}"
         try:
-            return _Ran(inputs, where, old, self._rewritten.run(self._original.outputs(), self._for_second(inputs)))
+            new = self._rewritten.run(self._original.outputs(), self._for_second(inputs))
+            return _Ran(inputs, where, old, new, case.pattern)
         except RuntimeRefusal as refusal:
             return _Ran(inputs, where, old, refusal=str(refusal))
 

@@ -22,6 +22,7 @@ from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknow
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES, STANDARD
+from onnx_attnfuse.graph.rounding import dequantizes, quantizes
 from onnx_attnfuse.reasons import Refused
 
 Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
@@ -284,6 +285,8 @@ def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.
 
 def _is_light(node: ir.Node, facts: Facts) -> bool:
     """Whether the node is cheap and reads no weights."""
+    if quantizes(node) or dequantizes(node):
+        return True
     if node.op_type not in _LIGHT or node.domain not in STANDARD:
         return False
     if node.op_type not in {"Gather", "Div", "Mod"}:

@@ -18,8 +18,10 @@ from onnx_attnfuse import Facts, steps, weight_step
 def nan_test(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | None:
     """`where(isnan(weights), 0, weights)`, met at its test."""
     for user, index in node.outputs[0].uses():
-        if user.op_type == "Where" and index == 0 and user.inputs[2] is weights and _is_zero(user.inputs[1], facts):
-            return steps.NaNZeroed(user.outputs[0], also=(user,))
+        if user.op_type == "Where" and index == 0 and _is_zero(user.inputs[1], facts):
+            once_more = steps.same_rounded(user.inputs[2], weights, facts)
+            if once_more is not None:
+                return steps.NaNZeroed(user.outputs[0], also=(*once_more, user))
     return None
 
 
@@ -30,8 +32,10 @@ def where(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | 
     if condition is None:
         return None
     test = condition.producer()
-    if test is not None and test.op_type == "IsNaN" and test.inputs[0] is weights and other is weights:
-        return steps.NaNZeroed(node.outputs[0], also=(test,)) if _is_zero(chosen, facts) else None
+    if test is not None and test.op_type == "IsNaN" and other is weights:
+        once_more = steps.same_rounded(test.inputs[0], weights, facts)
+        if once_more is not None:
+            return steps.NaNZeroed(node.outputs[0], also=(*once_more, test)) if _is_zero(chosen, facts) else None
     if chosen is not None and other is weights and test is not None and not math.isfinite(number := facts.number(chosen) or 0.0):
         also = _no_exponential(test, weights, facts)
         return steps.Voided(node.outputs[0], also, defined=math.isnan(number)) if also else None

@@ -11,6 +11,7 @@ from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.roundings import Rounding, told
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.ops import is_attention
@@ -31,6 +32,13 @@ class Candidate:
     spec: AttentionSpec | None
     refusal: Reason | None
     """Why there is no `spec`."""
+    rounded: AttentionSpec | None = None
+    """The attention of a quantised model that rounds inside: its specification but for these roundings."""
+
+    @property
+    def read(self) -> AttentionSpec | None:
+        """What was read, whether it can be fused or not."""
+        return self.spec or self.rounded
 
 
 def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers: Readers, keep_outputs: bool) -> Candidate:
@@ -38,7 +46,15 @@ def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers
     spec = None
     with contained(_READING, label(node)) as attempt:
         spec = read_attention(node, scope.facts) if softmax is None else read_site(softmax, scope.facts, readers, keep_outputs)
+    if spec is not None and (inside := tuple(item for item in spec.roundings if item.is_inside)):
+        return Candidate(node, softmax, None, _quantized(inside), spec)
     return Candidate(node, softmax, spec, attempt.reason)
+
+
+def _quantized(inside: tuple[Rounding, ...]) -> Reason:
+    """Why an attention that rounds inside is left as it is."""
+    what = f"it rounds {told(inside)}, which a fused operator would leave out"
+    return Reason("quantized", f"{what}; --dequantise-attention allows that", inside[0].pair.quantize.name)
 
 
 def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[Candidate]:
@@ -53,7 +69,7 @@ def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[
                 continue
             softmax = with_sink(softmax, scope.facts)
         candidate = read_candidate(node, softmax, scope, readers, keep_outputs)
-        order = position if candidate.spec is None else positions.get(anchor_of(candidate.spec), position)
+        order = position if candidate.read is None else positions.get(anchor_of(candidate.read), position)
         found.append((order, candidate))
     return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, new_axes, regroup
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
-from onnx_attnfuse.attention.match import operands
+from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Cache, Mask, Replaced, RowRule, Source
 from onnx_attnfuse.graph import sizes
@@ -73,6 +73,13 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         output_dtype=facts.dtype(query),
         nodes=(node,),
         cache=_cache(sources[1], sources[2], columns, channels, facts),
+        roundings=(
+            *roundings.operand_roundings("query", query, facts),
+            *roundings.operand_roundings("key", key, facts),
+            *roundings.operand_roundings("value", value, facts),
+            *roundings.result_roundings(output, facts),
+        ),
+        roles=(("attention", node),),
     )
 
 

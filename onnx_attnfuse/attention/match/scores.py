@@ -10,8 +10,9 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
 from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.match.steps import Passed, ScoreStep, Shifted, Taken
+from onnx_attnfuse.attention.match.steps import Passed, Rounded, ScoreStep, Shifted, Taken
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rounding import why_no_pair
 from onnx_attnfuse.reasons import Refused
 
 
@@ -75,13 +76,15 @@ class _Walk:
             return path and dataclasses.replace(path, nodes=(*path.nodes, node))
         reader = self.readers.score(node)
         steps = reader(node, self.facts) if reader is not None else ()
+        if not steps and (reason := why_no_pair(node, self.facts)) is not None:
+            raise Refused(reason.code, reason.message, reason.node)
         if not steps:
             raise Refused("unreadable-score-step", f"{node.op_type} between Q·Kᵀ and Softmax cannot be read", node.name)
         for step in sorted(steps, key=lambda step: self._missing(step, indexed.axes)):
             inner = self._inner(step, indexed, node)
             path = None if inner is None else self.climb(inner, depth + 1)
             if path is not None:
-                also = step.also if isinstance(step, (Passed, Shifted)) else ()
+                also = step.also if isinstance(step, (Passed, Rounded, Shifted)) else ()
                 taken: Taken[ScoreStep] = Taken(step, node, indexed.axes)
                 return ScorePath(path.product, (*path.steps, taken), (*path.nodes, *also, node))
         return None

@@ -9,9 +9,10 @@ from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.classify import element
 from onnx_attnfuse.attention.masks.expression import is_binary
 from onnx_attnfuse.attention.masks.index_reader import Reader
-from onnx_attnfuse.attention.match import operands
+from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
+from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_chain import fold
 from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
 from onnx_attnfuse.attention.match.settling import settle, wider
@@ -19,6 +20,7 @@ from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import NaNZeroed, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
+from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, RowRule, ScaleValue, mask_operands
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
@@ -59,7 +61,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     indexed = [*reversed(queries), *reversed(output), *reversed(keys)]
     row_rules, result_scales = _row_rules(weights, key_axis, reader), _result_scales(weights, key_axis, facts)
     beside = (*mask_operands(folded.mask), *_beside((*folded.scale_values, *result_scales), row_rules))
-    return AttentionSpec(
+    spec = AttentionSpec(
         name=softmax.node.name or softmax.weights.name or "softmax",
         query=query,
         key=key,
@@ -85,8 +87,10 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
         unshifted=voided is not None,
         voided=voided is not None and voided.defined,
+        roundings=_roundings(scores, weights, facts),
         wider=_wider(beside, key_axis, softmax, facts),
     )
+    return with_roles(spec, softmax.nodes, scores, weights, facts)
 
 
 def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
@@ -99,6 +103,20 @@ def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
     if not axes[softmax.axis]:
         raise Refused("single-key", "the softmax runs over one column only", softmax.node.name)
     return axes, axes[softmax.axis]
+
+
+def _roundings(scores: ScorePath, weights: WeightPath, facts: Facts) -> tuple[Rounding, ...]:
+    """All roundings inside and right beside an attention."""
+    product = scores.product
+    return (
+        *roundings.operand_roundings("query", product.query.value, facts),
+        *roundings.operand_roundings("key", product.key.value, facts),
+        *roundings.score_roundings(scores.steps),
+        *roundings.mask_roundings(scores.steps, facts),
+        *roundings.weight_roundings(weights.steps),
+        *roundings.operand_roundings("value", weights.value.value, facts),
+        *roundings.result_roundings(weights.output, facts),
+    )
 
 
 def _check_sink(softmax: Softmax, scores: ScorePath) -> None:

@@ -13,6 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.graph.rounding import Pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,24 @@ class Squashed:
     scores: ir.Value
 
 
-ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Shifted | Squashed
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """The scores are rounded to a grid, as between two operators of a quantised model."""
+
+    pair: Pair
+
+    @property
+    def scores(self) -> ir.Value:
+        """The scores before."""
+        return self.pair.before
+
+    @property
+    def also(self) -> tuple[ir.Node, ...]:
+        """Further nodes that belong to the step."""
+        return (self.pair.quantize,)
+
+
+ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Shifted | Squashed | Rounded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +150,24 @@ class Voided:
     """Whether they are NaN; else what they are depends on how the exponentials are spelled."""
 
 
-WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Voided
+@dataclasses.dataclass(frozen=True)
+class RoundedWeights:
+    """The attention weights are rounded to a grid."""
+
+    pair: Pair
+
+    @property
+    def output(self) -> ir.Value:
+        """The weights behind it."""
+        return self.pair.after
+
+    @property
+    def also(self) -> tuple[ir.Node, ...]:
+        """Further nodes that belong to the step."""
+        return (self.pair.dequantize,)
+
+
+WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Voided | RoundedWeights
 
 _Step = TypeVar("_Step", ScoreStep, WeightStep)
 

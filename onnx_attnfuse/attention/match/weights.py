@@ -13,6 +13,7 @@ from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import Kept, Taken, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rounding import why_no_pair
 from onnx_attnfuse.reasons import Refused
 
 
@@ -70,6 +71,8 @@ def _through(
         raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     reader = readers.weight(node)
     step = reader(node, indexed.value, facts) if reader is not None else None
+    if step is None and (reason := why_no_pair(node, facts)) is not None:
+        raise Refused(reason.code, reason.message, reason.node)
     if step is None:
         raise Refused("not-attention", f"{node.op_type} takes the softmax, which is no product with values", node.name)
     also = () if isinstance(step, (Zeroed, Weighted)) else step.also

@@ -26,6 +26,8 @@ _STATED = {
     "RandomUniformLike": "dtype",
 }
 """Operators that state the type in an attribute, some of them only if it is not that of their input."""
+_ROUNDING = frozenset(["DequantizeLinear", "QuantizeLinear"])
+"""Operators whose type is that of their scale, or of their zero point, unless they state another."""
 
 
 def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
@@ -43,7 +45,7 @@ def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
     if fixed is not None:
         return fixed
     known = (facts.dtype(value) for value in (given(node, place) for place in inputs) if value is not None)
-    return next(known, None)
+    return next(known, ir.DataType.UINT8 if op == "QuantizeLinear" else None)
 
 
 @functools.cache
@@ -51,6 +53,8 @@ def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple
     """The type that an output always has, if it has one, and the inputs that have the same type as it."""
     if op == "EmbedLayerNormalization":
         return (ir.DataType.INT32 if index == 1 else None), (2,)
+    if op in _ROUNDING:
+        return (None, (1,)) if op == "DequantizeLinear" else (None, (2,))
     if domain:
         return None, (0,)
     if not onnx.defs.has(op):
@@ -59,8 +63,6 @@ def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple
     output = schema.outputs[min(index, len(schema.outputs) - 1)]
     if not output.is_homogeneous:
         return None, ()
-    if op == "DequantizeLinear":
-        return None, (1,)  # the scale's, unless the node states another
     allowed = next((item.allowed_type_strs for item in schema.type_constraints if item.type_param_str == output.type_str), None)
     types = [output.type_str] if allowed is None else allowed
     fixed = types[0].removeprefix("tensor(").removesuffix(")").upper() if len(types) == 1 else ""

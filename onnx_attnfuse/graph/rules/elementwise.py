@@ -29,6 +29,11 @@ def _same_and_sum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [dims, None, None, dims]
 
 
+def _same_and_numbers(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """The result, its scale and its zero point."""
+    return [input_dims(node, 0, facts), (), ()]
+
+
 def _broadcast(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [broadcast([input_dims(node, index, facts) for index in range(len(node.inputs))], facts)]
 
@@ -67,6 +72,7 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("LayerNormalization SimplifiedLayerNormalization", _same),
     **rules("SkipLayerNormalization SkipSimplifiedLayerNormalization", _same_and_sum),
     **rules("BatchNormalization InstanceNormalization GroupNormalization RMSNormalization LpNormalization", _same),
+    **rules("DynamicQuantizeLinear", _same_and_numbers),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),
     **rules("ScatterND ScatterElements Scatter TensorScatter ReverseSequence", _same),
     **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean Where PRelu", _broadcast),

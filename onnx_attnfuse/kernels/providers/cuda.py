@@ -328,6 +328,7 @@ PROVIDER = ExecutionProvider(
     pays=frozenset(
         [
             "split-gemm",
+            "roundings-first",
             "quotients",
             "skip-norm",
             "half-gelu",

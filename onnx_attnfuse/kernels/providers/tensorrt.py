@@ -23,7 +23,12 @@ PROVIDER = ExecutionProvider(
         ),
         "PackedMultiHeadAttention": None,
     },
-    spelling=Spelling(f"{_READ} (Fused Attention)", frozenset([ir.DataType.FLOAT]), scale="queries"),
+    spelling=Spelling(
+        f"{_READ} (Fused Attention); roundings at the products as Model Optimizer's exporter for float8 writes them",
+        frozenset([ir.DataType.FLOAT]),
+        scale="queries",
+        rounds_products=True,
+    ),
     skip_norms="none",
     keeps_nan_rows=True,
     takes_if=False,

@@ -18,6 +18,7 @@ from onnx_attnfuse.attention.match.steps import (
     Negated,
     Passed,
     Replaced,
+    Rounded,
     Scaled,
     ScoreStep,
     Shifted,
@@ -148,7 +149,7 @@ class _Writer:
                 return lambda emitter, value: emitter.elementwise("Max", [value, step.low])
             case Shifted():
                 return _shifted
-            case Passed() | Squashed():
+            case Passed() | Squashed() | Rounded():
                 message = f"{taken.node.op_type} is nothing that a slot takes"
                 raise Refused("unreadable-score-step", message, taken.node.name)
 

@@ -1,0 +1,135 @@
+"""The roundings of an attention in a quantised model, each with its place: of operands, scores, mask, weights and result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.match.steps import (
+    Added,
+    Floored,
+    Negated,
+    Replaced,
+    Rounded,
+    RoundedWeights,
+    Scaled,
+    ScoreStep,
+    Squashed,
+    Taken,
+    Weighted,
+    WeightStep,
+)
+from onnx_attnfuse.attention.roundings import Place, Rounding
+from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES
+from onnx_attnfuse.graph.rounding import quantizes, read_pair
+from onnx_attnfuse.graph.uses import viewers
+
+_VIEWS = REARRANGES | REPEATS | SLICES | CASTS
+_MOST_STEPS = 24
+"""Operators between an operand and what it is projected by: longer chains do not occur."""
+
+
+def score_roundings(steps: Iterable[Taken[ScoreStep]]) -> Iterator[Rounding]:
+    """The roundings of scores, first step first."""
+    place: Place = "scores"
+    masked = False
+    for taken in steps:
+        match taken.step:
+            case Rounded(pair):
+                yield Rounding(place, pair)
+            case Scaled() | Negated():
+                place = place if masked else "scaled"
+            case Squashed():
+                place = "capped"
+            case Added() | Replaced() | Floored():
+                place, masked = "masked", True
+            case _:
+                pass
+
+
+def weight_roundings(steps: Iterable[Taken[WeightStep]]) -> Iterator[Rounding]:
+    """The roundings of attention weights, first step first."""
+    place: Place = "weights"
+    for taken in steps:
+        match taken.step:
+            case RoundedWeights(pair):
+                yield Rounding(place, pair)
+            case Weighted():
+                pass
+            case _:
+                place = "guarded"
+
+
+def mask_roundings(steps: Iterable[Taken[ScoreStep]], facts: Facts) -> Iterator[Rounding]:
+    """The roundings of what is added to scores."""
+    for taken in steps:
+        if isinstance(taken.step, Added):
+            pair = read_pair(taken.step.operand.producer(), facts)
+            if pair is not None:
+                yield Rounding("mask", pair)
+
+
+def operand_roundings(place: Place, operand: ir.Value, facts: Facts) -> tuple[Rounding, ...]:
+    """The roundings of an operand up to what computes it, the earliest first; views and factors are gone through."""
+    pairs = (read_pair(node, facts) for node in _above(operand, facts))
+    return tuple(reversed([Rounding(place, pair) for pair in pairs if pair is not None]))
+
+
+def factors(operand: ir.Value, facts: Facts) -> Iterator[ir.Node]:
+    """The nodes that multiply or divide an operand by a number, up to what computes it."""
+    return (node for node in _above(operand, facts) if is_standard(node, "Mul", "Div"))
+
+
+def _above(operand: ir.Value, facts: Facts) -> Iterator[ir.Node]:
+    """Views, factors and roundings of an operand, the last that is computed first."""
+    value = operand
+    for _ in range(_MOST_STEPS):
+        node = value.producer()
+        if node is None:
+            return
+        pair = read_pair(node, facts)
+        before = _before(node, facts) if pair is None else pair.before
+        if before is None:
+            return
+        yield node
+        value = before
+
+
+def result_roundings(result: IndexedValue, facts: Facts) -> tuple[Rounding, ...]:
+    """The roundings of the result as those have them who alone look at it, through views."""
+    found: list[Rounding] = []
+    value = result.value
+    for _ in range(_MOST_STEPS):
+        users = viewers(value)
+        if len(users) != 1 or value.is_graph_output():
+            break
+        node = users[0]
+        if quantizes(node):
+            readers = viewers(node.outputs[0])
+            pair = read_pair(readers[0], facts) if len(readers) == 1 else None
+            if pair is None:
+                break
+            found.append(Rounding("output", pair))
+            value = pair.after
+        elif is_standard(node, *_VIEWS):
+            value = node.outputs[0]
+        else:
+            break
+    return tuple(found)
+
+
+def _before(node: ir.Node, facts: Facts) -> ir.Value | None:
+    """The tensor that a view, or a product or quotient with a number, is made of."""
+    if is_standard(node, *_VIEWS):
+        return node.inputs[0]
+    if not is_standard(node, "Mul", "Div"):
+        return None
+    for place in (0, 1) if node.op_type == "Mul" else (1,):
+        number, other = node.inputs[place], node.inputs[1 - place]
+        if number is not None and other is not None and facts.number(number) is not None:
+            return other
+    return None

@@ -1,0 +1,61 @@
+"""Attentions of quantised models fused without the roundings inside, as `dequantise_attention` asks for: check and report.
+
+The roundings are taken out in a pass (`left_out.py`), so that all later passes fuse and judge what stands there as attention in
+floats. So each fused attention is exactly that without the roundings. What these are worth is measured on the whole model.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError, VerificationError
+from onnx_attnfuse.fusion.left_out import counted
+from onnx_attnfuse.fusion.pass_context import Run
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, OutputError
+
+
+def told(run: Run) -> DequantisedAttention | None:
+    """The roundings that were left out, with their cost, also in the model's metadata; None where none was.
+
+    Raises:
+        VerificationError: The whole model is to be judged, and differs by more than these roundings.
+    """
+    if run.source is None:
+        return None
+    counts = [counted(graph.left_out, run.sites) for graph in run.graphs]
+    sites, roundings = (sum(numbers) for numbers in zip(*counts, strict=True)) if counts else (0, 0)
+    if not sites:
+        return None
+    if run.verifier.level == "model":
+        _check(run, run.source)
+    record = DequantisedAttention(sites, roundings, _measured(run, run.source))
+    record.write(run.model)
+    run.notes += record.lines()
+    return record
+
+
+def _measured(run: Run, source: ir.Model) -> OutputError | None:
+    if run.verifier.level == "none" or run.options.cache != "as-is":
+        return None
+    from onnx_attnfuse.verify.quantised.dequantised import measure_dequantised
+
+    try:
+        with run.verifier.timer.step("measure what roundings cost"):
+            return measure_dequantised(source, run.model)
+    except ModelError as error:
+        run.notes.append(f"what leaving roundings out costs could not be measured: {error}")
+        return None
+
+
+def _check(run: Run, source: ir.Model) -> None:
+    from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
+
+    with run.verifier.timer.step("verify the whole model"):
+        verdict = check_dequantised(source, run.model)
+    if verdict.undecided is not None:
+        run.notes.append(f"the whole model could not be verified without roundings: {verdict.undecided}")
+    elif not verdict.equal:
+        what = f"the fused model differs by more than the roundings that were left out: {verdict.detail}"
+        raise VerificationError(f"{what}; please report it with the model")
+    else:
+        run.notes.append(f"whole model verified on {verdict.cases} inputs without roundings, error {verdict.max_abs_error:.1e}")

@@ -1,0 +1,256 @@
+"""Roundings of operands and results of attentions moved over views, which changes no bit where a tensor has one scale.
+
+    x ─ Reshape ─ [Q DQ] ─ Transpose ─ [Q DQ] ─ attention        as quantisers write it
+    x ─ [Q DQ] ─ Reshape ─ Transpose ─ attention                 views together: a fused operator takes x as it lies
+    x ─ Reshape ─ Transpose ─ [Q DQ] ─ attention                 roundings together: products of providers that fuse by themselves
+
+Two roundings to one grid that come together are one. A factor goes over a rounding only if it is a power of two: then the scale
+is multiplied by it, and all numbers stay the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.match.candidates import Candidate
+from onnx_attnfuse.containment import Subject
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import constant_array, is_standard
+from onnx_attnfuse.graph.detach import Detached, detach
+from onnx_attnfuse.graph.edit import connect
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import REARRANGES
+from onnx_attnfuse.graph.rounding import Pair, quantizes, read_pair
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import label, viewers
+from onnx_attnfuse.rewriting import GraphContext
+
+Order: TypeAlias = Literal["roundings first", "views first"]
+"""What stands first, seen from what computes an operand."""
+
+_MOST_STEPS = 24
+_MOVING = Subject("moving roundings over views")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A view, a factor or a rounding on a tensor."""
+
+    before: ir.Value
+    after: ir.Value
+    node: ir.Node
+    pair: Pair | None = None
+    factor: float | None = None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether only the layout changes."""
+        return self.pair is None and self.factor is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """One tensor whose roundings were moved, with the nodes that made it before."""
+
+    site: str
+    """The name of the attention's softmax or operator."""
+    old: ir.Value
+    new: ir.Value
+    nodes: Detached
+
+    def settle(self, builder: Builder, *, useful: bool) -> int:
+        """Puts the old nodes back where the new ones were of no use, if all that they read is there; 1 where that was done."""
+        made = self.new.producer()
+        outside = [value for _, inputs in self.nodes.nodes for value in inputs if value is not None]
+        inner = {value for node, _ in self.nodes.nodes for value in node.outputs}
+        gone = any(
+            node is not None and node.graph is None for value in outside if value not in inner for node in [value.producer()]
+        )
+        if useful or made is None or made.graph is None or gone:
+            sweep(outside)
+            return 0
+        self.nodes.restore(made)
+        connect(self.new, self.old, builder, [user for user, _ in self.new.uses()])
+        sweep([self.new])
+        return 1
+
+
+def move_roundings(candidates: Iterable[Candidate], graph: GraphContext, order: Order) -> list[Moved]:
+    """Moves the roundings of operands and results of attentions, each verified.
+
+    Args:
+        candidates: The attentions, which are to be read anew afterwards.
+        graph: Their graph.
+        order: What is to stand first on the way to an attention; behind its result views stand first in any case.
+    """
+    found: list[Moved | None] = []
+    for item in candidates:
+        spec, facts = item.read, graph.scope.facts
+        if spec is None or not spec.roundings:
+            continue
+        operands = dict.fromkeys(source[0].indexed.value for source in spec.operands())
+        found += [_moved(label(item.node), _above(operand, facts), order, graph) for operand in operands]
+        if order == "roundings first":
+            found.append(_moved(label(item.node), _below(spec.output[0].value, facts), "views first", graph))
+    return [item for item in found if item is not None]
+
+
+def _moved(site: str, steps: Sequence[_Step], order: Order, graph: GraphContext) -> Moved | None:
+    wanted = _ordered(steps, order, graph.scope.facts)
+    if wanted is None:
+        return None
+    old, new, removed = steps[-1].after, steps[0].before, Detached(())
+    with graph.rewrite(steps[-1].node, _MOVING) as edit:
+        for step in wanted:
+            new = _again(step, new, graph.builder)
+        graph.verify([(old, new)], [steps[0].before], site)
+        edit.connect([(old, new)])
+        removed = detach([old])
+    return Moved(site, old, new, removed) if removed.nodes else None
+
+
+def _ordered(steps: Sequence[_Step], order: Order, facts: Facts) -> list[_Step] | None:
+    """The steps as they are to stand; None where they stand so, or nothing is rounded."""
+    if not any(step.pair for step in steps):
+        return None
+    views = [step for step in steps if step.is_view]
+    rest = [step for step in steps if not step.is_view]
+    found = _merged([*views, *_factors_first(rest, facts)] if order == "views first" else [*rest, *views])
+    return None if [step.node for step in found] == [step.node for step in steps] else found
+
+
+def _factors_first(steps: Sequence[_Step], facts: Facts) -> list[_Step]:
+    """Factors that are powers of two before the roundings that they stand behind, whose scales they multiply."""
+    found: list[_Step] = []
+    for step in steps:
+        place = len(found)
+        while step.factor is not None and place and _takes(found[place - 1], step.factor, facts):
+            place -= 1
+            found[place] = dataclasses.replace(found[place], factor=(found[place].factor or 1.0) * step.factor)
+        found.insert(place, step)
+    return found
+
+
+def _takes(step: _Step, factor: float, facts: Facts) -> bool:
+    """Whether a step is a rounding of float32 that takes a factor into its scale: a power of two, so that no bit changes."""
+    if step.pair is None or math.frexp(factor)[0] != 0.5 or facts.dtype(step.before) != ir.DataType.FLOAT:
+        return False
+    scale = constant_array(step.pair.quantize.inputs[1])
+    product = 0.0 if scale is None else float(scale.reshape(-1)[0]) * (step.factor or 1.0) * factor
+    return 2.0**-100 < product < 2.0**100
+
+
+def _merged(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps without roundings to the grid that the one right before rounds to already."""
+    found: list[_Step] = []
+    for step in steps:
+        if found and step.pair is not None and found[-1].pair is not None and _same_grid(found[-1], step):
+            continue
+        found.append(step)
+    return found
+
+
+def _same_grid(one: _Step, other: _Step) -> bool:
+    assert one.pair is not None
+    assert other.pair is not None
+    if (
+        one.pair.dtype != other.pair.dtype
+        or one.factor != other.factor
+        or one.pair.dequantize.domain != other.pair.dequantize.domain
+    ):
+        return False
+    pairs = zip(one.pair.dequantize.inputs[1:], other.pair.dequantize.inputs[1:], strict=False)
+    if len(one.pair.dequantize.inputs) != len(other.pair.dequantize.inputs):
+        return False
+    arrays = ((constant_array(left), constant_array(right)) for left, right in pairs)
+    return all(left is not None and right is not None and np.array_equal(left.ravel(), right.ravel()) for left, right in arrays)
+
+
+def _again(step: _Step, value: ir.Value, builder: Builder) -> ir.Value:
+    """The step once more, on another tensor."""
+    if step.pair is None:
+        return _copied(step.node, [value if item is step.before else item for item in step.node.inputs], builder, value, step)
+    quantize, dequantize = step.pair.nodes
+    scale = quantize.inputs[1]
+    assert scale is not None
+    if step.factor is not None:
+        array = constant_array(scale)
+        assert array is not None
+        scale = builder.scalar(float(array.reshape(-1)[0]) * step.factor, builder.facts.dtype(scale))
+    codes = _copied(quantize, [value, scale, *quantize.inputs[2:]], builder, value, step)
+    return _copied(dequantize, [codes, scale, *dequantize.inputs[2:]], builder, value, step)
+
+
+def _copied(node: ir.Node, inputs: Sequence[ir.Value | None], builder: Builder, value: ir.Value, step: _Step) -> ir.Value:
+    """A node like another on other inputs."""
+    facts, old = builder.facts, node.outputs[0]
+    return builder.node(
+        node.op_type,
+        inputs,
+        {name: item.value for name, item in node.attributes.items()},
+        domain=node.domain,
+        dims=facts.dims(old) if step.is_view else facts.dims(value),
+        dtype=facts.dtype(old),
+        hint=f"{node.name or node.op_type}/moved",
+    )
+
+
+def _above(operand: ir.Value, facts: Facts) -> list[_Step]:
+    """The steps between what computes an operand and the operand, the earliest first."""
+    found: list[_Step] = []
+    value = operand
+    while len(found) < _MOST_STEPS:
+        step = _step(value.producer(), facts)
+        if step is None or step.after is not value:
+            break
+        found.append(step)
+        value = step.before
+    return found[::-1]
+
+
+def _below(result: ir.Value, facts: Facts) -> list[_Step]:
+    """The steps behind a result that nothing else looks behind, up to the last rounding."""
+    found: list[_Step] = []
+    value = result
+    while len(found) < _MOST_STEPS and not value.is_graph_output():
+        users = viewers(value)
+        node = users[0] if len(users) == 1 else None
+        if quantizes(node):
+            readers = viewers(node.outputs[0])
+            node = readers[0] if len(readers) == 1 else None
+        step = _step(node, facts)
+        if step is None or step.before is not value or step.factor is not None:
+            break
+        found.append(step)
+        value = step.after
+    while found and found[-1].is_view:
+        found.pop()
+    return found
+
+
+def _step(node: ir.Node | None, facts: Facts) -> _Step | None:
+    """The step that a node is, or ends; None where it is none that can be moved."""
+    pair = read_pair(node, facts)
+    if pair is not None:
+        movable = pair.axis is None and not pair.block_size and not pair.is_computed and facts.dims(pair.before) is not None
+        return _Step(pair.before, pair.after, pair.dequantize, pair) if movable else None
+    if node is None or not node.inputs or node.inputs[0] is None or facts.dims(node.outputs[0]) is None:
+        return None
+    if is_standard(node, *REARRANGES):
+        return _Step(node.inputs[0], node.outputs[0], node)
+    if not is_standard(node, "Mul", "Div"):
+        return None
+    for place in (0, 1) if node.op_type == "Mul" else (1,):
+        number, other = node.inputs[place], node.inputs[1 - place]
+        factor = None if number is None else facts.number(number)
+        if number is None or other is None or not factor or facts.rank(number) not in {0, 1} or not facts.rank(other):
+            continue
+        if facts.dtype(other) == facts.dtype(node.outputs[0]):
+            return _Step(other, node.outputs[0], node, None, factor if node.op_type == "Mul" else 1 / factor)
+    return None

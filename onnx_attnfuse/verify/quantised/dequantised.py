@@ -1,0 +1,106 @@
+"""Attentions that were fused without their roundings: whether they are right but for these, and what that costs.
+
+Two questions are asked apart, as of a quantised cache. *Is it right?* Source and result, both without any rounding of what is
+computed at run time, must give the same; so no rounding that falls another way is taken for a difference. And each rounding that
+the result still has must be one of the source. *What does it cost?* Both run as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.verify.compare_models import check_models, outputs_of_both
+from onnx_attnfuse.verify.input_kinds import kinds
+from onnx_attnfuse.verify.inputs import Array
+from onnx_attnfuse.verify.model_result import Verification
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, OutputError, added_roundings, without_roundings
+from onnx_attnfuse.verify.verdict import Verdict
+
+_MORE, _BESIDES = 1.25, 1e-3
+"""How much larger errors may be than stated: what other kernels round falls another way."""
+_Both: TypeAlias = "tuple[list[Array], list[Array]]"
+
+
+def measure_dequantised(source: ir.Model, result: ir.Model) -> OutputError | None:
+    """How far the outputs of the result are from those of the source, in rows that see a key; None where nothing is of floats.
+
+    Raises:
+        ModelError: A model cannot be run.
+    """
+    found: dict[str, _Both] = {}
+    cases = 0
+    for pairs in outputs_of_both(source, result):
+        cases += 1
+        for name, (old, new) in pairs.items():
+            if old.dtype.kind in "fV" and old.shape == new.shape:
+                both = found.setdefault(name, ([], []))
+                both[0].append(old.astype(np.float64).ravel())
+                both[1].append(new.astype(np.float64).ravel())
+    parts = [errors for both in found.values() if (errors := _shares(both)).size]
+    if not parts:
+        return None
+    errors = np.concatenate(parts)
+    return OutputError(float(errors.max()), float(errors.mean()), cases)
+
+
+def _shares(both: _Both) -> Array:
+    """The differences of one output, each as a part of its spread."""
+    old, new = (np.concatenate(arrays) for arrays in both)
+    finite = np.isfinite(old) & np.isfinite(new)
+    if not finite.any():
+        return old[:0]
+    difference: Array = np.abs(old - new)[finite] / (float(old[finite].std()) or 1.0)
+    return difference
+
+
+def check_dequantised(source: ir.Model, result: ir.Model) -> Verdict:
+    """Whether a result computes what its source does but for roundings that are left out.
+
+    Raises:
+        ModelError: A model cannot be read.
+    """
+    added = added_roundings(source, result)
+    if added:
+        return Verdict(False, 0.0, 0, f"{added} roundings of the second model are none of the first")
+    verdict = check_models(without_roundings(source), without_roundings(result))
+    return dataclasses.replace(verdict, detail=f"{verdict.detail}, both without roundings")
+
+
+def verify_dequantised(source: ir.Model, result: ir.Model, record: DequantisedAttention) -> Verification:
+    """Runs a source and its result, both without roundings and both as they are: the error may be no larger than stated.
+
+    Args:
+        source: The quantised model.
+        result: The model whose attentions were fused without the roundings inside.
+        record: What was stated of it.
+
+    Raises:
+        ModelError: One cannot be run.
+    """
+    verdict = check_dequantised(source, result)
+    if verdict.undecided is not None:
+        raise ModelError(f"the models cannot be compared: {verdict.undecided}; run them where they were made for")
+    named = tuple((name, kind.name) for name, kind in kinds(source.graph, Facts(source.graph)).items())
+    found = Verification(False, verdict.cases, 0, (), verdict.detail, named)
+    if not verdict.equal:
+        return found
+    error = measure_dequantised(source, result)
+    larger = "" if error is None or record.error is None else _exceeded(error, record.error)
+    stated = "no error was stated" if record.error is None else f"stated: {record.error}"
+    notes = record.lines()[0], f"difference of the outputs by that: {error}", stated
+    return dataclasses.replace(found, equal=not larger, detail=larger or verdict.detail, notes=notes)
+
+
+def _exceeded(error: OutputError, stated: OutputError) -> str:
+    """In what way an error is larger than stated; empty where it is not."""
+    for name in ("largest", "mean"):
+        now, then = getattr(error, name), getattr(stated, name)
+        if not now <= then * _MORE + _BESIDES:
+            return f"the {name} difference of the outputs is {now:.3g} of their spread, and {then:.3g} was stated"
+    return ""

@@ -1,0 +1,115 @@
+"""Roundings of whole models: left out, counted, and what is told of attentions that were fused without theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.constants import constant_array
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rounding import Pair, read_pair
+from onnx_attnfuse.graph.uses import reads_input
+
+KEY = "onnx_attnfuse.dequantised_attention"
+"""The entry of a model's metadata."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputError:
+    """How far the outputs of a model are from those of its source, over cases that are drawn."""
+
+    largest: float
+    """The largest difference, as a part of the standard deviation of the source's output; so is the next."""
+    mean: float
+    cases: int
+
+    def __str__(self) -> str:
+        return f"largest {self.largest:.2g}, mean {self.mean:.2g} of their spread in {self.cases} cases"
+
+
+@dataclasses.dataclass(frozen=True)
+class DequantisedAttention:
+    """Attentions of a quantised model that were fused without the roundings inside."""
+
+    sites: int
+    roundings: int
+    """How many roundings were left out."""
+    error: OutputError | None = None
+    """None: it was not measured, or nothing ran."""
+
+    def lines(self) -> tuple[str, str]:
+        """Two lines for a reader."""
+        error = "not measured" if self.error is None else str(self.error)
+        what = f"{self.roundings} roundings inside of {self.sites} attentions are left out"
+        return what, f"difference of the outputs by that: {error}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON types."""
+        return dataclasses.asdict(self)
+
+    def write(self, model: ir.Model) -> None:
+        """Puts the record into a model's metadata, in place."""
+        model.metadata_props[KEY] = json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+
+def read_dequantised(metadata: Mapping[str, str]) -> DequantisedAttention | None:
+    """The record in a model's metadata; None where there is none.
+
+    Raises:
+        ModelError: The entry is not what was written.
+    """
+    if KEY not in metadata:
+        return None
+    try:
+        found = json.loads(metadata[KEY])
+        error = found.pop("error")
+        return DequantisedAttention(**found, error=None if error is None else OutputError(**error))
+    except (ValueError, TypeError, KeyError, AttributeError) as problem:
+        raise ModelError(f"the metadata '{KEY}' cannot be read: {problem}; make the model again") from problem
+
+
+def without_roundings(model: ir.Model) -> ir.Model:
+    """A copy of a model in which no tensor is rounded to a grid but those that a quantiser has stored rounded.
+
+    Single numbers that are constants stay rounded: they are read as the numbers that they are then.
+    """
+    copy = model.clone()
+    for pair in _roundings(copy):
+        graph, name = pair.dequantize.graph, pair.after.name
+        assert graph is not None
+        plain = ir.Node("", "Identity", [pair.before], name=pair.dequantize.name)
+        graph.insert_before(pair.dequantize, plain)
+        pair.after.name = f"{name}_rounded"
+        value = plain.outputs[0]
+        value.name, value.shape, value.type = name, pair.after.shape, pair.after.type
+        pair.after.replace_all_uses_with(value, replace_graph_outputs=True)
+        graph.remove(pair.dequantize, safe=True)
+        if not pair.quantize.outputs[0].uses() and pair.quantize.graph is not None:
+            pair.quantize.graph.remove(pair.quantize, safe=True)
+    return copy
+
+
+def added_roundings(source: ir.Model, result: ir.Model) -> int:
+    """How many roundings the result has that are none of the source, by their scales and zero points."""
+    return (Counter(map(_grid, _roundings(result))) - Counter(map(_grid, _roundings(source)))).total()
+
+
+def _roundings(model: ir.Model) -> list[Pair]:
+    facts = Facts(model.graph)
+    pairs = (read_pair(node, facts) for node in model.graph.all_nodes())
+    return [pair for pair in pairs if pair is not None and (_is_tensor(pair, facts) or reads_input(pair.before))]
+
+
+def _is_tensor(pair: Pair, facts: Facts) -> bool:
+    return any(dim != 1 for dim in facts.dims(pair.before) or ())
+
+
+def _grid(pair: Pair) -> tuple[object, ...]:
+    arrays = [constant_array(value) for value in pair.dequantize.inputs[1:]]
+    return pair.dtype, pair.block_size, *(None if array is None else array.tobytes() for array in arrays)
