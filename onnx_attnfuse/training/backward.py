@@ -16,15 +16,16 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.contraction import Contraction, read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.spec import AttentionSpec, Replaced
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.operators import reads_gradient
+from onnx_attnfuse.training.operators import finds_repeated_axes, reads_gradient
 from onnx_attnfuse.training.products import Labelled, labelled, operand_of
 from onnx_attnfuse.training.site import Backward, BiasGradient, Dropout
 from onnx_attnfuse.training.views import Views, over, under
@@ -218,6 +219,8 @@ class _Reading:
         view = under(node, step.indexed.axes, self.facts)
         if view is not None:
             return dataclasses.replace(step, indexed=view)
+        if self._keeps_all(node, step):
+            return dataclasses.replace(step, indexed=IndexedValue(node.outputs[0], step.indexed.axes))
         if not is_standard(node, "Mul", "Div", "Neg", "Where"):
             return None
         indexed = IndexedValue(node.outputs[0], step.indexed.axes)
@@ -229,6 +232,22 @@ class _Reading:
                 return None if kept is None else dataclasses.replace(step, indexed=indexed, selected=(*step.selected, kept))
             case _:
                 return self._scaled(node, index, step)
+
+    def _keeps_all(self, node: ir.Node, step: _Step) -> bool:
+        """Whether a sum over axes that are found at run time is over none: the operand that the gradient is of was not repeated.
+
+        Where lengths are unknown, ONNX Runtime compares the shape of the operand with that of the other one.
+        """
+        axes = node.inputs[1] if is_standard(node, "ReduceSum") and len(node.inputs) > 1 else None
+        compared = None if axes is None else axes.producer()
+        if axes is None or compared is None or not finds_repeated_axes(compared):
+            return False
+        if not attribute(node, "keepdims", 1) or not attribute(node, "noop_with_empty_axes", 0):
+            return False
+        shape = compared.inputs[axes.index() or 0]
+        measured = None if shape is None or not is_standard(shape.producer(), "Shape") else producer_of(shape).inputs[0]
+        dims = None if measured is None else self.facts.dims(measured)
+        return dims is not None and dims == tuple(length(axis) for axis in step.indexed.axes)
 
     def _scaled(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
         """The step behind a product with a number, or a division by one."""

@@ -182,6 +182,15 @@ def torch_masked(query, key, value, module, mask):
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
+def torch_causal_and_masked(query, key, value, module, mask):
+    earlier = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=earlier & mask)
+
+
+def torch_trained(query, key, value, module, mask):
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=module.bias + mask)
+
+
 def padding(fill: float, *, dead: bool = False) -> Callable[[], torch.Tensor]:
     """A mask to be added: the first entry has padding on the right; the second nothing but padding, if that is asked for."""
 
@@ -258,10 +267,12 @@ CASES: Mapping[str, Case] = {
     "not_dropped": Case(not_dropped),
     "torch_causal": Case(torch_causal),
     "torch_masked": Case(torch_masked, kept()),
+    "torch_causal_and_masked": Case(torch_causal_and_masked, kept()),
     "frozen_keys": Case(plain, frozen=("key",)),
     "frozen_queries_and_keys": Case(plain, frozen=("query", "key")),
     "frozen_values": Case(plain, frozen=("value",)),
     "trained_bias": Case(trained, refused="bias-gradient", refused_by_kernel=True),
+    "torch_trained": Case(torch_trained, numbers, refused="bias-gradient", refused_by_kernel=True),
     "dropout": Case(dropped, refused="dropout", refused_by_kernel=True),
     "dropout_padding": Case(dropped_and_added, padding(LOWEST, dead=True), refused="dropout", refused_by_kernel=True),
     "value_size": Case(plain, value_size=16, refused="head-sizes", refused_by_kernel=True),
