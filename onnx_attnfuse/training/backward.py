@@ -35,7 +35,12 @@ _SAME_SCALE = 1e-5
 
 
 def read_backward(
-    spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+    spec: AttentionSpec,
+    softmax: Softmax,
+    dropout: Dropout | None,
+    replaced: Collection[ir.Node],
+    facts: Facts,
+    sees: ir.Value | None = None,
 ) -> Backward:
     """Reads the backward part.
 
@@ -45,11 +50,12 @@ def read_backward(
         dropout: The dropout of the weights; None without one.
         replaced: Nodes that others were read in the place of.
         facts: Shapes and types.
+        sees: Which rows have a key, if weights of others are set to 0.
 
     Raises:
         Refused: There is no backward part, or it computes something else, or an inner value is used by others too.
     """
-    return _Reading(spec, softmax, dropout, replaced, facts).read()
+    return _Reading(spec, softmax, dropout, replaced, facts, sees).read()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +72,15 @@ class _Reading:
     """A backward part as far as it has been read."""
 
     def __init__(
-        self, spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+        self,
+        spec: AttentionSpec,
+        softmax: Softmax,
+        dropout: Dropout | None,
+        replaced: Collection[ir.Node],
+        facts: Facts,
+        sees: ir.Value | None,
     ) -> None:
-        self.spec, self.softmax, self.dropout, self.facts = spec, softmax, dropout, facts
+        self.spec, self.softmax, self.dropout, self.facts, self.sees = spec, softmax, dropout, facts, sees
         self.forward = {*spec.nodes, *replaced}
         self.weights = _weights(spec, facts)
         self.query, self.key, self.value = (Views(operand[0].indexed, facts) for operand in spec.operands())
@@ -145,7 +157,7 @@ class _Reading:
 
     def _from_weights_gradient(self, node: ir.Node, axes: Axes) -> IndexedValue:
         """X, from the gradient of the softmax up to X·Vᵀ."""
-        indexed, dropped = IndexedValue(_given(node, 0), axes), False
+        indexed, dropped, zeroed = IndexedValue(_given(node, 0), axes), False, False
         while True:
             self.inner.append(indexed.value)
             producer = indexed.value.producer()
@@ -158,6 +170,9 @@ class _Reading:
                 self._check_dropout(producer)
                 indexed, dropped = IndexedValue(_given(producer, 0), indexed.axes), True
                 continue
+            if is_standard(producer, "Where") and producer.inputs[0] is self.sees and self.facts.number(_given(producer, 2)) == 0:
+                indexed, zeroed = IndexedValue(_given(producer, 1), indexed.axes), True
+                continue
             above = over(indexed, self.facts)
             if above is None:
                 message = f"{producer.op_type} in the gradient of the weights cannot be read"
@@ -165,6 +180,8 @@ class _Reading:
             indexed = above
         if dropped != (self.dropout is not None):
             raise Refused("other-dropout", "dropout is applied in one direction only", node.name)
+        if zeroed != (self.sees is not None):
+            raise Refused("row-rule", "rows are set to 0 in one direction only", node.name)
         for index in (0, 1):
             values = self.value.axes_of(contraction.operands[index])
             known = None if values is None else labelled(contraction, {index: values}, indexed.axes, (), self.facts)

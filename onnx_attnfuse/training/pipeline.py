@@ -106,7 +106,9 @@ class _Run:
             replaced = [node for item in spec.nodes if (node := self.standins.behind(item)) is not None]
             dropout = self._dropout(replaced)
             reported = dataclasses.replace(reported, dropout=0.0 if dropout is None else dropout.ratio)
-            site = TrainingSite(spec, meaning, read_backward(spec, softmax, dropout, replaced, self.facts), dropout)
+            guard = self.standins.guard(replaced)
+            backward = read_backward(spec, softmax, dropout, replaced, self.facts, None if guard is None else guard.sees)
+            site = TrainingSite(spec, meaning, backward, dropout, guard is not None)
         except Refused as refused:
             return dataclasses.replace(reported, reasons=(refused.reason,))
         demand = _demand(site)
@@ -145,7 +147,7 @@ class _Run:
         Raises:
             Refused: No way is exact.
         """
-        rows = treatment(site.spec, site.meaning, self.bounds) if demand.bias else "none"
+        rows = treatment(site.spec, site.meaning, self.bounds, zeroed=site.zeroed) if demand.bias else "none"
         return Handed(demand.causal, demand.bias, rows)
 
     def _dropout(self, replaced: Sequence[ir.Node]) -> Dropout | None:
