@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import logging
 import os
 import pathlib
 import sys
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.training.installed import ortmodule, torch_version
+from onnx_attnfuse.training.spellings import register as register_spellings
+from onnx_attnfuse.training.telling import debug_level, tell
 
 if TYPE_CHECKING:
     import onnx
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from onnx_attnfuse.training.kernels.kernel import TrainingDevice
     from onnx_attnfuse.training.report import TrainingReport
 
-LOG = logging.getLogger("onnx_attnfuse.training")
 _SAVED = "attnfuse_{number}_{when}.onnx"
 _DEFAULT_OPSET = 17
 
@@ -49,7 +49,13 @@ class _Hook:
         """Registers for all devices and modules, the first time it is called."""
         if not self.registered:
             ortmodule().register_graph_optimizer(priority=1)(self)
+            register_spellings(_opset(), self.policy)
             self.registered = True
+
+    def policy(self) -> Policy | None:
+        """The policy of the module that is exported or built now; None if nothing is fused in it."""
+        chosen = _CHOSEN.get() or self.everywhere
+        return None if chosen is None else chosen.policy or Policy.from_environment()
 
     def __call__(self, graph: onnx.GraphProto) -> None:
         """Fuses a gradient graph in place."""
@@ -76,17 +82,8 @@ def enable(policy: Policy | None = None) -> Chosen:
         MissingDependencyError: onnxruntime-training is not installed, or cannot be used.
     """
     _HOOK.register()
-    prepare(policy)
     _HOOK.everywhere = Chosen(policy)
     return _HOOK.everywhere
-
-
-def prepare(policy: Policy | None) -> None:
-    """Registers what `policy` needs before a module is wrapped: the export of calls, where they are kept."""
-    if (policy or Policy.from_environment()).sdpa_fallback:
-        from onnx_attnfuse.training.sdpa_fallback import keep_unmasked
-
-        keep_unmasked(_opset())
 
 
 def disable() -> None:
@@ -94,10 +91,14 @@ def disable() -> None:
     _HOOK.everywhere = None
 
 
+def register() -> None:
+    """Registers with ORTModule what it asks for graphs and exports; nothing is fused by that alone."""
+    _HOOK.register()
+
+
 @contextlib.contextmanager
 def choosing(chosen: Chosen) -> Generator[None]:
     """Fuses, as `chosen` says, the training graphs that are built inside the block."""
-    _HOOK.register()
     token = _CHOSEN.set(chosen)
     try:
         yield
@@ -113,7 +114,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     from onnx_attnfuse.training.report import TrainingReport
     from onnx_attnfuse.training.serializing import read_graph, write_graph
 
-    debug = _debug_level()
+    debug = debug_level()
     if debug > 1:
         _save(graph, number, "before")
     read = read_graph(graph, _opset())
@@ -126,8 +127,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
         write_graph(read, graph)
     if debug > 1:
         _save(graph, number, "after")
-    if debug > 0 and os.environ.get("RANK", "0") == "0":
-        _tell(report.lines())
+    tell(report.lines())
     return report
 
 
@@ -152,21 +152,6 @@ def _opset() -> int:
 def _words(policy: Policy) -> str:
     environment = read_environment()
     return f" ({environment.line(policy)})" if environment.seen else ""
-
-
-def _debug_level() -> int:
-    """The level that ATTNFUSE_DEBUG sets: 0 nothing, 1 a line for each site, 2 the graphs too."""
-    level = os.environ.get("ATTNFUSE_DEBUG", "1")
-    return int(level) if level.isdigit() else 1
-
-
-def _tell(lines: list[str]) -> None:
-    """Logs the lines; writes them to stderr where the program's logging would swallow them."""
-    if LOG.hasHandlers() and LOG.isEnabledFor(logging.INFO):
-        for line in lines:
-            LOG.info(line)
-        return
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def _save(graph: onnx.GraphProto, number: int, when: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from onnx_attnfuse.training.hook import Chosen, choosing, prepare
+from onnx_attnfuse.training.hook import Chosen, choosing, register
 from onnx_attnfuse.training.installed import ortmodule
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ORTModule(_ORIGINAL):
         self.__dict__["_attnfuse"] = (
             chosen  # onnxruntime's constructor looks at every attribute, and hands on what it does not know
         )
-        prepare(policy)
+        register()
         super().__init__(module, debug_options)
         forward = self.__dict__["forward"]
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 
 from onnx_attnfuse.training import ORTModule, Policy, hook
-from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.installed import torch_version
+from onnx_attnfuse.training.kernels import CUDNN
+from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice
 from tests.training.kernels_in_torch import KERNELS
 from tests.training.modules import CASES
 from tests.training.ortmodule.steps import assert_same, step
 
+HALF = Demand(ir.DataType.FLOAT16, 64, 64, bias=False, causal=True, square=True, dropout=0.0, bias_gradient=False)
 ATEN = {name: kernel for name, kernel in KERNELS.items() if not name.startswith("flash_attn")}
 
 
@@ -38,7 +42,8 @@ def _defined(kernel):
 @pytest.mark.parametrize("name", sorted(ATEN))
 def test_arguments_are_those_of_pytorch(name: str) -> None:
     schema = getattr(torch.ops.aten, name).default._schema
-    assert [item.name for item in schema.arguments] == list(inspect.signature(ATEN[name]).parameters)
+    same = [item.name for item in schema.arguments] == list(inspect.signature(ATEN[name]).parameters)
+    assert same != ("cudnn" in name and CUDNN.refuse(HALF, TrainingDevice("cuda", 90, torch_version())) is not None)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +81,14 @@ def test_plan_for_a_gpu(name: str, monkeypatch) -> None:
     assert_same(found, step(case.module(), case.inputs()))
 
 
-def test_dropout_is_the_same_forward_and_backward(monkeypatch) -> None:
+DROPPED = ["dropout", "torch_dropout", "torch_dropout_masked"]
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropout_is_the_same_forward_and_backward(name: str, monkeypatch) -> None:
     """The gradient along a direction is how the result changes in that direction, the random state being the same."""
     monkeypatch.setattr(hook, "_device", lambda: TrainingDevice("cuda", 90))
-    case = CASES["dropout"]
+    case = CASES[name]
     module = ORTModule(case.module(), policy=Policy(flash=False))
     named = case.inputs()
     torch.manual_seed(7)
@@ -103,11 +112,15 @@ def test_dropout_is_the_same_forward_and_backward(monkeypatch) -> None:
     assert np.isclose((results[0] - results[1]) / 2e-3, slope, rtol=2e-3)
 
 
-def test_dropout_is_right_on_average(monkeypatch) -> None:
-    monkeypatch.setattr(hook, "_device", lambda: TrainingDevice("cuda", 90))
-    case = CASES["dropout"]
+@pytest.mark.parametrize("name", DROPPED)
+@pytest.mark.parametrize("fused", [True, False])
+def test_dropout_is_right_on_average(name: str, fused: bool, monkeypatch) -> None:
+    if fused:
+        monkeypatch.setattr(hook, "_device", lambda: TrainingDevice("cuda", 90))
+    case = CASES[name]
     module = ORTModule(case.module(), policy=Policy(flash=False))
     found = torch.stack([step(module, case.inputs()).result for _ in range(400)])
+    assert module.attention_reports[0].fused == fused
     original = case.module()
     wanted = torch.stack([step(original, case.inputs()).result for _ in range(400)])
     spread = (found.var(0) / 400 + wanted.var(0) / 400).sqrt()
