@@ -7,7 +7,7 @@ import contextvars
 import os
 import pathlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnx_attnfuse.containment import Subject, failed
@@ -19,6 +19,8 @@ from onnx_attnfuse.training.telling import debug_level, tell
 if TYPE_CHECKING:
     import onnx
 
+    from onnx_attnfuse.graph.constants import Array
+    from onnx_attnfuse.training.graphs import Graphs
     from onnx_attnfuse.training.kernels.kernel import TrainingDevice
     from onnx_attnfuse.training.report import TrainingReport
 
@@ -34,6 +36,8 @@ class Chosen:
         """The kernels to use; None: what the environment says when the graph is built."""
         self.reports: list[TrainingReport] = []
         """A report for each training graph that was built."""
+        self.graphs: Graphs | None = None
+        """The graphs of the one module that this is chosen for; None: any module's."""
 
 
 class _Hook:
@@ -62,7 +66,11 @@ class _Hook:
         chosen = _CHOSEN.get() or self.everywhere
         if chosen is not None:
             self.graphs += 1
-            chosen.reports.append(_optimize(graph, chosen.policy or Policy.from_environment(), self.graphs))
+            buffers = {} if chosen.graphs is None else chosen.graphs.contents()
+            report = _optimize(graph, chosen.policy or Policy.from_environment(), self.graphs, buffers)
+            chosen.reports.append(report)
+            if chosen.graphs is not None:
+                chosen.graphs.hold(sorted(report.buffers))
 
 
 _HOOK = _Hook()
@@ -106,7 +114,7 @@ def choosing(chosen: Chosen) -> Generator[None]:
         _CHOSEN.reset(token)
 
 
-def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingReport:
+def _optimize(graph: onnx.GraphProto, policy: Policy, number: int, buffers: Mapping[str, Array]) -> TrainingReport:
     """Fuses one graph and logs the report on it."""
     import dataclasses
 
@@ -120,7 +128,7 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     read = read_graph(graph, _opset())
     device = _device()
     try:
-        report = dataclasses.replace(fuse_graph(read, device, policy), policy=_words(policy))
+        report = dataclasses.replace(fuse_graph(read, device, policy, buffers=buffers), policy=_words(policy))
     except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
         report = TrainingReport(device.name, (), defect=failed(error, Subject("fusing a gradient graph")))
     if report.fused:

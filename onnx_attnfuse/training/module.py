@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from onnx_attnfuse.training.graphs import Graphs
 from onnx_attnfuse.training.hook import Chosen, choosing, register
 from onnx_attnfuse.training.installed import ortmodule
 
@@ -35,9 +36,14 @@ class ORTModule(_ORIGINAL):
         register()
         super().__init__(module, debug_options)
         forward = self.__dict__["forward"]
+        wrapped = self.__dict__["_torch_module"]
+        if hasattr(wrapped, "_execution_manager"):  # else ORTModule has left the module to PyTorch
+            chosen.graphs = Graphs(wrapped)
 
         @functools.wraps(forward)
         def fused(*inputs: Any, **named: Any) -> Any:
+            if chosen.graphs is not None:
+                chosen.graphs.select(inputs, named)
             with choosing(chosen):
                 return forward(*inputs, **named)
 

@@ -26,6 +26,7 @@ class Attention(torch.nn.Module):
         self.value = torch.nn.Linear(WIDTH, kv_heads * value_size)
         self.out = torch.nn.Linear(HEADS * value_size, WIDTH)
         self.bias = torch.nn.Parameter(torch.randn(HEADS, ROWS, ROWS))
+        self.register_buffer("earlier", torch.ones(ROWS + 2, ROWS + 2, dtype=torch.bool).tril()[None, None])
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, other: torch.Tensor | None = None) -> torch.Tensor:
         source = x if other is None else other
@@ -138,6 +139,12 @@ def triangle(query, key, value, module, mask):
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril().logical_not()
     scores = query @ key.transpose(2, 3) * 0.3
     return weighted(scores.masked_fill(later, torch.finfo(scores.dtype).min), value)
+
+
+def buffered(query, key, value, module, mask):
+    """The triangle is cut out of a buffer, as GPT-2 has it."""
+    earlier = module.earlier[:, :, : query.shape[2], : key.shape[2]]
+    return weighted((query @ key.transpose(2, 3) * 0.3).masked_fill(earlier.logical_not(), LOWEST), value)
 
 
 def triangle_and_padding(query, key, value, module, mask):
@@ -283,6 +290,7 @@ CASES: Mapping[str, Case] = {
     "selected": Case(selected, kept()),
     "selected_throughout": Case(selected, kept(dead=True)),
     "triangle": Case(triangle),
+    "buffered": Case(buffered),
     "not_dropped": Case(not_dropped),
     "torch_causal": Case(torch_causal),
     "torch_masked": Case(torch_masked, kept()),
