@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.training.installed import ortmodule, torch_version
+from onnx_attnfuse.training.shape_inference import forgive
 from onnx_attnfuse.training.spellings import register as register_spellings
 from onnx_attnfuse.training.telling import debug_level, tell
 
@@ -54,6 +55,7 @@ class _Hook:
         if not self.registered:
             ortmodule().register_graph_optimizer(priority=1)(self)
             register_spellings(_opset(), self.policy)
+            forgive(lambda: self.policy() is not None)
             self.registered = True
 
     def policy(self) -> Policy | None:

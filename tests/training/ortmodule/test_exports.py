@@ -9,9 +9,11 @@ import sys
 
 import pytest
 import torch
+from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 from torch.nn import functional
 
 from onnx_attnfuse.training import ORTModule
+from onnx_attnfuse.training.installed import ortmodule
 from onnx_attnfuse.training.spellings import gives_zeros
 from tests.training.ortmodule.steps import assert_same, step
 
@@ -93,6 +95,26 @@ def test_multihead_attention(weights: bool, padded: bool) -> None:
     found = step(module, named)
     assert [site.fused for site in module.attention_reports[0].sites] == [True]
     assert_same(found, step(ManyHeads(weights=weights), named))
+
+
+def test_without_shape_inference_it_is_trained_and_told(monkeypatch, capfd) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setenv("ATTNFUSE_DEBUG", "1")
+    monkeypatch.setattr(SymbolicShapeInference, "infer_shapes", staticmethod(fails))
+    found = step(ORTModule(ManyHeads(weights=False)), {"x": images()})
+    told = [line for line in capfd.readouterr().err.splitlines() if "infer the shapes" in line]
+    assert told == [
+        "attnfuse: ONNX Runtime cannot infer the shapes of this module (AssertionError in fails); it is trained without them"
+    ]
+    assert_same(found, step(ManyHeads(weights=False), {"x": images()}))
+
+
+def test_what_nothing_is_fused_in_fails_as_it_did(monkeypatch) -> None:
+    monkeypatch.setattr(SymbolicShapeInference, "infer_shapes", staticmethod(lambda *_, **__: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        step(ortmodule().ORTModule(Grouped()), {"x": images()})
 
 
 @pytest.mark.parametrize("axis", [1, -2])
