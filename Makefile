@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TRAINING := .venv-training/bin/python
+TRAINING_NEWEST := .venv-training-newest/bin/python
 LOWEST := .venv-lowest/bin
 N ?= 10000
 SEED ?= 1000000
@@ -76,11 +77,13 @@ providers: .venv-openvino/done .venv-qnn/done .venv-webgpu/done .venv/cpu  ## Ex
 	-$(BIN)/python -m benchmarks.providers --ep wasm $(MODELS) --to benchmarks/results/providers_wasm.md
 	-$(SWIFTSHADER) $(BIN)/python -m benchmarks.providers --ep webgpu --python .venv-webgpu/bin/python --one-each $(MODELS) --cases 2 --to benchmarks/results/providers_webgpu.md
 
-test-training: .venv-training/done  ## Attention in the real ORTModule, on the CPU; installs 3 GB, then some minutes.
+test-training: .venv-training/done .venv-training-newest/done  ## Attention in the real ORTModule, on the CPU, with torch 2.4 and today's; installs 4 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule
+	$(TRAINING_NEWEST) -m pytest -W default tests/training/ortmodule
 
-record-training: .venv-training/done  ## Gradient graphs for the ordinary tests, recorded anew.
+record-training: .venv-training/done .venv-training-newest/done  ## Gradient graphs for the ordinary tests, recorded anew.
 	$(TRAINING) -m tests.training.record
+	$(TRAINING_NEWEST) -m tests.training.record
 
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
@@ -93,7 +96,7 @@ bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks
 	$(BIN)/python benchmarks/fusing.py
 
 clean:  ## Take away environments and everything that was built.
-	rm -rf .venv .venv-lowest .venv-training .venv-openvino .venv-qnn .venv-webgpu build
+	rm -rf .venv .venv-lowest .venv-training .venv-training-newest .venv-openvino .venv-qnn .venv-webgpu build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -133,11 +136,11 @@ clean:  ## Take away environments and everything that was built.
 	.venv-$*/bin/python -m pip install --quiet --editable . hypothesis pytest $(PACKAGES_$*)
 	touch $@
 
-.venv-training/done: pyproject.toml constraints-training.txt tests/training/build_extensions.py
-	$(PYTHON) -m venv .venv-training
-	$(TRAINING) -m pip install --quiet --constraint constraints-training.txt --requirement constraints-training.txt
-	$(TRAINING) -m pip install --quiet --no-deps --editable .
-	$(TRAINING) tests/training/build_extensions.py
+.venv-training/done .venv-training-newest/done: .venv-%/done: pyproject.toml constraints-%.txt onnx_attnfuse/training/extensions.py
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --constraint constraints-$*.txt --requirement constraints-$*.txt
+	.venv-$*/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-$*/bin/python -m onnx_attnfuse.training.extensions
 	touch $@
 
 .venv/models: pyproject.toml constraints.txt | .venv/bin/python

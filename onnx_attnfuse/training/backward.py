@@ -16,15 +16,16 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.contraction import Contraction, read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.spec import AttentionSpec, Replaced
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.operators import reads_gradient
+from onnx_attnfuse.training.operators import finds_repeated_axes, reads_gradient
 from onnx_attnfuse.training.products import Labelled, labelled, operand_of
 from onnx_attnfuse.training.site import Backward, BiasGradient, Dropout
 from onnx_attnfuse.training.views import Views, over, under
@@ -34,7 +35,12 @@ _SAME_SCALE = 1e-5
 
 
 def read_backward(
-    spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+    spec: AttentionSpec,
+    softmax: Softmax,
+    dropout: Dropout | None,
+    replaced: Collection[ir.Node],
+    facts: Facts,
+    sees: ir.Value | None = None,
 ) -> Backward:
     """Reads the backward part.
 
@@ -44,11 +50,12 @@ def read_backward(
         dropout: The dropout of the weights; None without one.
         replaced: Nodes that others were read in the place of.
         facts: Shapes and types.
+        sees: Which rows have a key, if weights of others are set to 0.
 
     Raises:
         Refused: There is no backward part, or it computes something else, or an inner value is used by others too.
     """
-    return _Reading(spec, softmax, dropout, replaced, facts).read()
+    return _Reading(spec, softmax, dropout, replaced, facts, sees).read()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +72,15 @@ class _Reading:
     """A backward part as far as it has been read."""
 
     def __init__(
-        self, spec: AttentionSpec, softmax: Softmax, dropout: Dropout | None, replaced: Collection[ir.Node], facts: Facts
+        self,
+        spec: AttentionSpec,
+        softmax: Softmax,
+        dropout: Dropout | None,
+        replaced: Collection[ir.Node],
+        facts: Facts,
+        sees: ir.Value | None,
     ) -> None:
-        self.spec, self.softmax, self.dropout, self.facts = spec, softmax, dropout, facts
+        self.spec, self.softmax, self.dropout, self.facts, self.sees = spec, softmax, dropout, facts, sees
         self.forward = {*spec.nodes, *replaced}
         self.weights = _weights(spec, facts)
         self.query, self.key, self.value = (Views(operand[0].indexed, facts) for operand in spec.operands())
@@ -144,7 +157,7 @@ class _Reading:
 
     def _from_weights_gradient(self, node: ir.Node, axes: Axes) -> IndexedValue:
         """X, from the gradient of the softmax up to X·Vᵀ."""
-        indexed, dropped = IndexedValue(_given(node, 0), axes), False
+        indexed, dropped, zeroed = IndexedValue(_given(node, 0), axes), False, False
         while True:
             self.inner.append(indexed.value)
             producer = indexed.value.producer()
@@ -157,6 +170,9 @@ class _Reading:
                 self._check_dropout(producer)
                 indexed, dropped = IndexedValue(_given(producer, 0), indexed.axes), True
                 continue
+            if is_standard(producer, "Where") and producer.inputs[0] is self.sees and self.facts.number(_given(producer, 2)) == 0:
+                indexed, zeroed = IndexedValue(_given(producer, 1), indexed.axes), True
+                continue
             above = over(indexed, self.facts)
             if above is None:
                 message = f"{producer.op_type} in the gradient of the weights cannot be read"
@@ -164,6 +180,8 @@ class _Reading:
             indexed = above
         if dropped != (self.dropout is not None):
             raise Refused("other-dropout", "dropout is applied in one direction only", node.name)
+        if zeroed != (self.sees is not None):
+            raise Refused("row-rule", "rows are set to 0 in one direction only", node.name)
         for index in (0, 1):
             values = self.value.axes_of(contraction.operands[index])
             known = None if values is None else labelled(contraction, {index: values}, indexed.axes, (), self.facts)
@@ -218,6 +236,8 @@ class _Reading:
         view = under(node, step.indexed.axes, self.facts)
         if view is not None:
             return dataclasses.replace(step, indexed=view)
+        if self._keeps_all(node, step):
+            return dataclasses.replace(step, indexed=IndexedValue(node.outputs[0], step.indexed.axes))
         if not is_standard(node, "Mul", "Div", "Neg", "Where"):
             return None
         indexed = IndexedValue(node.outputs[0], step.indexed.axes)
@@ -229,6 +249,22 @@ class _Reading:
                 return None if kept is None else dataclasses.replace(step, indexed=indexed, selected=(*step.selected, kept))
             case _:
                 return self._scaled(node, index, step)
+
+    def _keeps_all(self, node: ir.Node, step: _Step) -> bool:
+        """Whether a sum over axes that are found at run time is over none: the operand that the gradient is of was not repeated.
+
+        Where lengths are unknown, ONNX Runtime compares the shape of the operand with that of the other one.
+        """
+        axes = node.inputs[1] if is_standard(node, "ReduceSum") and len(node.inputs) > 1 else None
+        compared = None if axes is None else axes.producer()
+        if axes is None or compared is None or not finds_repeated_axes(compared):
+            return False
+        if not attribute(node, "keepdims", 1) or not attribute(node, "noop_with_empty_axes", 0):
+            return False
+        shape = compared.inputs[axes.index() or 0]
+        measured = None if shape is None or not is_standard(shape.producer(), "Shape") else producer_of(shape).inputs[0]
+        dims = None if measured is None else self.facts.dims(measured)
+        return dims is not None and dims == tuple(length(axis) for axis in step.indexed.axes)
 
     def _scaled(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
         """The step behind a product with a number, or a division by one."""

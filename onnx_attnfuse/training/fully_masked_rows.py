@@ -14,6 +14,8 @@ the backward kernel, with zeros as the keys instead and for these rows alone, gi
 
 Where numbers are put in the place of scores, these have no gradient: that of the queries is 0 in such rows, and the keys get
 none. The values still get theirs, and of a row of -inf they get NaN.
+
+Where rows of -inf are set to 0 behind the softmax, as PyTorch itself does since 2.5, nothing has a gradient in them.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL
 
-Treatment = Literal["none", "added", "replaced"]
+Treatment = Literal["none", "added", "replaced", "zeroed", "added or zeroed"]
 """The treatment of rows without a key: none, since there are none; or that for numbers that are added to the scores, or put in
-their place, which stops the gradient."""
+their place, which stops the gradient; or zeros, of all such rows or of those where the numbers are -inf."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +58,14 @@ class Levelled:
         return (*self.bias.axes[:3], ())
 
 
-def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatment:
+def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds, *, zeroed: bool = False) -> Treatment:
     """The treatment that rows without a key need.
+
+    Args:
+        spec: The attention.
+        meaning: Its mask.
+        bounds: Intervals of the values of its mask.
+        zeroed: Rows of -inf are zeros, and have no gradient.
 
     Raises:
         Refused: There may be such rows, and what the source makes of them cannot be expressed.
@@ -68,13 +76,15 @@ def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatmen
         return "none"
     if spec.unshifted:
         raise Refused("unshifted-exponentials", "rows without a key are NaN, as no maximum is subtracted before exponentials")
+    if zeroed and meaning.fills <= {-math.inf} and not any(map(bounds.may_mask, meaning.biases)):
+        return "zeroed"
     rounding = [fill for fill in meaning.fills if ROUNDS_ALL < fill < ROUNDS]
     if rounding and spec.dtype != ir.DataType.FLOAT16:
         raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
     if not replaces(spec.mask):
-        return "added"
+        return "added or zeroed" if zeroed else "added"
     fills, inner = _replacing(spec.mask)
-    if bounds.lowest(inner) > bounds.masked_from and len({fill for fill in fills if math.isfinite(fill)}) < 2:
+    if not zeroed and bounds.lowest(inner) > bounds.masked_from and len({fill for fill in fills if math.isfinite(fill)}) < 2:
         return "replaced"
     message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
     raise Refused("mixed-mask", message)
@@ -83,7 +93,7 @@ def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds) -> Treatmen
 def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
 
-    Where scores are replaced, rows of -inf become rows of 0: what the source gives there is put in afterwards.
+    Where scores are replaced, or rows are set to 0, rows of -inf become rows of 0: what the source gives is put in afterwards.
     """
     single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
     own = builder.facts.dtype(bias.value) or single
@@ -102,7 +112,7 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     level = builder.elementwise("Where", [highest, zero, builder.scalar(-math.inf, own)], own)
     value = builder.elementwise("Where", [fully_masked, level, shifted], own)
     all_infinite = builder.elementwise("Not", [finite], truth)
-    if kind == "replaced":
+    if kind != "added":
         value = builder.elementwise("Where", [all_infinite, zero, value], own)
     return Levelled(IndexedValue(value, bias.axes), fully_masked, all_infinite)
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import logging
 import os
 import pathlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.training.installed import ortmodule, torch_version
+from onnx_attnfuse.training.shape_inference import forgive
+from onnx_attnfuse.training.spellings import register as register_spellings
+from onnx_attnfuse.training.telling import debug_level, tell
 
 if TYPE_CHECKING:
     import onnx
 
+    from onnx_attnfuse.graph.constants import Array
+    from onnx_attnfuse.training.graphs import Graphs
     from onnx_attnfuse.training.kernels.kernel import TrainingDevice
     from onnx_attnfuse.training.report import TrainingReport
 
-LOG = logging.getLogger("onnx_attnfuse.training")
 _SAVED = "attnfuse_{number}_{when}.onnx"
 _DEFAULT_OPSET = 17
 
@@ -34,6 +37,8 @@ class Chosen:
         """The kernels to use; None: what the environment says when the graph is built."""
         self.reports: list[TrainingReport] = []
         """A report for each training graph that was built."""
+        self.graphs: Graphs | None = None
+        """The graphs of the one module that this is chosen for; None: any module's."""
 
 
 class _Hook:
@@ -49,14 +54,25 @@ class _Hook:
         """Registers for all devices and modules, the first time it is called."""
         if not self.registered:
             ortmodule().register_graph_optimizer(priority=1)(self)
+            register_spellings(_opset(), self.policy)
+            forgive(lambda: self.policy() is not None)
             self.registered = True
+
+    def policy(self) -> Policy | None:
+        """The policy of the module that is exported or built now; None if nothing is fused in it."""
+        chosen = _CHOSEN.get() or self.everywhere
+        return None if chosen is None else chosen.policy or Policy.from_environment()
 
     def __call__(self, graph: onnx.GraphProto) -> None:
         """Fuses a gradient graph in place."""
         chosen = _CHOSEN.get() or self.everywhere
         if chosen is not None:
             self.graphs += 1
-            chosen.reports.append(_optimize(graph, chosen.policy or Policy.from_environment(), self.graphs))
+            buffers = {} if chosen.graphs is None else chosen.graphs.contents()
+            report = _optimize(graph, chosen.policy or Policy.from_environment(), self.graphs, buffers)
+            chosen.reports.append(report)
+            if chosen.graphs is not None:
+                chosen.graphs.hold(sorted(report.buffers))
 
 
 _HOOK = _Hook()
@@ -76,17 +92,8 @@ def enable(policy: Policy | None = None) -> Chosen:
         MissingDependencyError: onnxruntime-training is not installed, or cannot be used.
     """
     _HOOK.register()
-    prepare(policy)
     _HOOK.everywhere = Chosen(policy)
     return _HOOK.everywhere
-
-
-def prepare(policy: Policy | None) -> None:
-    """Registers what `policy` needs before a module is wrapped: the export of calls, where they are kept."""
-    if (policy or Policy.from_environment()).sdpa_fallback:
-        from onnx_attnfuse.training.sdpa_fallback import keep_unmasked
-
-        keep_unmasked(_opset())
 
 
 def disable() -> None:
@@ -94,10 +101,14 @@ def disable() -> None:
     _HOOK.everywhere = None
 
 
+def register() -> None:
+    """Registers with ORTModule what it asks for graphs and exports; nothing is fused by that alone."""
+    _HOOK.register()
+
+
 @contextlib.contextmanager
 def choosing(chosen: Chosen) -> Generator[None]:
     """Fuses, as `chosen` says, the training graphs that are built inside the block."""
-    _HOOK.register()
     token = _CHOSEN.set(chosen)
     try:
         yield
@@ -105,7 +116,7 @@ def choosing(chosen: Chosen) -> Generator[None]:
         _CHOSEN.reset(token)
 
 
-def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingReport:
+def _optimize(graph: onnx.GraphProto, policy: Policy, number: int, buffers: Mapping[str, Array]) -> TrainingReport:
     """Fuses one graph and logs the report on it."""
     import dataclasses
 
@@ -113,21 +124,20 @@ def _optimize(graph: onnx.GraphProto, policy: Policy, number: int) -> TrainingRe
     from onnx_attnfuse.training.report import TrainingReport
     from onnx_attnfuse.training.serializing import read_graph, write_graph
 
-    debug = _debug_level()
+    debug = debug_level()
     if debug > 1:
         _save(graph, number, "before")
     read = read_graph(graph, _opset())
     device = _device()
     try:
-        report = dataclasses.replace(fuse_graph(read, device, policy), policy=_words(policy))
+        report = dataclasses.replace(fuse_graph(read, device, policy, buffers=buffers), policy=_words(policy))
     except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
         report = TrainingReport(device.name, (), defect=failed(error, Subject("fusing a gradient graph")))
     if report.fused:
         write_graph(read, graph)
     if debug > 1:
         _save(graph, number, "after")
-    if debug > 0 and os.environ.get("RANK", "0") == "0":
-        _tell(report.lines())
+    tell(report.lines())
     return report
 
 
@@ -152,21 +162,6 @@ def _opset() -> int:
 def _words(policy: Policy) -> str:
     environment = read_environment()
     return f" ({environment.line(policy)})" if environment.seen else ""
-
-
-def _debug_level() -> int:
-    """The level that ATTNFUSE_DEBUG sets: 0 nothing, 1 a line for each site, 2 the graphs too."""
-    level = os.environ.get("ATTNFUSE_DEBUG", "1")
-    return int(level) if level.isdigit() else 1
-
-
-def _tell(lines: list[str]) -> None:
-    """Logs the lines; writes them to stderr where the program's logging would swallow them."""
-    if LOG.hasHandlers() and LOG.isEnabledFor(logging.INFO):
-        for line in lines:
-            LOG.info(line)
-        return
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
 
 
 def _save(graph: onnx.GraphProto, number: int, when: str) -> None:

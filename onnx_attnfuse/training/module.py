@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from onnx_attnfuse.training.hook import Chosen, choosing, prepare
+from onnx_attnfuse.training.graphs import Graphs
+from onnx_attnfuse.training.hook import Chosen, choosing, register
 from onnx_attnfuse.training.installed import ortmodule
 
 if TYPE_CHECKING:
@@ -32,12 +33,17 @@ class ORTModule(_ORIGINAL):
         self.__dict__["_attnfuse"] = (
             chosen  # onnxruntime's constructor looks at every attribute, and hands on what it does not know
         )
-        prepare(policy)
+        register()
         super().__init__(module, debug_options)
         forward = self.__dict__["forward"]
+        wrapped = self.__dict__["_torch_module"]
+        if hasattr(wrapped, "_execution_manager"):  # else ORTModule has left the module to PyTorch
+            chosen.graphs = Graphs(wrapped)
 
         @functools.wraps(forward)
         def fused(*inputs: Any, **named: Any) -> Any:
+            if chosen.graphs is not None:
+                chosen.graphs.select(inputs, named)
             with choosing(chosen):
                 return forward(*inputs, **named)
 

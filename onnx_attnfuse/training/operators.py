@@ -27,6 +27,11 @@ def drops(node: ir.Node, facts: Facts | None = None) -> bool:
     return facts is None or facts.number(node.inputs[2]) != 0
 
 
+def finds_repeated_axes(node: ir.Node) -> bool:
+    """Whether the node tells, of two shapes that broadcast, the axes along which each of them is repeated."""
+    return node.domain == TRAINING and node.op_type == "BroadcastGradientArgs"
+
+
 def calls(node: ir.Node) -> str | None:
     """The PyTorch operator that a node calls."""
     if node.domain != ATEN or node.op_type != "ATen" or "operator" not in node.attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -18,6 +18,7 @@ from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.graph.uses import label
@@ -28,6 +29,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
+from onnx_attnfuse.training.buffers import Buffers
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import KERNELS
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
@@ -43,7 +45,14 @@ _IR_VERSION = 8
 _FUSING = Subject("fusing an attention")
 
 
-def fuse_graph(graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check_masks: bool = True) -> TrainingReport:
+def fuse_graph(
+    graph: ir.Graph,
+    device: TrainingDevice,
+    policy: Policy,
+    *,
+    check_masks: bool = True,
+    buffers: Mapping[str, Array] | None = None,
+) -> TrainingReport:
     """Fuses every attention of a gradient graph that a kernel computes exactly, in place.
 
     Args:
@@ -51,21 +60,25 @@ def fuse_graph(graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check
         device: What it will run on.
         policy: Which kernels may be used.
         check_masks: Masks that were read are held against what the graph computes; this takes onnxruntime.
+        buffers: By the names of inputs, what they hold as long as the graph is used; the report says which of them count.
 
     Returns:
         What was done at every site, and why not the rest.
     """
-    return _Run(graph, device, policy, check_masks=check_masks).go()
+    return _Run(graph, device, policy, check_masks=check_masks, buffers=buffers or {}).go()
 
 
 class _Run:
     """One pass over one graph."""
 
-    def __init__(self, graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check_masks: bool) -> None:
+    def __init__(
+        self, graph: ir.Graph, device: TrainingDevice, policy: Policy, *, check_masks: bool, buffers: Mapping[str, Array]
+    ) -> None:
         self.graph, self.device, self.policy = graph, device, policy
         self.model = ir.Model(graph, ir_version=_IR_VERSION)
         self.opset = graph.opset_imports.get("", 17)
         self.standins = StandIns(graph)
+        self.buffers = Buffers(graph, buffers)
         graph.sort()
         self.annotations = Annotations(graph)
         self.facts = Facts(graph)
@@ -82,6 +95,7 @@ class _Run:
         found = [softmax for node in self.graph if (softmax := find_softmax(node, self.facts, self.opset)) is not None]
         sites = [report for softmax in found if (report := self._site(with_sink(softmax, self.facts))) is not None]
         self.standins.restore()
+        self.buffers.restore()
         self.annotations.restore()
         self.graph.sort()
         return TrainingReport(self.device.name, (*kept, *sites))
@@ -100,13 +114,21 @@ class _Run:
     def _fused(self, spec: AttentionSpec, softmax: Softmax, reported: TrainingSiteReport) -> TrainingSiteReport:
         """One attention: replaced, or left with the reasons."""
         meaning = self.rewriter.check_mask(spec, understand(spec, self.reader))
-        reported = dataclasses.replace(reported, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
+        reported = dataclasses.replace(
+            reported,
+            mask=meaning.kind,
+            mask_text=meaning.text or None,
+            shape=_shape(spec),
+            buffers=self.buffers.behind(spec),
+        )
         try:
             _check(spec)
             replaced = [node for item in spec.nodes if (node := self.standins.behind(item)) is not None]
             dropout = self._dropout(replaced)
             reported = dataclasses.replace(reported, dropout=0.0 if dropout is None else dropout.ratio)
-            site = TrainingSite(spec, meaning, read_backward(spec, softmax, dropout, replaced, self.facts), dropout)
+            guard = self.standins.guard(replaced)
+            backward = read_backward(spec, softmax, dropout, replaced, self.facts, None if guard is None else guard.sees)
+            site = TrainingSite(spec, meaning, backward, dropout, guard is not None)
         except Refused as refused:
             return dataclasses.replace(reported, reasons=(refused.reason,))
         demand = _demand(site)
@@ -145,7 +167,7 @@ class _Run:
         Raises:
             Refused: No way is exact.
         """
-        rows = treatment(site.spec, site.meaning, self.bounds) if demand.bias else "none"
+        rows = treatment(site.spec, site.meaning, self.bounds, zeroed=site.zeroed) if demand.bias else "none"
         return Handed(demand.causal, demand.bias, rows)
 
     def _dropout(self, replaced: Sequence[ir.Node]) -> Dropout | None:

@@ -24,6 +24,8 @@ class TrainingSiteReport:
     dropout: float = 0.0
     handed: str = ""
     """How the mask is handed over."""
+    buffers: tuple[str, ...] = ()
+    """Inputs whose content the attention was read with, by their names in the graph."""
     reasons: tuple[Reason, ...] = ()
     """Why the attention is not fused; nothing for one that is."""
     others: tuple[tuple[str, Reason], ...] = ()
@@ -59,6 +61,11 @@ class TrainingReport:
     def fused(self) -> int:
         """How many sites are fused."""
         return sum(site.fused for site in self.sites)
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Inputs whose content a fused attention was read with: with another content the graph is another."""
+        return frozenset(name for site in self.sites if site.fused for name in site.buffers)
 
     def lines(self) -> list[str]:
         """The report as text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -26,10 +26,19 @@ from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levell
 from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Layout, Operands
 from onnx_attnfuse.training.row_corrections import (
     AddedMaskCorrection,
+    AddedOrZeroedCorrection,
     ReplacedScoresCorrection,
     RowCorrection,
+    ZeroedRowsCorrection,
 )
 from onnx_attnfuse.training.site import TrainingSite
+
+_CORRECTIONS: Mapping[Treatment, type[AddedMaskCorrection | ReplacedScoresCorrection | ZeroedRowsCorrection]] = {
+    "added": AddedMaskCorrection,
+    "replaced": ReplacedScoresCorrection,
+    "zeroed": ZeroedRowsCorrection,
+    "added or zeroed": AddedOrZeroedCorrection,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +146,7 @@ class _Building:
         correction = RowCorrection()
         if isinstance(rows, Levelled):
             fully_masked, all_infinite = (self._as_rows(test) for test in (rows.fully_masked, rows.all_infinite))
-            kind = AddedMaskCorrection if self.handed.rows == "added" else ReplacedScoresCorrection
-            correction = kind(
+            correction = _CORRECTIONS[self.handed.rows](
                 self.builder, self.dtype, rows, fully_masked, all_infinite, 2 if self.kernel.layout == "bnsh" else 1
             )
         bias = rows.bias if isinstance(rows, Levelled) else rows

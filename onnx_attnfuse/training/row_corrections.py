@@ -103,6 +103,28 @@ class AddedMaskCorrection(_Rows):
 
 
 @dataclasses.dataclass(frozen=True)
+class ZeroedRowsCorrection(_Rows):
+    """Correction where rows of -inf are zeros, and no other row is fully masked."""
+
+    def result(self, output: ir.Value) -> ir.Value:
+        """The result, 0 in rows of -inf alone."""
+        return self.where(self.all_infinite, 0.0, output)
+
+    def gradient(self, gradient: ir.Value) -> ir.Value:
+        """The gradient of the result, 0 in rows of -inf alone; so are all that follow from it."""
+        return self.where(self.all_infinite, 0.0, gradient)
+
+
+@dataclasses.dataclass(frozen=True)
+class AddedOrZeroedCorrection(ZeroedRowsCorrection, AddedMaskCorrection):
+    """Correction where a mask is added to the scores, and rows of -inf are zeros."""
+
+    def query(self, query: ir.Value) -> ir.Value:
+        """Queries of fully masked rows: zeros make all scores equal."""
+        return self.where(self.fully_masked, 0.0, query)
+
+
+@dataclasses.dataclass(frozen=True)
 class ReplacedScoresCorrection(_Rows):
     """Correction where a mask replaces scores."""
 

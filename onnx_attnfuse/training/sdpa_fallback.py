@@ -1,7 +1,6 @@
 """`ATTNFUSE_SDPA_FALLBACK`: `scaled_dot_product_attention` without a mask is exported and differentiated as one call.
 
-Both registrations have to be there before a module is wrapped. A masked call, or one with dropout on the CPU, is spelled out as
-it would be otherwise, and then fused like any other.
+A masked call, or one with dropout on the CPU, is spelled out as it would be otherwise (`spellings`), and fused like any other.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from typing import Any
 from onnx_attnfuse.training.kernels import CPU_FLASH, EFFICIENT
 from onnx_attnfuse.training.operators import ATEN
 
-_NAME = "aten::scaled_dot_product_attention"
-_SINCE = 14
-"""The opset from which PyTorch's exporter spells the operator out."""
 _ON_CPU, _ON_CUDA = CPU_FLASH.forward_signature.operator, "_scaled_dot_product_efficient_attention"
 KEPT = {_ON_CPU: CPU_FLASH.name, _ON_CUDA: EFFICIENT.name}
 """The operators that are called, and the kernels that they run on."""
@@ -24,15 +20,9 @@ _CUDA_GRADIENT = [
 ]  # fmt: skip
 
 
-def keep_unmasked(opset: int) -> None:
-    """Registers how the operator is exported and differentiated.
-
-    Args:
-        opset: The opset that modules are exported with.
-    """
-    exporter: Any = importlib.import_module("torch.onnx")
+def register_gradients() -> None:
+    """Registers with ORTModule how both calls are differentiated."""
     registry: Any = importlib.import_module("onnxruntime.training.ortmodule._custom_gradient_registry").CustomGradientRegistry
-    exporter.register_custom_op_symbolic(_NAME, _exported, opset)
     registry.register(ATEN, "ATen", [_ON_CPU, ""], _cpu_gradient)
     registry.register(ATEN, "ATen", [_ON_CUDA, ""], _cuda_gradient)
 
@@ -51,21 +41,18 @@ def _cuda_gradient() -> list[tuple[Any, ...]]:
     ]
 
 
-def _exported(
-    graph: Any, query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = 0.0, causal: Any = False, scale: Any = None
-) -> Any:
-    """The symbolic function: its parameters are those of the operator."""
+def kept_call(graph: Any, query: Any, key: Any, value: Any, share: float, causal: bool, scale: Any) -> Any:
+    """The operator as one call while a module is exported, or None where PyTorch has no such call with a gradient."""
     torch: Any = importlib.import_module("torch")
-    helper, spelled = (importlib.import_module(f"torch.onnx.symbolic_{name}") for name in ("helper", f"opset{_SINCE}"))
+    helper: Any = importlib.import_module("torch.onnx.symbolic_helper")
     number: Any = helper._maybe_get_const(scale, "f")
-    share: Any = helper._maybe_get_const(dropout, "f")
     on_cuda = torch.cuda.is_available()
-    if not helper._is_none(mask) or (share != 0.0 and not on_cuda):
-        return spelled.scaled_dot_product_attention(graph, query, key, value, mask, share, causal, scale)
+    if share != 0.0 and not on_cuda:
+        return None
     nothing = graph.op("prim::Constant")
     nothing.setType(torch._C.OptionalType.ofTensor())
-    dropped = graph.op("Constant", value_t=torch.tensor(float(share), dtype=torch.float32))
-    is_causal = graph.op("Constant", value_t=torch.tensor(bool(helper._maybe_get_const(causal, "b"))))
+    dropped = graph.op("Constant", value_t=torch.tensor(share, dtype=torch.float32))
+    is_causal = graph.op("Constant", value_t=torch.tensor(causal))
     given = helper._is_none(number)
     factor = nothing if given else graph.op("Constant", value_t=torch.tensor(float(number), dtype=torch.float32))
     if not on_cuda:

@@ -57,3 +57,5 @@ class TrainingSite:
     meaning: Meaning
     backward: Backward
     dropout: Dropout | None
+    zeroed: bool = False
+    """Rows whose mask is -inf throughout are zeros, and have no gradient."""

@@ -3,6 +3,7 @@
     Dropout(P, ratio, True)      Identity(P), while the weights are read; what was dropped is put back into the site
     BiasSoftmax(S, bias)         Softmax(S + bias)
     ConcatTraining(a, b, ...)    Concat(a, b, ...)
+    Where(sees, P, 0)            Identity(P), where `guarded_rows` finds that rows without a key are set to 0
 
 The stand-ins are taken out again where nothing was fused, so that what is left alone is left as it was.
 """
@@ -10,11 +11,13 @@ The stand-ins are taken out again where nothing was fused, so that what is left 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.training.guarded_rows import Guard, PlainMasks, find_guard
 from onnx_attnfuse.training.operators import TRAINING, drops
 
 
@@ -38,9 +41,11 @@ class StandIns:
         """Puts the stand-ins into the graph."""
         self._graph = graph
         self._all: list[StandIn] = []
+        self._guards = {guard.node: guard for node in graph if (guard := find_guard(node)) is not None}
+        self._plain = PlainMasks(graph, list(self._guards.values()))
         for node in list(graph):
-            if drops(node):
-                self._stand(node, [ir.node("Identity", [node.inputs[0]])])
+            if drops(node) or node in self._guards:
+                self._stand(node, [ir.node("Identity", [node.inputs[1 if node in self._guards else 0]])])
             elif node.domain == TRAINING and node.op_type == "BiasSoftmax" and _is_last(node):
                 added = ir.node("Add", node.inputs[:2])
                 self._stand(node, [added, ir.node("Softmax", added.outputs, {"axis": -1})])
@@ -61,6 +66,10 @@ class StandIns:
         """The node that `node` stands in for."""
         return next((item.node for item in self._all if node in item.readable), None)
 
+    def guard(self, replaced: Iterable[ir.Node]) -> Guard | None:
+        """The guard of rows without a key among nodes that others stand in for."""
+        return next((self._guards[node] for node in replaced if node in self._guards), None)
+
     def forget(self) -> None:
         """Removes the nodes whose stand-ins were fused away."""
         for item in self._all:
@@ -74,6 +83,7 @@ class StandIns:
             if item.readable[-1].graph is not None:
                 item.result.replace_all_uses_with(item.node.outputs[0], replace_graph_outputs=True)
                 sweep([item.result])
+        self._plain.restore()
         self._all.clear()
 
 

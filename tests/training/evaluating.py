@@ -68,11 +68,17 @@ def evaluated(model: onnx.ModelProto, case: Case) -> Step:
     """A step of a gradient graph."""
     feeds = {name: item.numpy() for name, item in case.inputs().items()}
     feeds |= {f"_original_module.{name}": item.detach().numpy() for name, item in case.module().named_parameters()}
+    feeds |= buffers_of(case)
     wanted = {item.name for item in model.graph.input}
     results, found = run(model, {name: feeds[name] for name in wanted})
     named = zip((item.name for item in model.graph.output), found, strict=True)
     grads = {name.removeprefix("_original_module.").removesuffix("_grad"): array for name, array in named}
     return Step(results[0], grads)
+
+
+def buffers_of(case: Case) -> dict[str, np.ndarray]:
+    """What a module's buffers hold, by the names that ORTModule gives them."""
+    return {f"_original_module.{name}": item.numpy() for name, item in case.module().named_buffers()}
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:

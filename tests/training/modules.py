@@ -10,6 +10,7 @@ from torch.nn import functional
 
 BATCH, ROWS, KEYS, HEADS, SIZE, WIDTH = 3, 7, 5, 4, 8, 32
 LOWEST = torch.finfo(torch.float32).min
+INFINITE = float("-inf")
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "Attention", "torch.Tensor | None"], torch.Tensor]
 """Queries, keys and values of shape (b, n, s, h), the module and its mask, to a result of shape (b, n, s, h)."""
 
@@ -25,6 +26,7 @@ class Attention(torch.nn.Module):
         self.value = torch.nn.Linear(WIDTH, kv_heads * value_size)
         self.out = torch.nn.Linear(HEADS * value_size, WIDTH)
         self.bias = torch.nn.Parameter(torch.randn(HEADS, ROWS, ROWS))
+        self.register_buffer("earlier", torch.ones(ROWS + 2, ROWS + 2, dtype=torch.bool).tril()[None, None])
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, other: torch.Tensor | None = None) -> torch.Tensor:
         source = x if other is None else other
@@ -51,6 +53,8 @@ class Case:
     frozen: tuple[str, ...] = ()
     autocast: bool = False
     """In float16, which ONNX Runtime has no kernels for on the CPU."""
+    zeroed: bool = False
+    """Recorded with a PyTorch that gives zeros for rows without a key."""
     double: bool = False
     """PyTorch's own float32 result is rounded too much to be the truth."""
 
@@ -137,6 +141,12 @@ def triangle(query, key, value, module, mask):
     return weighted(scores.masked_fill(later, torch.finfo(scores.dtype).min), value)
 
 
+def buffered(query, key, value, module, mask):
+    """The triangle is cut out of a buffer, as GPT-2 has it."""
+    earlier = module.earlier[:, :, : query.shape[2], : key.shape[2]]
+    return weighted((query @ key.transpose(2, 3) * 0.3).masked_fill(earlier.logical_not(), LOWEST), value)
+
+
 def triangle_and_padding(query, key, value, module, mask):
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril().logical_not()
     return weighted((query @ key.transpose(2, 3) * 0.3).masked_fill(later, LOWEST) + mask, value)
@@ -182,6 +192,25 @@ def torch_masked(query, key, value, module, mask):
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
+def guarded(query, key, value, module, mask):
+    """Weights that are NaN are set to 0, which leaves their gradients NaN."""
+    weights = (query @ key.transpose(2, 3) * 0.3).masked_fill(mask.logical_not(), float("-inf")).softmax(-1)
+    return torch.where(weights.isnan(), 0.0, weights) @ value
+
+
+def torch_dropped(query, key, value, module, mask):
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=0.25)
+
+
+def torch_causal_and_masked(query, key, value, module, mask):
+    earlier = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=earlier & mask)
+
+
+def torch_trained(query, key, value, module, mask):
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=module.bias + mask)
+
+
 def padding(fill: float, *, dead: bool = False) -> Callable[[], torch.Tensor]:
     """A mask to be added: the first entry has padding on the right; the second nothing but padding, if that is asked for."""
 
@@ -214,6 +243,13 @@ def rows(fill: float) -> Callable[[], torch.Tensor]:
     return make
 
 
+def rows_of_either_kind() -> torch.Tensor:
+    """A mask to be added in which one row is -inf throughout, and another the lowest number."""
+    mask = rows(INFINITE)().expand(BATCH, 1, ROWS, ROWS).clone()
+    mask[2, :, 4, :] = LOWEST
+    return mask
+
+
 def kept(*, dead: bool = False) -> Callable[[], torch.Tensor]:
     """Which keys are seen; a row of the second entry sees none, if that is asked for."""
 
@@ -232,7 +268,6 @@ def numbers() -> torch.Tensor:
     return torch.randn(BATCH, HEADS, ROWS, ROWS, generator=torch.Generator().manual_seed(2))
 
 
-INFINITE = float("-inf")
 CASES: Mapping[str, Case] = {
     "plain": Case(plain),
     "scaled_query": Case(scaled_query),
@@ -255,21 +290,31 @@ CASES: Mapping[str, Case] = {
     "selected": Case(selected, kept()),
     "selected_throughout": Case(selected, kept(dead=True)),
     "triangle": Case(triangle),
+    "buffered": Case(buffered),
     "not_dropped": Case(not_dropped),
     "torch_causal": Case(torch_causal),
     "torch_masked": Case(torch_masked, kept()),
+    "torch_causal_and_masked": Case(torch_causal_and_masked, kept()),
+    "torch_zeroed": Case(torch_masked, kept(dead=True), zeroed=True),
+    "torch_zeroed_causal": Case(torch_causal_and_masked, kept(dead=True), zeroed=True),
+    "torch_zeroed_rows": Case(torch_masked, rows_of_either_kind, zeroed=True),
+    "torch_zeroed_dropout": Case(torch_dropped, kept(dead=True), refused="dropout", refused_by_kernel=True, zeroed=True),
     "frozen_keys": Case(plain, frozen=("key",)),
     "frozen_queries_and_keys": Case(plain, frozen=("query", "key")),
     "frozen_values": Case(plain, frozen=("value",)),
     "trained_bias": Case(trained, refused="bias-gradient", refused_by_kernel=True),
+    "torch_trained": Case(torch_trained, numbers, refused="bias-gradient", refused_by_kernel=True),
     "dropout": Case(dropped, refused="dropout", refused_by_kernel=True),
     "dropout_padding": Case(dropped_and_added, padding(LOWEST, dead=True), refused="dropout", refused_by_kernel=True),
+    "torch_dropout": Case(torch_dropped, refused="dropout", refused_by_kernel=True),
+    "torch_dropout_masked": Case(torch_dropped, kept(), refused="dropout", refused_by_kernel=True),
     "value_size": Case(plain, value_size=16, refused="head-sizes", refused_by_kernel=True),
     "autocast": Case(plain, autocast=True),
     "autocast_triangle": Case(triangle, autocast=True),
     "autocast_padding": Case(padded, attention_mask, autocast=True),
     "autocast_bias": Case(added, numbers, autocast=True, refused="narrowed-mask"),
     "capped": Case(capped, refused="softcap"),
+    "guarded": Case(guarded, kept(), refused="row-rule"),
     "gated": Case(gated, refused="scaled-weights"),
     "triangle_and_padding": Case(triangle_and_padding, padding(LOWEST), refused="mixed-mask"),
 }

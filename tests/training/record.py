@@ -1,4 +1,4 @@
-"""Records the gradient graphs of all cases with the real ORTModule; they are read by the ordinary tests.
+"""Records the gradient graphs of all cases with the real ORTModule, or of those named; they are read by the ordinary tests.
 
 make record-training
 """
@@ -9,13 +9,16 @@ import contextlib
 import gzip
 import os
 import pathlib
+import sys
 
 os.environ["ORTMODULE_FALLBACK_POLICY"] = "FALLBACK_DISABLE"
 
 import onnx
 import torch
-from onnxruntime.training.ortmodule import ORTModule, register_graph_optimizer
 
+from onnx_attnfuse.training import ORTModule
+from onnx_attnfuse.training.installed import ortmodule
+from onnx_attnfuse.training.spellings import gives_zeros
 from tests.training.modules import CASES, Case
 
 FOLDER = pathlib.Path(__file__).parent / "recorded"
@@ -27,7 +30,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.graph = onnx.GraphProto()
-        register_graph_optimizer()(self)
+        ortmodule().register_graph_optimizer(priority=2)(self)  # before what fuses it
 
     def __call__(self, graph: onnx.GraphProto) -> None:
         self.graph = onnx.GraphProto()
@@ -51,8 +54,8 @@ class Recorder:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     recorder = Recorder()
-    for name, case in CASES.items():
-        model = recorder.record(case)
+    for name in sys.argv[1:] or [name for name, case in CASES.items() if case.zeroed == gives_zeros()]:
+        model = recorder.record(CASES[name])
         (FOLDER / f"{name}.onnx.gz").write_bytes(gzip.compress(model.SerializeToString(), mtime=0))
 
 

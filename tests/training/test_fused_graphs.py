@@ -14,7 +14,7 @@ from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, T
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.report import TrainingSiteReport
 from tests.training import kernels_in_torch
-from tests.training.evaluating import SEED, Step, eager, evaluated, recorded
+from tests.training.evaluating import SEED, Step, buffers_of, eager, evaluated, recorded
 from tests.training.modules import CASES
 
 CPU, GPU = TrainingDevice("cpu"), TrainingDevice("cuda", 90, triton=True)
@@ -136,6 +136,34 @@ def test_half_precision_needs_no_change_of_type(kernel, monkeypatch) -> None:
     assert_same(step, eager(CASES["autocast_triangle"]), tolerance("autocast_triangle"))
     kinds = [node for node in model.graph if node.op_type == "ATen"]
     assert {value.dtype for node in kinds for value in node.outputs[:1]} == {ir.DataType.FLOAT16}
+
+
+def test_a_triangle_in_a_buffer_is_causal_where_its_content_is_told() -> None:
+    model = ir.from_proto(recorded("buffered"))
+    (site,) = pipeline.fuse_graph(model.graph, CPU, Policy(), buffers=buffers_of(CASES["buffered"])).sites
+    assert (site.mask, site.handed, site.buffers) == ("causal", "causal by attribute", ("_original_module.earlier",))
+    assert "_original_module.earlier" not in {value.name for node in model.graph for value in node.inputs if value is not None}
+    assert_same(evaluated(ir.to_proto(model), CASES["buffered"]), eager(CASES["buffered"]))
+
+
+def test_it_is_arbitrary_where_it_is_not_told_or_is_no_triangle() -> None:
+    broken = {name: array.copy() for name, array in buffers_of(CASES["buffered"]).items()}
+    broken["_original_module.earlier"][0, 0, 3, 1] = False
+    for told in (None, broken):
+        model = ir.from_proto(recorded("buffered"))
+        (site,) = pipeline.fuse_graph(model.graph, CPU, Policy(), buffers=told).sites
+        assert site.handed == "its mask as a bias, rows without a key apart"
+        assert site.buffers == (() if told is None else ("_original_module.earlier",))
+        assert_same(evaluated(ir.to_proto(model), CASES["buffered"]), eager(CASES["buffered"]))
+
+
+def test_buffers_of_what_is_left_alone_are_inputs_again() -> None:
+    before = recorded("buffered")
+    model = ir.from_proto(before)
+    report = pipeline.fuse_graph(model.graph, CPU, Policy(flash=False), buffers=buffers_of(CASES["buffered"]))
+    assert not report.buffers
+    assert sorted(map(str, ir.to_proto(model).graph.node)) == sorted(map(str, before.graph.node))
+    assert len(model.graph.initializers) == len(before.graph.initializer)
 
 
 def test_dropout_of_zero_is_none() -> None:

@@ -6,14 +6,15 @@ import inspect
 import os
 
 import onnx
-import onnxruntime.training.ortmodule as theirs
 import pytest
 import torch
 
 from onnx_attnfuse.training import ORTModule, Policy, disable, enable
+from onnx_attnfuse.training.installed import ortmodule
 from tests.training.modules import CASES, KEPT
 from tests.training.ortmodule.steps import assert_same, step
 
+theirs = ortmodule()
 PLAIN = CASES["plain"]
 
 
