@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError, VerificationError
 from onnx_attnfuse.fusion.left_out import counted
 from onnx_attnfuse.fusion.pass_context import Run
-from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, OutputError
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 
 
 def told(run: Run) -> DequantisedAttention | None:
@@ -26,25 +26,28 @@ def told(run: Run) -> DequantisedAttention | None:
     sites, roundings = (sum(numbers) for numbers in zip(*counts, strict=True)) if counts else (0, 0)
     if not sites:
         return None
+    if run.shared.decoder is not None:  # it has other inputs than its source, so that the two cannot be compared
+        run.notes.append(f"{roundings} roundings inside of {sites} attentions are left out; what that costs was not measured")
+        return DequantisedAttention(sites, roundings)
     if run.verifier.level == "model":
         _check(run, run.source)
-    record = DequantisedAttention(sites, roundings, _measured(run, run.source))
+    record = _measured(run, run.source, DequantisedAttention(sites, roundings))
     record.write(run.model)
     run.notes += record.lines()
     return record
 
 
-def _measured(run: Run, source: ir.Model) -> OutputError | None:
-    if run.verifier.level == "none" or run.options.cache != "as-is":
-        return None
+def _measured(run: Run, source: ir.Model, record: DequantisedAttention) -> DequantisedAttention:
+    if run.verifier.level == "none":
+        return record
     from onnx_attnfuse.verify.quantised.dequantised import measure_dequantised
 
     try:
         with run.verifier.timer.step("measure what roundings cost"):
-            return measure_dequantised(source, run.model)
+            return measure_dequantised(source, run.model, record)
     except ModelError as error:
         run.notes.append(f"what leaving roundings out costs could not be measured: {error}")
-        return None
+        return record
 
 
 def _check(run: Run, source: ir.Model) -> None:

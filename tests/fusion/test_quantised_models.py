@@ -13,7 +13,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.io import from_any
 from tests.support.bundled import run
 from tests.support.graph_builder import GraphBuilder
-from tests.support.quantised import SETTINGS, dynamically_quantised, quantised, source
+from tests.support.quantised import SETTINGS, dynamically_quantised, quantised, source, with_small_weights
 
 SITES = {
     "bert__dyn18__sdpa": 2,
@@ -84,6 +84,18 @@ def test_projections_by_integers_leave_attention_in_floats() -> None:
     report = onnx_attnfuse.optimize(model).report
     assert report.fused == 2
     assert all(not site.roundings for site in report.sites)
+
+
+@pytest.mark.parametrize(("form", "op"), [("QOperator", "MatMulNBits"), ("QDQ", "DequantizeLinear")])
+@pytest.mark.parametrize("name", ["bert__dyn18__sdpa", "llama_past__dyn18__sdpa"])
+def test_weights_of_four_bits_leave_attention_in_floats(name: str, form: str, op: str) -> None:
+    model = with_small_weights(name, form)
+    count = sum(node.op_type == op for node in model.graph.node)
+    assert count >= 12
+    result = onnx_attnfuse.optimize(model)
+    assert (result.report.fused, result.report.candidates) == (2, 2)
+    assert sum(node.op_type == op for node in result.model.graph.node) == count
+    assert all(not site.roundings for site in result.report.sites)
 
 
 def test_nodes_are_told_by_what_they_do() -> None:

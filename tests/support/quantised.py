@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pathlib
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize, quantize_dynamic, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import onnx_attnfuse
 from tests.support.bundled import BUNDLED, Array, cases
@@ -73,6 +75,21 @@ def dynamically_quantised(name: str) -> onnx.ModelProto:
     return _written(source(name), quantize_dynamic)
 
 
+@functools.cache
+def with_small_weights(name: str, form: str) -> onnx.ModelProto:
+    """A bundled model whose products have weights of 4 bits.
+
+    Args:
+        name: Of the model.
+        form: `QOperator` for MatMulNBits, `QDQ` for DequantizeLinear in front of MatMul.
+    """
+    small = MatMulNBitsQuantizer(onnx.load(source(name)), block_size=16, is_symmetric=True, quant_format=QuantFormat[form])
+    with _quietly():
+        small.process()
+    assert small.model is not None
+    return small.model.model
+
+
 def _for_qnn(path: pathlib.Path, out: pathlib.Path, batches: _Batches, nodes: list[str]) -> None:
     prepared = out.with_name("prepared.onnx")
     given = prepared if qnn_preprocess_model(path, prepared) else path
@@ -83,15 +100,22 @@ def _for_qnn(path: pathlib.Path, out: pathlib.Path, batches: _Batches, nodes: li
 
 def _written(path: pathlib.Path, write: Callable[[pathlib.Path, pathlib.Path], object]) -> onnx.ModelProto:
     """What a quantiser writes, which puts files beside the model that it reads."""
+    with _quietly(), tempfile.TemporaryDirectory() as folder:
+        copy, out = (pathlib.Path(folder) / name for name in ("model.onnx", "quantised.onnx"))
+        shutil.copy(path, copy)
+        write(copy, out)
+        return onnx.load(out)
+
+
+@contextlib.contextmanager
+def _quietly() -> Generator[None]:
+    """Without the advice that quantisers log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            copy, out = (pathlib.Path(folder) / name for name in ("model.onnx", "quantised.onnx"))
-            shutil.copy(path, copy)
-            write(copy, out)
-            return onnx.load(out)
+            yield
     finally:
         logging.disable(before)
 

@@ -85,10 +85,10 @@ def _fused(spec: AttentionSpec, emitted: Emitted, scope: Scope) -> Drawing | Non
 
 
 def _drawn(candidate: Candidate, scope: Scope) -> Drawing | None:
-    if candidate.spec is None:
+    if candidate.read is None:
         is_attention = candidate.refusal is None or candidate.refusal.code != "not-attention"
         return surroundings(candidate.node, scope.facts, fused=candidate.softmax is None) if is_attention else None
-    spec = candidate.spec
+    spec = candidate.read
     results = [spec.output[-1].value]
     if spec.cache is not None:
         results += [indexed.value for indexed in spec.cache.present]

@@ -27,15 +27,26 @@ _MORE, _BESIDES = 1.25, 1e-3
 _Both: TypeAlias = "tuple[list[Array], list[Array]]"
 
 
-def measure_dequantised(source: ir.Model, result: ir.Model) -> OutputError | None:
-    """How far the outputs of the result are from those of the source, in rows that see a key; None where nothing is of floats.
+def measure_dequantised(source: ir.Model, result: ir.Model, record: DequantisedAttention) -> DequantisedAttention:
+    """The record with what was measured: source, result, and the source without any rounding, each beside each.
 
     Raises:
-        ModelError: A model cannot be run.
+        ModelError: The source or the result cannot be run.
     """
+    error = _difference(source, result)
+    plain = without_roundings(source)
+    try:
+        before, after = (_difference(plain, model) for model in (source, result))
+    except ModelError:
+        before = after = None
+    return dataclasses.replace(record, error=error, source_error=before, result_error=after)
+
+
+def _difference(first: ir.Model, second: ir.Model) -> OutputError | None:
+    """How far the outputs of the second are from those of the first, in rows that see a key; None where nothing is of floats."""
     found: dict[str, _Both] = {}
     cases = 0
-    for pairs in outputs_of_both(source, result):
+    for pairs in outputs_of_both(first, second):
         cases += 1
         for name, (old, new) in pairs.items():
             if old.dtype.kind in "fV" and old.shape == new.shape:
@@ -90,17 +101,27 @@ def verify_dequantised(source: ir.Model, result: ir.Model, record: DequantisedAt
     found = Verification(False, verdict.cases, 0, (), verdict.detail, named)
     if not verdict.equal:
         return found
-    error = measure_dequantised(source, result)
-    larger = "" if error is None or record.error is None else _exceeded(error, record.error)
+    now = measure_dequantised(source, result, record)
+    larger = _exceeded(now, record)
     stated = "no error was stated" if record.error is None else f"stated: {record.error}"
-    notes = record.lines()[0], f"difference of the outputs by that: {error}", stated
-    return dataclasses.replace(found, equal=not larger, detail=larger or verdict.detail, notes=notes)
+    return dataclasses.replace(found, equal=not larger, detail=larger or verdict.detail, notes=(*now.lines(), stated))
 
 
-def _exceeded(error: OutputError, stated: OutputError) -> str:
-    """In what way an error is larger than stated; empty where it is not."""
+def _exceeded(now: DequantisedAttention, then: DequantisedAttention) -> str:
+    """In what way differences are larger than stated, or than those of the source; empty where they are not."""
     for name in ("largest", "mean"):
-        now, then = getattr(error, name), getattr(stated, name)
-        if not now <= then * _MORE + _BESIDES:
-            return f"the {name} difference of the outputs is {now:.3g} of their spread, and {then:.3g} was stated"
+        for what in ("error", "result_error"):
+            found, stated = getattr(now, what), getattr(then, what)
+            if found is not None and stated is not None and not _holds(getattr(found, name), getattr(stated, name)):
+                numbers = f"{getattr(found, name):.3g} of their spread, and {getattr(stated, name):.3g} was stated"
+                return f"the {name} difference of the outputs is {numbers}"
+    before, after = now.source_error, now.result_error
+    if before is not None and after is not None and not _holds(after.mean, before.mean):
+        return (
+            f"the outputs are further from those without roundings than the source's: {after.mean:.3g}, and not {before.mean:.3g}"
+        )
     return ""
+
+
+def _holds(found: float, bound: float) -> bool:
+    return found <= bound * _MORE + _BESIDES

@@ -22,10 +22,10 @@ KEY = "onnx_attnfuse.dequantised_attention"
 
 @dataclasses.dataclass(frozen=True)
 class OutputError:
-    """How far the outputs of a model are from those of its source, over cases that are drawn."""
+    """How far the outputs of one model are from those of another, over cases that are drawn."""
 
     largest: float
-    """The largest difference, as a part of the standard deviation of the source's output; so is the next."""
+    """The largest difference, as a part of the standard deviation of the other's output; so is the next."""
     mean: float
     cases: int
 
@@ -41,13 +41,22 @@ class DequantisedAttention:
     roundings: int
     """How many roundings were left out."""
     error: OutputError | None = None
-    """None: it was not measured, or nothing ran."""
+    """The difference of the result from the source; None: it was not measured, or nothing ran."""
+    source_error: OutputError | None = None
+    """The difference of the source from itself without any rounding; None likewise, or as it does not run so."""
+    result_error: OutputError | None = None
+    """The difference of the result from the same."""
 
-    def lines(self) -> tuple[str, str]:
-        """Two lines for a reader."""
-        error = "not measured" if self.error is None else str(self.error)
+    def lines(self) -> tuple[str, ...]:
+        """What was left out and what that costs, for a reader."""
         what = f"{self.roundings} roundings inside of {self.sites} attentions are left out"
-        return what, f"difference of the outputs by that: {error}"
+        if self.error is None:
+            return what, "difference of the outputs by that: not measured"
+        told = what, f"difference of the outputs by that: {self.error}"
+        if self.source_error is None or self.result_error is None:
+            return told
+        means = f"the source's {self.source_error.mean:.2g}, the result's {self.result_error.mean:.2g}"
+        return *told, f"mean difference of the outputs from those without any rounding: {means}"
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types."""
@@ -68,8 +77,9 @@ def read_dequantised(metadata: Mapping[str, str]) -> DequantisedAttention | None
         return None
     try:
         found = json.loads(metadata[KEY])
-        error = found.pop("error")
-        return DequantisedAttention(**found, error=None if error is None else OutputError(**error))
+        errors = [found.pop(name) for name in ("error", "source_error", "result_error")]
+        made = [None if error is None else OutputError(**error) for error in errors]
+        return DequantisedAttention(found.pop("sites"), found.pop("roundings"), *made, **found)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ModelError(f"the metadata '{KEY}' cannot be read: {problem}; make the model again") from problem
 
