@@ -61,7 +61,9 @@ def row(ours: Any, export: Any = OUT, *, narrow: bool = False, folder: pathlib.P
     wrote = {
         "cases": [{"name": "example", "expected": tensors.save(OUT, folder / "expected")}],
         "attention": {"export": 2, "ours": 2},
-        "sites": {"fused": 2}, "operators": {"X": 2}, "left": {},
+        "sites": {"fused": 2},
+        "operators": {"X": 2},
+        "left": {},
     }
     answer = {"export": told("export", export), "ours": told("ours", ours), "ms": {"export": [2.0] * 7, "ours": [3.0] * 7}}
     return judged("folder/model", wrote, answer, SOFTMAX, narrow=narrow)
@@ -132,7 +134,9 @@ ECHO = "import json, sys, time, os\nfor line in sys.stdin:\n    task = json.load
 
 
 def test_a_child_answers_and_is_started_again_after_it_died() -> None:
-    with Child([sys.executable, "-c", f"{ECHO}os._exit(7) if 'die' in task else print(line, end='', flush=True)"], seconds=60) as child:
+    with Child(
+        [sys.executable, "-c", f"{ECHO}os._exit(7) if 'die' in task else print(line, end='', flush=True)"], seconds=60
+    ) as child:
         assert child.ask({"a": 1}) == {"a": 1}
         with pytest.raises(Died, match="ended the process with status 7"):
             child.ask({"die": 1})
