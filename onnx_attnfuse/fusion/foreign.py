@@ -16,8 +16,8 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.transforms.decompose.decompose import spell_out
+from onnx_attnfuse.transforms.decompose.norms import gives_sum, is_rms_norm, is_skip_norm, spell_out_norm
 from onnx_attnfuse.transforms.decompose.operators import is_fused
-from onnx_attnfuse.transforms.decompose.skip_norm import gives_sum, is_skip_norm, spell_out_norm
 
 _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 
@@ -33,12 +33,14 @@ def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter
         site = spell_out(graph, node)
         done[f"{site.domain or 'ai.onnx'}.{site.op}"] += site.status == "unfused"
     for node in [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]:
-        done[f"{node.domain}.{node.op_type}"] += spell_out_norm(graph, node)
+        done[f"{node.domain or 'ai.onnx'}.{node.op_type}"] += spell_out_norm(graph, node)
     return +done
 
 
 def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
-    """Whether a node is a normalization of a sum that the execution provider is known not to run."""
+    """Whether a node is a normalization that the execution provider is known not to run."""
+    if is_rms_norm(node):
+        return provider.runs_rms_norm is False
     return is_skip_norm(node) and provider.skip_norms is not None and (provider.skip_norms == "none" or gives_sum(node))
 
 

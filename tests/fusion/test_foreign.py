@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import onnx_attnfuse
 from tests.support.bundled import BUNDLED, cases, run
@@ -148,3 +149,32 @@ def test_a_normalization_of_a_sum_is_spelled_out_where_it_is_known_not_to_run(op
     feeds = {name: numbers.standard_normal((2, 3, 4)).astype(np.float32) for name in "xy"}
     for name, array in run(onnx.parser.parse_model(text), feeds).items():
         np.testing.assert_allclose(run(model, feeds)[name], array, atol=1e-5)
+
+
+RMS = """<ir_version: 10, opset_import: ["" : 23]>
+norm (TYPE[b, s, 4] x) => (TYPE[b, s, 4] out)
+<TYPE[SIZES] w = {1, 2, 3, 4}>
+{
+    out = RMSNormalization<ATTRIBUTES>(x, w)
+}"""
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-5), ("float16", 4e-3)])
+@pytest.mark.parametrize(("attributes", "sizes"), [("epsilon = 0.1", "4"), ("axis = 2", "4"), ("axis = 1", "1, 4")])
+def test_a_norm_of_roots_is_spelled_out_where_no_model_with_one_loads(
+    attributes: str, sizes: str, kind: str, tolerance: float
+) -> None:
+    text = RMS.replace("ATTRIBUTES", attributes).replace("TYPE", kind).replace("SIZES", sizes)
+    model, report = written(onnx.parser.parse_model(text), "openvino")
+    assert not [node for node in model.graph.node if node.op_type == "RMSNormalization"]
+    assert any("1 ai.onnx.RMSNormalization" in note for note in report.notes)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.dtype("float32" if kind == "float" else "float16"))
+    expected = ReferenceEvaluator(onnx.parser.parse_model(text)).run(None, {"x": x})[0]
+    np.testing.assert_allclose(run(model, {"x": x})["out"], expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("attributes", "ep"), [("stash_type = 10", "openvino"), ("", "qnn"), ("", "cpu")])
+def test_a_norm_of_roots_stays_where_it_is_computed_otherwise_or_nothing_is_known(attributes: str, ep: str) -> None:
+    text = RMS.replace("<ATTRIBUTES>", f"<{attributes}>" if attributes else "").replace("TYPE", "float").replace("SIZES", "4")
+    model, _ = written(onnx.parser.parse_model(text), ep, verify="none")
+    assert [node.op_type for node in model.graph.node] == ["RMSNormalization"]

@@ -12,7 +12,7 @@ from onnx_attnfuse.kernels.operators import OpInfo, records
 
 DTYPES = ("float32", "float16")
 RARE_DTYPE = "bfloat16"
-"""What is tried where an execution provider is known to have a kernel for it, or where it is asked for."""
+"""What is tried, with one head size, where an execution provider is known to have a kernel for it, or where it is asked for."""
 HEAD_SIZE, ODD_HEAD_SIZE = 64, 15
 """What every kind of attention is tried with: kernels that load vectors of channels take the first, others the second."""
 HEAD_SIZES = (8, 12, 16, 20, 32, 40, 72, 80, 96, 128, 256)
@@ -54,14 +54,15 @@ def forms(info: OpInfo, attributes: frozenset[str], dtypes: Sequence[str] = DTYP
     ]
     yield from short
     yield from _unusual(short)
-    yield from (dataclasses.replace(form, head_size=ODD_HEAD_SIZE) for form in short)
+    usual = [form for form in short if form.dtype != RARE_DTYPE]
+    yield from (dataclasses.replace(form, head_size=ODD_HEAD_SIZE) for form in usual)
     if "past" in roles:
         pasts = [form for form in short if not ("weights" in roles and form.mask == "bias")]
         cached = [dataclasses.replace(form, past=_PAST, cached=True) for form in pasts]
         yield from (dataclasses.replace(form, rows=1, columns=_PAST + 1) for form in cached)
         yield from (dataclasses.replace(form, batch=1, rows=4, columns=_PAST + 4) for form in cached)
     yield from (dataclasses.replace(form, batch=1, rows=_LONG, columns=_LONG) for form in short)
-    for form, size in itertools.product(filter(_is_plain, short), HEAD_SIZES):
+    for form, size in itertools.product(filter(_is_plain, usual), HEAD_SIZES):
         yield dataclasses.replace(form, head_size=size)
 
 

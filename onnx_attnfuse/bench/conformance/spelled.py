@@ -102,7 +102,7 @@ def _repeated(graph: _Graph, form: Form, operand: str) -> str:
 
 def _model(graph: _Graph, feeds: dict[str, Array], result: str) -> onnx.ModelProto:
     """The model of all nodes; bfloat16, which no session is fed, is cast from float32 and back."""
-    wide: bool = next(iter(feeds.values())).dtype.name == "bfloat16"
+    wide = any(_is_narrow(array) for array in feeds.values())
     inner = {name: f"{name} narrow" if wide else name for name in feeds}
     nodes = [helper.make_node("Cast", [name], [inner[name]], to=onnx.TensorProto.BFLOAT16) for name in feeds if wide]
     for node in graph.nodes:
@@ -116,5 +116,9 @@ def _model(graph: _Graph, feeds: dict[str, Array], result: str) -> onnx.ModelPro
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
 
 
+def _is_narrow(array: Array) -> bool:
+    return str(array.dtype) == "bfloat16"
+
+
 def _plain(array: Array) -> Array:
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    return array.astype(np.float32) if _is_narrow(array) else array
