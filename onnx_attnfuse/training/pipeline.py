@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.axes.factors import leaves, length
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
@@ -21,6 +21,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.registry.discovery import load
@@ -131,7 +132,7 @@ class _Run:
             site = TrainingSite(spec, meaning, backward, dropout, guard is not None)
         except Refused as refused:
             return dataclasses.replace(reported, reasons=(refused.reason,))
-        demand = _demand(site)
+        demand = _demand(site, self.facts)
         others: list[tuple[str, Reason]] = []
         for kernel in self._order():
             reason = self._refusal(kernel, demand)
@@ -225,7 +226,7 @@ def _check(spec: AttentionSpec) -> None:
         raise Refused("mixed-types", "operands and result are of different or unknown types")
 
 
-def _demand(site: TrainingSite) -> Demand:
+def _demand(site: TrainingSite, facts: Facts) -> Demand:
     """A site's demand on a kernel; what a gradient is asked of is handed over as a bias, also where it only masks."""
     spec, meaning = site.spec, site.meaning
     axes, triangle, trained = spec.axes, meaning.only_causal, bool(site.backward.biases)
@@ -233,13 +234,23 @@ def _demand(site: TrainingSite) -> Demand:
     return Demand(
         dtype=spec.dtype,
         head_size=length(axes.h),
-        v_head_size=length(axes.v),
+        v_head_size=_v_head_size(spec, facts),
         bias=bool(spec.mask) and not causal and (trained or not meaning.is_trivial),
         causal=causal,
         square=length(axes.i) == length(axes.j),
         dropout=0.0 if site.dropout is None else site.dropout.ratio,
         bias_gradient=trained,
     )
+
+
+def _v_head_size(spec: AttentionSpec, facts: Facts) -> Dim:
+    """The channels of values: as many as queries have, where keys are as wide as values, since the product of both repeats none."""
+    channels, size = leaves(spec.axes.h), length(spec.axes.v)
+    for source in () if isinstance(size, int) else (*spec.query, *spec.key):
+        dims = facts.dims(source.indexed.value) or ()
+        if any(dim == size and leaves(axis) == channels for dim, axis in zip(dims, source.indexed.axes, strict=False)):
+            return length(channels)
+    return size
 
 
 def _shape(spec: AttentionSpec) -> str:

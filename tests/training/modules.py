@@ -37,6 +37,27 @@ class Attention(torch.nn.Module):
         return self.out(result.transpose(1, 2).reshape(x.shape[0], x.shape[1], HEADS * self.value_size))
 
 
+class Packed(torch.nn.Module):
+    """Keys and values by one projection, whose channels are counted at run time; or values by another one."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.query, self.out = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.key = torch.nn.Linear(WIDTH, WIDTH if apart else 2 * WIDTH)
+        self.value = torch.nn.Linear(WIDTH, WIDTH) if apart else None
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, other: torch.Tensor | None = None) -> torch.Tensor:
+        assert other is not None
+        batch, rows, keys = x.shape[0], x.shape[1], other.shape[1]
+        query = self.query(x).view(batch, rows, HEADS, SIZE).transpose(1, 2)
+        if self.value is None:
+            key, value = self.key(other).view(batch, keys, 2, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            key = self.key(other).view(batch, keys, HEADS, SIZE).transpose(1, 2)
+            value = self.value(other).view(batch, keys, HEADS, -1).transpose(1, 2)
+        return self.out(plain(query, key, value, self, mask).transpose(1, 2).reshape(batch, rows, WIDTH))
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A module, what it is fed, and what is to become of it."""
@@ -58,10 +79,13 @@ class Case:
     double: bool = False
     """PyTorch's own float32 result is rounded too much to be the truth."""
 
-    def module(self) -> Attention:
+    make: Callable[[], torch.nn.Module] | None = None
+    """Makes the module where it is another one than `Attention`."""
+
+    def module(self) -> torch.nn.Module:
         """The module, its parameters always the same."""
         torch.manual_seed(0)
-        module = Attention(self.attend, self.kv_heads, self.value_size)
+        module = Attention(self.attend, self.kv_heads, self.value_size) if self.make is None else self.make()
         for name in self.frozen:
             getattr(module, name).requires_grad_(False)
         return module
@@ -308,6 +332,8 @@ CASES: Mapping[str, Case] = {
     "dropout_padding": Case(dropped_and_added, padding(LOWEST, dead=True), refused="dropout", refused_by_kernel=True),
     "torch_dropout": Case(torch_dropped, refused="dropout", refused_by_kernel=True),
     "torch_dropout_masked": Case(torch_dropped, kept(), refused="dropout", refused_by_kernel=True),
+    "packed": Case(plain, cross=True, make=lambda: Packed(apart=False)),
+    "packed_apart": Case(plain, cross=True, make=lambda: Packed(apart=True), refused="head-sizes"),
     "value_size": Case(plain, value_size=16, refused="head-sizes", refused_by_kernel=True),
     "autocast": Case(plain, autocast=True),
     "autocast_triangle": Case(triangle, autocast=True),
