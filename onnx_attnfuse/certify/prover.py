@@ -28,6 +28,7 @@ from onnx_attnfuse.certify.terms import (
     polynomial,
     substitute,
     subtract,
+    truth,
 )
 
 Facts = tuple[Term, ...]
@@ -83,6 +84,9 @@ class Prover:
                 return self._split(first, second, facts, what, splits, turned=turned)
         if {"ninf", "nan"} & {one.op, other.op}:
             return self.valid(FALSE, facts, what)
+        condition = _condition(one) or _condition(other)
+        if condition is not None:
+            return self._by_cases(condition, (one, other), facts, what, splits)
         merged = self._merged(one, other, facts)
         return one is merged or self.valid(arithmetic.equals(one, merged), facts, what)
 
@@ -94,13 +98,20 @@ class Prover:
                 return self._equal(*((other, part) if turned else (part, other)), facts, what, splits - 1)
         if other.op == "ite" and other.args[0] is not condition and self._equivalent(condition, other.args[0], facts, ""):
             other = substitute(other, {other.args[0]: condition})
-        for test, known, part in ((condition, TRUE, choice.args[1]), (negate(condition), FALSE, choice.args[2])):
-            assumed = (*facts, test)
+        return self._by_cases(condition, (other, choice) if turned else (choice, other), facts, what, splits)
+
+    def _by_cases(self, condition: Term, pair: tuple[Term, Term], facts: Facts, what: str, splits: int) -> bool:
+        """Equality where a condition holds, and where it does not."""
+        for holds in (True, False):
+            assumed = (*facts, condition if holds else negate(condition))
             if self.valid(FALSE, assumed):
                 continue
-            rest = substitute(other, {condition: known})
-            pair = (rest, substitute(part, {condition: known}))
-            if not self._equal(*(pair if turned else (pair[1], pair[0])), assumed, what, splits - 1):
+            one, other = (substitute(item, {condition: truth(holds)}) for item in pair)
+            narrowed = _narrowed(condition, holds=holds)
+            if narrowed:
+                one, other = substitute(one, narrowed), substitute(other, narrowed)
+                assumed = tuple(substitute(fact, narrowed) for fact in assumed)
+            if not self._equal(one, other, assumed, what, splits - 1):
                 return False
         return True
 
@@ -223,6 +234,32 @@ def _keys(mask: Term, bound: Term) -> Iterator[Term]:
     for item in sorted(free(mask) - {bound}, key=lambda item: str(item.data)):
         yield item
         yield subtract(add(item, length), item.args[0])
+
+
+def _narrowed(condition: Term, *, holds: bool) -> dict[Term, Term]:
+    """An index that is compared with a size, as one from 0 to the size, or from there to its end."""
+    if condition.op != "le0":
+        return {}
+    parts = polynomial(condition.args[0])
+    for (item, *others), factor in ((atoms, factor) for atoms, factor in parts.items() if atoms):
+        if others or item.op != "index" or abs(factor) != 1:
+            continue
+        rest = from_polynomial({atoms: times for atoms, times in parts.items() if atoms != (item,)}, "Int")
+        if free(rest) or item in free(rest):
+            continue
+        is_low = (factor > 0) == holds
+        # item + rest <= 0 is item < 1 - rest; rest - item <= 0 is item >= rest
+        edge = subtract(ONE, rest) if factor > 0 else rest
+        if is_low:
+            return {item: index(f"{item.data}l", edge)}
+        return {item: add(edge, index(f"{item.data}h", subtract(item.args[0], edge)))}
+    return {}
+
+
+def _condition(term: Term) -> Term | None:
+    """The condition of a choice in a sum or product; None if there is none."""
+    found = [atom.args[0] for atoms in polynomial(term) for atom in atoms if atom.op == "ite"]
+    return min(found) if term.sort != "Bool" and found else None
 
 
 def _leaves(term: Term, test: Term) -> Iterator[tuple[Term, Term]]:

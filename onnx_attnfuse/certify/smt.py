@@ -58,8 +58,8 @@ class _Writer:
         if term.op in {"size", "index", "ninf", "nan"}:
             return self._declared(term)
         names = [self._known[part] for part in parts]
-        if term.op in {"element", "times"} or term.op in BINDERS:
-            key = ("element", term.data, term.op) if term.op not in BINDERS else ("bound", term)
+        if term.op in {"element", "function", "times"} or term.op in BINDERS:
+            key = (term.op, term.data) if term.op not in BINDERS else ("bound", term)
             return self._applied((*key, len(names)), term, parts, names)
         if term.op == "poly":
             return self._shared(_polynomial(term, names), term)

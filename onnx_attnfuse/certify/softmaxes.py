@@ -94,7 +94,7 @@ def function(name: str, *args: Term) -> Term:
     if len(args) == 1 and args[0].op == "ite" and any(item.op == "const" for item in args[0].args[1:]):
         condition, then, other = args[0].args
         return ite(condition, function(name, then), function(name, other))
-    return _computed(name, args) or make("element", "Real", args, name)
+    return _computed(name, args) or make("function", "Real", args, name)
 
 
 def _computed(name: str, args: tuple[Term, ...]) -> Term | None:

@@ -153,7 +153,7 @@ def is_fill(term: Term) -> bool:
             if part.op == "ite":
                 found = found or is_fill(part)
             elif part.sort == "Real":
-                found = found or part in {NINF, NAN} or any(not atoms and factor <= -1000 for atoms, factor in polynomial(part).items())
+                found = found or part in {NINF, NAN} or any(not atoms and abs(factor) >= 1000 for atoms, factor in polynomial(part).items())
         term.memo["fill"] = found
     return bool(term.memo["fill"])
 
@@ -280,6 +280,10 @@ def rebuilt(term: Term, args: tuple[Term, ...]) -> Term:
         "ite": ite, "not": negate, "and": conjoin, "or": disjoin, "real": to_real, "div": arithmetic.divide, "mod": arithmetic.modulo,
         "le0": arithmetic.at_most_zero, "eq0": arithmetic.is_zero, "lt0": arithmetic.below_zero,
     }  # fmt: skip
+    if term.op == "function":
+        from onnx_attnfuse.certify.softmaxes import function
+
+        return function(term.data, *args)
     if term.op in rules:
         return rules[term.op](*args)
     return make(term.op, term.sort, args, term.data)
