@@ -33,13 +33,23 @@ from onnx_attnfuse.certify.terms import (
 from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
 
 _MAX_STEPS = 24
+_NOTED: dict[Term, None] = {}
 
 
 def is_nonnegative(term: Term) -> bool:
     """Whether an integer is shown to be at least 0 by its form: sizes are, and an index is below its length."""
     if "nonnegative" not in term.memo:
         term.memo["nonnegative"] = _is_nonnegative(term, _MAX_STEPS)
+    if term.memo["nonnegative"] and term.op != "const":
+        _NOTED[term] = None
     return bool(term.memo["nonnegative"])
+
+
+def noted() -> list[Term]:
+    """The integers that were taken to be at least 0 since this was asked before: what simplifications rest on."""
+    found = [make("le0", "Bool", (multiply(number(-1), term),)) for term in _NOTED]
+    _NOTED.clear()
+    return found
 
 
 def _is_nonnegative(term: Term, steps: int) -> bool:

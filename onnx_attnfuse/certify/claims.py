@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnx_attnfuse.certify import digits
+from onnx_attnfuse.certify import arithmetic, digits
 from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of
 from onnx_attnfuse.certify.execution import Execution
 from onnx_attnfuse.certify.pairing import Claim, Pair, Side
@@ -119,12 +119,15 @@ def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
 
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     """The proof of a claim at one level, or what is open there."""
+    arithmetic.noted()
     piece, prover = _Piece(pair, claim, level), Prover(judge)
     try:
         before, after = (side.array(value, beyond=True) for side, value in ((piece.before, claim.before), (piece.after, claim.after)))
         proved, problem = _compared(prover, before, after), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"
+    for lemma in arithmetic.noted():
+        proved = proved and prover.valid(lemma, (), "simplification")
     return Proof(claim, proved, level, tuple(prover.shown), () if proved else tuple(prover.open), piece.boundary, problem)
 
 

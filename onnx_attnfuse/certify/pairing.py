@@ -67,6 +67,25 @@ class Side:
         for node in self.scope.graph:
             self._learn(node)
 
+    @property
+    def content(self) -> str:
+        """A digest of the model as it is written: names, operators, attributes, weights; nothing is taken for granted."""
+        hashed = hashlib.sha256()
+        graph = self.scope.graph
+        for value in (*graph.inputs, *graph.outputs):
+            hashed.update(f"{value.name}|{value.dtype}|{value.shape}\n".encode())
+        for name, value in sorted(getattr(graph, "initializers", {}).items()):
+            hashed.update(f"{name}|{self._constant(value)}\n".encode())
+        for node in graph:
+            names = [None if item is None else item.name for item in (*node.inputs, *node.outputs)]
+            hashed.update(f"{node.domain}|{node.op_type}|{node.overload}|{names}\n".encode())
+            for _, item in sorted(node.attributes.items()):
+                hashed.update(ir.serde.serialize_attribute(item).SerializeToString(deterministic=True))
+        for _, function in sorted(self.model.functions.items()):
+            hashed.update(ir.serde.serialize_function(function).SerializeToString(deterministic=True))
+        hashed.update(str(sorted(self.model.opset_imports.items())).encode())
+        return hashed.hexdigest()
+
     def identity_of(self, value: ir.Value) -> str:
         """The identity of a value, also of one inside a branch."""
         found = self.identity.get(value)

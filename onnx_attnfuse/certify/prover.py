@@ -25,6 +25,7 @@ from onnx_attnfuse.certify.terms import (
     from_polynomial,
     index,
     negate,
+    number,
     polynomial,
     substitute,
     subtract,
@@ -33,6 +34,7 @@ from onnx_attnfuse.certify.terms import (
 
 Facts = tuple[Term, ...]
 _MAX_SPLITS = 12
+_MAX_CASES = 8
 
 
 class Judge(Protocol):
@@ -240,6 +242,13 @@ def _narrowed(condition: Term, *, holds: bool) -> dict[Term, Term]:
     """An index that is compared with a size, as one from 0 to the size, or from there to its end."""
     if condition.op != "le0":
         return {}
+    for item in sorted(free(condition), key=lambda item: str(item.data)):
+        if item.args[0].op == "const" and item.args[0].data <= _MAX_CASES:
+            values = range(item.args[0].data)
+            left = [value for value in values if substitute(condition, {item: number(value)}) is not truth(not holds)]
+            if left and len(left) < len(values) and left == list(range(left[0], left[-1] + 1)):
+                rest = index(f"{item.data}n", number(len(left)))
+                return {item: number(left[0]) if len(left) == 1 else add(number(left[0]), rest)}
     parts = polynomial(condition.args[0])
     for (item, *others), factor in ((atoms, factor) for atoms, factor in parts.items() if atoms):
         if others or item.op != "index" or abs(factor) != 1:

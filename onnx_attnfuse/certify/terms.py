@@ -41,7 +41,7 @@ class Term:
 
 
 _KEPT: weakref.WeakValueDictionary[bytes, Term] = weakref.WeakValueDictionary()
-_COUNT = itertools.count()
+_COUNT = [0]
 
 
 def make(op: str, sort: Sort, args: tuple[Term, ...] = (), data: Any = None) -> Term:
@@ -84,7 +84,13 @@ def index(name: str, length: Term) -> Term:
 
 def fresh(length: Term) -> Term:
     """An index that no other term has."""
-    return index(f"fresh{next(_COUNT)}", length)
+    _COUNT[0] += 1
+    return index(f"fresh{_COUNT[0]}", length)
+
+
+def restart() -> None:
+    """Names indices from the beginning, before a proof that shares no term with an earlier one."""
+    _COUNT[0] = 0
 
 
 def element(name: str, sort: Sort, args: Iterable[Term]) -> Term:
