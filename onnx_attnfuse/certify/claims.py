@@ -14,6 +14,7 @@ from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.prover import Judge, Prover
 from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.terms import Term
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
@@ -139,9 +140,19 @@ def _compared(prover: Prover, before: Array, after: Array) -> bool:
             return False
     places = axes_of(before)
     one, other = before.at(*places), after.at(*places)
-    widths = {place: digits.bases([one, other], place) for place in places}
-    if any(widths.values()):
-        spelled = [digits.spelled(place, found) if found else place for place, found in widths.items()]
-        one, other = before.at(*spelled), after.at(*spelled)
+    for _ in range(2):  # what is divided by a product of sizes is clearer once other indices are digits
+        spelled = [_spelled((one, other), place) for place in places]
+        if spelled == list(places):
+            break
+        places = tuple(spelled)
+        one, other = before.at(*places), after.at(*places)
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     return prover.equal(one, other, ())
+
+
+def _spelled(terms: tuple[Term, Term], place: Term) -> Term:
+    """An index as digits, where it is divided."""
+    if place.op != "index":
+        return place
+    widths = digits.bases(terms, place)
+    return digits.spelled(place, widths) if widths else digits.halves(terms, place) or place

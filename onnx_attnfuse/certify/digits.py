@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from onnx_attnfuse.certify.terms import BINDERS, Term, ZERO, add, free, index, multiply, number, polynomial, walk
+from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.terms import BINDERS, ZERO, Term, add, free, from_polynomial, index, multiply, number, polynomial, walk
 
 _MAX_CASES = 8
 
@@ -31,6 +32,22 @@ def bases(terms: Sequence[Term], place: Term) -> list[int]:
         if 1 < width < length.data and length.data % width == 0 and width % (kept[-1] if kept else 1) == 0:
             kept.append(width)
     return kept
+
+
+def halves(terms: Sequence[Term], place: Term) -> Term | None:
+    """An index of a length that is a product of sizes, as two digits where it is divided by one of them; None elsewhere."""
+    length = place.args[0]
+    if length.op != "poly":
+        return None
+    divisors = {item.args[1] for term in terms for item in walk(term) if item.op in {"div", "mod"} and place in free(item.args[0])}
+    for divisor in sorted(divisors, key=lambda item: item.digest):
+        parts = polynomial(divisor)
+        (atoms, _), *others = parts.items()
+        width = from_polynomial({atoms: 1}, "Int")
+        count = None if others or not atoms else arithmetic.exact_quotient(length, width)
+        if count is not None and count.op != "const":
+            return add(multiply(width, index(f"{place.data}_h", count)), index(f"{place.data}_l", width))
+    return None
 
 
 def _common(term: Term, place: Term, width: int) -> Iterator[int]:

@@ -15,7 +15,6 @@ from onnx_attnfuse.certify.terms import (
     ONE,
     TRUE,
     ZERO,
-    Number,
     Term,
     add,
     conjoin,
@@ -30,6 +29,7 @@ from onnx_attnfuse.certify.terms import (
     substitute,
     subtract,
     truth,
+    walk,
 )
 
 Facts = tuple[Term, ...]
@@ -90,7 +90,26 @@ class Prover:
         if condition is not None:
             return self._by_cases(condition, (one, other), facts, what, splits)
         merged = self._merged(one, other, facts)
-        return one is merged or self.valid(arithmetic.equals(one, merged), facts, what)
+        if one is merged or self._vanish(one, merged, facts, splits):
+            return True
+        return self.valid(arithmetic.equals(one, merged), facts, what)
+
+    def _vanish(self, one: Term, other: Term, facts: Facts, splits: int) -> bool:
+        """Whether one is 0, and the other is made of sums of nothing but zeros."""
+        for zero, sums in ((one, other), (other, one)):
+            if zero.op == "const" and not zero.data and all(any(atom.op == "sum" for atom in atoms) for atoms in polynomial(sums)):
+                return all(self._is_nothing(atoms, facts, splits) for atoms in polynomial(sums))
+        return False
+
+    def _is_nothing(self, atoms: tuple[Term, ...], facts: Facts, splits: int) -> bool:
+        for atom in atoms:
+            if atom.op == "sum":
+                self._count += 1
+                bound = index(f"k{self._count}", atom.args[0].args[0])
+                body = substitute(atom.args[1], {atom.args[0]: bound})
+                if self._equal(body, number(0, body.sort), facts, "", splits - 1):
+                    return True
+        return False
 
     def _split(self, choice: Term, other: Term, facts: Facts, what: str, splits: int, *, turned: bool) -> bool:
         """Equality by the cases of a choice; the second's condition is decided by the first's where it can be."""
@@ -266,9 +285,18 @@ def _narrowed(condition: Term, *, holds: bool) -> dict[Term, Term]:
 
 
 def _condition(term: Term) -> Term | None:
-    """The condition of a choice in a sum or product; None if there is none."""
-    found = [atom.args[0] for atoms in polynomial(term) for atom in atoms if atom.op == "ite"]
-    return min(found) if term.sort != "Bool" and found else None
+    """The condition of a choice in a sum, a product or a function; None if there is none."""
+    if term.sort == "Bool":
+        return None
+    found: list[Term] = []
+    pending = [atom for atoms in polynomial(term) for atom in atoms]
+    while pending:
+        atom = pending.pop()
+        if atom.op == "ite":
+            found.append(atom.args[0])
+        elif atom.op == "function":
+            pending += [part for item in atom.args for atoms in polynomial(item) for part in atoms]
+    return min(found) if found else None
 
 
 def _leaves(term: Term, test: Term) -> Iterator[tuple[Term, Term]]:
@@ -299,15 +327,32 @@ def _replaced(term: Term, places: dict[Term, Term]) -> Term:
 
 def _weighed(body: Term, bound: Term) -> tuple[Term, Term] | None:
     """A softmax at an index, and what it is multiplied by; None if the summand is no such product."""
-    found: Term | None = None
-    rest: dict[tuple[Term, ...], Number] = {}
-    for atoms, factor in polynomial(body).items():
-        weights = [atom for atom in atoms if atom.op == "softmax" and atom.args[2] is bound]
-        if len(weights) != 1 or found not in {None, weights[0]}:
-            return None
-        found = weights[0]
-        rest[tuple(atom for atom in atoms if atom is not found)] = factor
-    return None if found is None else (found, from_polynomial(rest, "Real"))
+    found = [item for item in _bound(body) if item.op == "softmax" and item.args[2] is bound]
+    if len(found) != 1 or not _is_linear(body, found[0]):
+        return None
+    nothing = substitute(body, {found[0]: number(0, "Real")})
+    if nothing.op != "const" or nothing.data:
+        return None
+    return found[0], substitute(body, {found[0]: number(1, "Real")})
+
+
+def _is_linear(term: Term, atom: Term) -> bool:
+    """Whether a term is linear in an atom, which stands in no sum and in no condition."""
+    if term is atom:
+        return True
+    if term.op == "ite":
+        return not _has(term.args[0], atom) and all(_is_linear(part, atom) or not _has(part, atom) for part in term.args[1:])
+    if term.op != "poly":
+        return not _has(term, atom)
+    for atoms in polynomial(term):
+        parts = [item for item in atoms if _has(item, atom)]
+        if len(parts) > 1 or not all(_is_linear(item, atom) for item in parts):
+            return False
+    return True
+
+
+def _has(term: Term, atom: Term) -> bool:
+    return any(item is atom for item in walk(term))
 
 
 def _instances(facts: Iterable[Term], goal: Term) -> list[Term]:
