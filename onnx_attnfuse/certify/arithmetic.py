@@ -158,6 +158,8 @@ def _taken(rest: list[Term], atom: Term) -> bool:
 def _parts(term: Term, divisor: Term) -> tuple[Term, Term, bool]:
     """Quotient and rest, and whether the rest is known to be a remainder."""
     quotient, rest = _split(term, divisor)
+    if rest is ZERO:  # a division by 0 has no value in the model before either
+        return quotient, rest, True
     for first, second in ((quotient, rest), (ZERO, term)):
         if is_nonnegative(second) and is_nonnegative(subtract(subtract(divisor, second), ONE)):
             return first, second, True

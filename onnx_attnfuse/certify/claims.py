@@ -14,6 +14,7 @@ from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.prover import Judge, Prover
 from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.softmaxes import gathered
 from onnx_attnfuse.certify.terms import Term
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
@@ -146,6 +147,7 @@ def _compared(prover: Prover, before: Array, after: Array) -> bool:
             break
         places = tuple(spelled)
         one, other = before.at(*places), after.at(*places)
+    one, other = gathered(one), gathered(other)
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     return prover.equal(one, other, ())
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 
 from onnx_attnfuse.certify import arithmetic
-from onnx_attnfuse.certify.terms import FALSE, NAN, NINF, TRUE, Term, bind, fresh, free, is_constants, ite, make, negate, number, substitute
+from onnx_attnfuse.certify.terms import FALSE, NAN, NINF, TRUE, Number, Term, bind, fresh, free, from_polynomial, is_constants, ite, make, negate, number, polynomial, substitute
+from onnx_attnfuse.thresholds import ORDINARY
 
 Score = Callable[[Term], Term]
 
@@ -47,6 +48,8 @@ def weight(score: Score, length: Term, place: Term, empty: Term = NAN, sink: Ter
             weight(lambda item: substitute(then, {bound: item}), length, place, empty, sink),
             weight(lambda item: substitute(other, {bound: item}), length, place, empty, sink),
         )
+    if sink is None:
+        body = without_row(bound, body)
     others = () if sink is None else (sink,)
     return ite(nothing, empty, bind("softmax", bound, body, "Real", place, *others))
 
@@ -57,6 +60,65 @@ def _row_choice(bound: Term, body: Term) -> tuple[Term, Term, Term] | None:
         condition, then, other = body.args
         return condition, then, other
     return None
+
+
+def without_row(bound: Term, body: Term) -> Term:
+    """A score without what is added to all scores of its row, but for numbers that mask: in floats these leave nothing of it."""
+    if body.sort != "Real" or body.op != "poly":
+        return body
+    kept = {
+        atoms: factor
+        for atoms, factor in polynomial(body).items()
+        if abs(factor) > ORDINARY or any(bound in free(atom) for atom in atoms)
+    }
+    return from_polynomial(kept, "Real")
+
+
+def gathered(term: Term) -> Term:
+    """A sum of exponentials times values over the sum of the exponentials, as values weighed by a softmax."""
+    if term.op == "ite":
+        return ite(term.args[0], gathered(term.args[1]), gathered(term.args[2]))
+    if term.sort != "Real":
+        return term
+    parts: dict[tuple[Term, ...], Number] = {}
+    for atoms, factor in polynomial(term).items():
+        key = _over_exponentials(atoms)
+        parts[key] = parts.get(key, 0) + factor
+    return from_polynomial(parts, "Real")
+
+
+def _over_exponentials(atoms: tuple[Term, ...]) -> tuple[Term, ...]:
+    for below in atoms:
+        if below.op != "function" or below.data != "inverse" or below.args[0].op != "sum":
+            continue
+        exponential = below.args[0].args[1]
+        if exponential.op != "function" or exponential.data != "exp":
+            continue
+        for above in atoms:
+            weighed = _weighed(above, exponential, below.args[0].args[0])
+            if weighed is not None:
+                rest = list(atoms)
+                rest.remove(below)
+                rest.remove(above)
+                return tuple(sorted([*rest, weighed]))
+    return atoms
+
+
+def _weighed(above: Term, exponential: Term, bound: Term) -> Term | None:
+    """A sum with the exponential of its index as a factor throughout, with a softmax in its place."""
+    if above.op != "sum" or above.args[0].args[0] is not bound.args[0]:
+        return None
+    key = fresh(bound.args[0])
+    body, factor = substitute(above.args[1], {above.args[0]: key}), substitute(exponential, {bound: key})
+    share = bind("softmax", key, without_row(key, factor.args[0]), "Real", key)
+    parts: dict[tuple[Term, ...], Number] = {}
+    for atoms, times in polynomial(body).items():
+        if factor not in atoms:
+            return None
+        rest = list(atoms)
+        rest.remove(factor)
+        parts[tuple(sorted([*rest, share]))] = times
+    return bind("sum", key, from_polynomial(parts, "Real"), "Real")
 
 
 def largest(bound: Term, body: Term) -> Term:
