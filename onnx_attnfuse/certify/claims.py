@@ -13,6 +13,7 @@ from onnx_attnfuse.certify.execution import Execution
 from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.prover import Judge, Prover
 from onnx_attnfuse.certify.scores import real_factors, snapped
+from onnx_attnfuse.certify.sizes import Sizes
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
 from onnx_attnfuse.certify.terms import Term
@@ -43,6 +44,7 @@ class _Piece:
 
     def __init__(self, pair: Pair, claim: Claim, level: int) -> None:
         self._pair, self._claim, self._level = pair, claim, level
+        self._sizes = Sizes(pair)
         self._names: dict[str, str] = {}
         self._values: dict[str, str] = {}
         self._leaves: dict[str, Array] = {}
@@ -68,7 +70,7 @@ class _Piece:
                     self._leaf(self._names[identity], original)
             return self._names[identity]
 
-        return Execution(side.scope.facts, name, self._leaves, lambda value: self._ends(side, value), side.scope.opset, self._pair.aliases)
+        return Execution(side.scope.facts, name, self._leaves, lambda value: self._ends(side, value), side.scope.opset, self._sizes.term)
 
     def _leaf(self, name: str, value: ir.Value) -> None:
         """Has both executions see the same shape."""
@@ -78,7 +80,7 @@ class _Piece:
         facts = self._pair.before.scope.facts
         dims, dtype = facts.dims(value), facts.dtype(value)
         if dims is not None and dtype is not None:
-            self._leaves[name] = unknown(name, [length_of(dim, self._pair.aliases) for dim in dims], dtype)
+            self._leaves[name] = unknown(name, [length_of(dim, self._sizes.term) for dim in dims], dtype)
 
     def _ends(self, side: Side, value: ir.Value) -> bool:
         if value is self._claim.before or value is self._claim.after:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import onnx_ir as ir
 
@@ -18,16 +17,17 @@ from onnx_attnfuse.graph.sizes import Dim
 _MAX_READ_BYTES = 1 << 22
 
 
-def length_of(dim: Dim, aliases: Mapping[str, Dim] = MappingProxyType({})) -> Term:
-    """A length as a term, with what symbols stand for others."""
+Symbols = Callable[[str], Term]
+"""What a symbol for a size stands for."""
+
+
+def length_of(dim: Dim, symbols: Symbols = size) -> Term:
+    """A length as a term."""
     if isinstance(dim, int):
         return number(dim)
     result = number(dim.factor)
     for atom in dim.atoms:
-        if atom.key in aliases:
-            result = multiply(result, length_of(aliases[atom.key], aliases))
-            continue
-        parts = [length_of(part, aliases) for part in atom.parts]
+        parts = [length_of(part, symbols) for part in atom.parts]
         if atom.evaluate is sum:
             item = add(*parts)
         elif atom.evaluate is max or atom.evaluate is min:
@@ -38,7 +38,7 @@ def length_of(dim: Dim, aliases: Mapping[str, Dim] = MappingProxyType({})) -> Te
         elif " // " in atom.key and len(parts) == 2:
             item = arithmetic.divide(*parts)
         else:
-            item = size(atom.key)
+            item = symbols(atom.key)
         result = multiply(result, item)
     return result
 
@@ -52,7 +52,7 @@ class Execution:
         leaves: The shapes of values at which execution ends, by their names.
         ends: Whether execution ends at a value.
         opset: The opset of the standard.
-        aliases: Symbols that stand for other sizes.
+        symbols: What a symbol for a size stands for.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Execution:
         leaves: Mapping[str, Array],
         ends: Callable[[ir.Value], bool],
         opset: int,
-        aliases: Mapping[str, Dim],
+        symbols: Symbols,
     ) -> None:
-        self._facts, self._names, self._leaves, self._ends, self._opset, self._aliases = (
-            facts, names, leaves, ends, opset, aliases
+        self._facts, self._names, self._leaves, self._ends, self._opset, self._symbols = (
+            facts, names, leaves, ends, opset, symbols
         )  # fmt: skip
         self._arrays: dict[ir.Value, Array] = {}
         self.read: dict[str, ir.Value] = {}
@@ -163,7 +163,7 @@ class Execution:
         dims, dtype = self._facts.dims(value), self._facts.dtype(value)
         if dims is None or dtype is None:
             raise Unsupported(f"nothing is known of {value.name}")
-        return arrays.unknown(name, [length_of(dim, self._aliases) for dim in dims], dtype)
+        return arrays.unknown(name, [length_of(dim, self._symbols) for dim in dims], dtype)
 
 
 def as_one(array: Array) -> Array:
