@@ -148,6 +148,13 @@ def _even(term: Term, lead: tuple[tuple[Term, ...], Number]) -> Term | None:
     return None
 
 
+def is_of_sizes(term: Term) -> bool:
+    """Whether an integer is computed from sizes alone."""
+    return term.op in {"size", "const"} or (term.op in {"poly", "div", "mod", "ite"} and all(map(is_of_sizes, term.args))) or (
+        term.op in {"le0", "eq0", "not", "and", "or"} and all(map(is_of_sizes, term.args))
+    )
+
+
 def _taken(rest: list[Term], atom: Term) -> bool:
     if atom not in rest:
         return False
@@ -158,6 +165,9 @@ def _taken(rest: list[Term], atom: Term) -> bool:
 def _parts(term: Term, divisor: Term) -> tuple[Term, Term, bool]:
     """Quotient and rest, and whether the rest is known to be a remainder."""
     quotient, rest = _split(term, divisor)
+    if divisor.op == "const" and divisor.data > 0:  # a number in the rest is at least 0 and below the divisor
+        whole = number(polynomial(rest).get((), 0) // divisor.data)
+        quotient, rest = add(quotient, whole), subtract(rest, multiply(whole, divisor))
     if rest is ZERO:  # a division by 0 has no value in the model before either
         return quotient, rest, True
     for first, second in ((quotient, rest), (ZERO, term)):

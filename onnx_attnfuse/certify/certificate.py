@@ -40,6 +40,7 @@ _TAKEN: Sequence[AssumptionName] = (
 )  # fmt: skip
 REAL_ARITHMETIC = "real-arithmetic: floats are real numbers, and constants that are roundings of one number are that number"
 FINITE = "finite-inputs: no input and no activation is infinite or NaN, and no integer overflows"
+DIVIDED = "divided-sizes: a size that a node divides, to make another size of it, is at least 0, and not divided by 0"
 ModelFile = str | os.PathLike[str]
 
 
@@ -96,7 +97,7 @@ class Certificate:
             "before": self.before,
             "after": self.after,
             "files": dict(self.files),
-            "assumptions": [*(f"{name}: {ASSUMPTIONS[name]}" for name in _TAKEN), REAL_ARITHMETIC, FINITE],
+            "assumptions": [*(f"{name}: {ASSUMPTIONS[name]}" for name in _TAKEN), REAL_ARITHMETIC, FINITE, DIVIDED],
             "sizes": dict(self.sizes),
             "problems": list(self.problems),
             "claims": [_record(claim) for claim in self.claims],

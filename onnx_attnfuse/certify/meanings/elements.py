@@ -52,6 +52,8 @@ def _divide(left: Term, right: Term) -> Term:
     if left.sort == "Int":
         if right.op == "const" and right.data > 0 and arithmetic.is_nonnegative(left):
             return arithmetic.divide(left, right)
+        if arithmetic.is_of_sizes(left) and (right.data > 0 if right.op == "const" else arithmetic.is_nonnegative(right)):
+            return arithmetic.divide(left, right)
         if arithmetic.is_nonnegative(left) and arithmetic.is_nonnegative(right):
             return arithmetic.divide(left, right)
         raise Unsupported("a quotient of integers that may be negative, which is rounded to 0")
