@@ -39,7 +39,7 @@ class Proof:
     """Why nothing could be asked."""
 
 
-class _Piece:
+class Piece:
     """The executions of both models for one claim, at one level."""
 
     def __init__(self, pair: Pair, claim: Claim, level: int) -> None:
@@ -60,6 +60,10 @@ class _Piece:
         ended = {**self.after.read, **self.before.read}
         return {name: value.name or "" for name, value in sorted(ended.items(), key=lambda item: int(item[0][1:]))}
 
+    def given(self, side: Side, value: ir.Value) -> Array:
+        """A value at which execution ends, as both pieces see it."""
+        return (self.before if side is self._pair.before else self.after).array(value)
+
     def _execution(self, side: Side) -> Execution:
         def name(value: ir.Value) -> str:
             identity = side.identity_of(value)
@@ -70,7 +74,7 @@ class _Piece:
                     self._leaf(self._names[identity], original)
             return self._names[identity]
 
-        return Execution(side.scope.facts, name, self._leaves, lambda value: self._ends(side, value), side.scope.opset, self._sizes.term)
+        return Execution(side.scope.facts, name, self._leaves, lambda value: self.ends(side, value), side.scope.opset, self._sizes.term)
 
     def _leaf(self, name: str, value: ir.Value) -> None:
         """Has both executions see the same shape."""
@@ -82,7 +86,8 @@ class _Piece:
         if dims is not None and dtype is not None:
             self._leaves[name] = unknown(name, [length_of(dim, self._sizes.term) for dim in dims], dtype)
 
-    def _ends(self, side: Side, value: ir.Value) -> bool:
+    def ends(self, side: Side, value: ir.Value) -> bool:
+        """Whether execution ends at a value of one of the models."""
         if value is self._claim.before or value is self._claim.after:
             return False
         identity = side.identity_of(value)
@@ -124,7 +129,7 @@ def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     """The proof of a claim at one level, or what is open there."""
     arithmetic.noted()
-    piece, prover = _Piece(pair, claim, level), Prover(judge)
+    piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
         before, after = (side.array(value, beyond=True) for side, value in ((piece.before, claim.before), (piece.after, claim.after)))
         proved, problem = _compared(prover, before, after), ""
