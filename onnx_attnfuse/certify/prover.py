@@ -172,12 +172,13 @@ class Prover:
             rest = len(one.args) == len(other.args) and all(self.equal(*pair, facts, "key") for pair in others)
             return rest and self.equal(*map(absorbed, bodies), facts, "score")
         tried = len(self.open)
+        if one.op == "sum" and self._same_attention(bodies, bound, facts):
+            del self.open[tried:]
+            return True
         if all(
             self.equal(*(substitute(body, places) for body in bodies), facts, "summand")
             for places in digits.cases(bound, digits.bases(bodies, bound))
         ):
-            return True
-        if one.op == "sum" and self._same_attention(bodies, bound, facts):
             del self.open[tried:]
             return True
         return False
