@@ -25,9 +25,7 @@ _EXAMPLES = [
 ]
 
 
-@click.command(
-    "check-certificate", cls=Manual, short_help="Check what --certify wrote, with z3 or cvc5.", examples=_EXAMPLES
-)
+@click.command("check-certificate", cls=Manual, short_help="Check what --certify wrote, with z3 or cvc5.", examples=_EXAMPLES)
 @click.argument("first", type=click.Path(path_type=pathlib.Path))
 @click.argument("second", type=click.Path(path_type=pathlib.Path))
 @click.argument("certificate", type=click.Path(path_type=pathlib.Path))

@@ -17,10 +17,11 @@ from onnx_attnfuse.certify.terms import (
     bind,
     conjoin,
     disjoin,
-    from_polynomial,
     free,
+    from_polynomial,
     ite,
     make,
+    masklike,
     multiply,
     negate,
     number,
@@ -127,7 +128,9 @@ def exact_quotient(term: Term, divisor: Term) -> Term | None:
 
 def _split(term: Term, divisor: Term) -> tuple[Term, Term]:
     """A term as quotient · divisor + rest, with as much in the quotient as comes out even."""
-    lead, *_ = sorted(polynomial(divisor).items(), key=lambda item: (-len(item[0]), [atom.digest for atom in item[0]])) or [((), 0)]
+    lead, *_ = sorted(polynomial(divisor).items(), key=lambda item: (-len(item[0]), [atom.digest for atom in item[0]])) or [
+        ((), 0)
+    ]
     quotient, rest = ZERO, term
     for _ in range(_MAX_STEPS):
         found = _even(rest, lead)
@@ -150,8 +153,10 @@ def _even(term: Term, lead: tuple[tuple[Term, ...], Number]) -> Term | None:
 
 def is_of_sizes(term: Term) -> bool:
     """Whether an integer is computed from sizes alone."""
-    return term.op in {"size", "const"} or (term.op in {"poly", "div", "mod", "ite"} and all(map(is_of_sizes, term.args))) or (
-        term.op in {"le0", "eq0", "not", "and", "or"} and all(map(is_of_sizes, term.args))
+    return (
+        term.op in {"size", "const"}
+        or (term.op in {"poly", "div", "mod", "ite"} and all(map(is_of_sizes, term.args)))
+        or (term.op in {"le0", "eq0", "not", "and", "or"} and all(map(is_of_sizes, term.args)))
     )
 
 
@@ -211,7 +216,7 @@ def at_most_zero(term: Term) -> Term:
             return TRUE
         if is_nonnegative(subtract(term, ONE)):
             return FALSE
-    if term.sort == "Real" and abs(polynomial(term).get((), 0)) >= -MASKS_ANY_SCORE:
+    if term.sort == "Real" and abs(polynomial(term).get((), 0)) >= -MASKS_ANY_SCORE and not masklike(term):
         return truth(polynomial(term)[()] < 0)
     if term.op == "real" or (term.op == "sum" and _is_count(term.args[1])):
         return is_zero(term) if term.op == "sum" else at_most_zero(term.args[0])
@@ -226,7 +231,7 @@ def below_zero(term: Term) -> Term:
     if term.op == "const":
         return truth(term.data < 0)
     parts = polynomial(term)
-    if term.sort == "Real" and abs(parts.get((), 0)) >= -MASKS_ANY_SCORE:
+    if term.sort == "Real" and abs(parts.get((), 0)) >= -MASKS_ANY_SCORE and not masklike(term):
         return truth(parts[()] < 0)
     if len(parts) == 1:  # a negative count, as in 0 < count
         ((atoms, factor),) = parts.items()
@@ -240,9 +245,7 @@ def is_zero(term: Term) -> Term:
     """Whether a number is 0."""
     if term.op == "const":
         return truth(term.data == 0)
-    if term.sort == "Int" and (
-        is_nonnegative(subtract(term, ONE)) or is_nonnegative(subtract(multiply(number(-1), term), ONE))
-    ):
+    if term.sort == "Int" and (is_nonnegative(subtract(term, ONE)) or is_nonnegative(subtract(multiply(number(-1), term), ONE))):
         return FALSE
     if term.op == "real":
         return is_zero(term.args[0])

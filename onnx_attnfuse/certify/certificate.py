@@ -243,7 +243,9 @@ class Verdict:
     """What is wrong with it, or open; empty if all is proved."""
 
 
-def check(before: ModelFile | ir.Model, after: ModelFile | ir.Model, certificate: ModelFile, solver: SolverName = "z3") -> Verdict:
+def check(
+    before: ModelFile | ir.Model, after: ModelFile | ir.Model, certificate: ModelFile, solver: SolverName = "z3"
+) -> Verdict:
     """Makes the obligations of two models anew, compares them with a certificate, and has each decided.
 
     Raises:

@@ -16,7 +16,7 @@ from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.sizes import Sizes
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
-from onnx_attnfuse.certify.terms import Term
+from onnx_attnfuse.certify.terms import MASKLIKE, Term
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
@@ -68,13 +68,15 @@ class Piece:
         def name(value: ir.Value) -> str:
             identity = side.identity_of(value)
             if identity not in self._names:
-                self._names[identity] = f"v{len(self._names)}"
+                self._names[identity] = f"{'v' if side.is_ordinary(value) else MASKLIKE}{len(self._names)}"
                 original = self._pair.by_identity.get(identity)
                 if original is not None:
                     self._leaf(self._names[identity], original)
             return self._names[identity]
 
-        return Execution(side.scope.facts, name, self._leaves, lambda value: self.ends(side, value), side.scope.opset, self._sizes.term)
+        return Execution(
+            side.scope.facts, name, self._leaves, lambda value: self.ends(side, value), side.scope.opset, self._sizes.term
+        )
 
     def _leaf(self, name: str, value: ir.Value) -> None:
         """Has both executions see the same shape."""
@@ -131,7 +133,9 @@ def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     arithmetic.noted()
     piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
-        before, after = (side.array(value, beyond=True) for side, value in ((piece.before, claim.before), (piece.after, claim.after)))
+        before, after = (
+            side.array(value, beyond=True) for side, value in ((piece.before, claim.before), (piece.after, claim.after))
+        )
         proved, problem = _compared(prover, before, after), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"

@@ -39,7 +39,9 @@ def halves(terms: Sequence[Term], place: Term) -> Term | None:
     length = place.args[0]
     if length.op != "poly":
         return None
-    divisors = {item.args[1] for term in terms for item in walk(term) if item.op in {"div", "mod"} and place in free(item.args[0])}
+    divisors = {
+        item.args[1] for term in terms for item in walk(term) if item.op in {"div", "mod"} and place in free(item.args[0])
+    }
     for divisor in sorted(divisors, key=lambda item: item.digest):
         parts = polynomial(divisor)
         (atoms, _), *others = parts.items()
@@ -83,8 +85,10 @@ def cases(place: Term, widths: Sequence[int]) -> Iterator[Mapping[Term, Term]]:
     if count > _MAX_CASES:
         yield {place: whole}
         return
-    rest = spelled(index(str(place.data), number(widths[-1])), widths[:-1]) if len(widths) > 1 else index(
-        f"{place.data}_1", number(widths[0])
+    rest = (
+        spelled(index(str(place.data), number(widths[-1])), widths[:-1])
+        if len(widths) > 1
+        else index(f"{place.data}_1", number(widths[0]))
     )
     for value in range(count):
         yield {place: add(number(value * widths[-1]), rest)}

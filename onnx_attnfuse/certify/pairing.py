@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import meanings
@@ -19,6 +20,7 @@ from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.thresholds import ORDINARY
 
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
 _RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
@@ -91,7 +93,11 @@ class Side:
         found = self.identity.get(value)
         if found is None:
             node = value.producer()
-            found = self._constant(value) if constant_tensor(value) is not None or node is None else self._of(node, value.index() or 0)
+            found = (
+                self._constant(value)
+                if constant_tensor(value) is not None or node is None
+                else self._of(node, value.index() or 0)
+            )
             self.identity[value] = found
         return found
 
@@ -157,6 +163,16 @@ class Side:
         node = value.producer()
         return node is not None and value in self.is_data and node.op_type not in _VIEWS
 
+    def is_ordinary(self, value: ir.Value) -> bool:
+        """Whether an array holds nothing that masks: activations do not, weights are looked at, masks and inputs may."""
+        tensor = constant_tensor(value)
+        if tensor is None:
+            return value in self.is_data
+        if not tensor.dtype.is_floating_point():
+            return True
+        array = np.asarray(tensor.numpy(), np.float32)
+        return array.size == 0 or bool(np.isfinite(array).all() and np.abs(array).max() <= ORDINARY)
+
     @staticmethod
     def is_heavy(value: ir.Value) -> bool:
         """Whether a value comes from an operator that is left uninterpreted where both models have it."""
@@ -199,7 +215,12 @@ def _aliases(facts: Facts) -> dict[str, Dim]:
     for pair in facts.equalities:
         ordered = sorted(pair, key=lambda dim: (len(sizes.symbols(dim)), str(dim)))
         for alias, dim in (ordered, ordered[::-1]):
-            if not isinstance(alias, sizes.Size) or alias.factor != 1 or len(alias.atoms) != 1 or alias.atoms[0].evaluate is not None:
+            if (
+                not isinstance(alias, sizes.Size)
+                or alias.factor != 1
+                or len(alias.atoms) != 1
+                or alias.atoms[0].evaluate is not None
+            ):
                 continue
             name = alias.atoms[0].key
             if name not in found and name not in _reached(dim, found):

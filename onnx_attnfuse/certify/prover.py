@@ -97,7 +97,11 @@ class Prover:
     def _vanish(self, one: Term, other: Term, facts: Facts, splits: int) -> bool:
         """Whether one is 0, and the other is made of sums of nothing but zeros."""
         for zero, sums in ((one, other), (other, one)):
-            if zero.op == "const" and not zero.data and all(any(atom.op == "sum" for atom in atoms) for atoms in polynomial(sums)):
+            if (
+                zero.op == "const"
+                and not zero.data
+                and all(any(atom.op == "sum" for atom in atoms) for atoms in polynomial(sums))
+            ):
                 return all(self._is_nothing(atoms, facts, splits) for atoms in polynomial(sums))
         return False
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from onnx_attnfuse.certify import arithmetic
-from onnx_attnfuse.certify.terms import FALSE, NINF, TRUE, Term, from_polynomial, ite, number, polynomial
+from onnx_attnfuse.certify.terms import FALSE, NINF, TRUE, Term, from_polynomial, ite, masklike, number, polynomial
 from onnx_attnfuse.thresholds import ABSORBS, MASKS
 
 
@@ -23,10 +23,16 @@ def _is_masked(term: Term) -> Term:
         return ite(term.args[0], is_masked(term.args[1]), is_masked(term.args[2]))
     if term is NINF:
         return TRUE
-    large = {atoms: factor for atoms, factor in polynomial(term).items() if abs(factor) >= -MASKS}
+    wild = masklike(term)
+    large = {atoms: factor for atoms, factor in polynomial(term).items() if abs(factor) >= -MASKS or not wild_free(atoms, wild)}
     if not large:
         return FALSE
     return arithmetic.at_most(from_polynomial(large, "Real"), number(MASKS, "Real"))
+
+
+def wild_free(atoms: tuple[Term, ...], wild: Sequence[Term]) -> bool:
+    """Whether a product is of nothing that may mask."""
+    return not any(atom is item for atom in atoms for item in wild)
 
 
 def absorbed(term: Term) -> Term:

@@ -12,7 +12,15 @@ from fractions import Fraction
 
 from onnx_attnfuse.certify.terms import BINDERS, TRUE, Term, free
 
-_OPERATORS: Mapping[str, str] = {"ite": "ite", "not": "not", "and": "and", "or": "or", "div": "div", "mod": "mod", "real": "to_real"}
+_OPERATORS: Mapping[str, str] = {
+    "ite": "ite",
+    "not": "not",
+    "and": "and",
+    "or": "or",
+    "div": "div",
+    "mod": "mod",
+    "real": "to_real",
+}
 _TESTS: Mapping[str, str] = {"le0": "<=", "lt0": "<", "eq0": "="}
 
 

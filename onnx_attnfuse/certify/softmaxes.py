@@ -6,17 +6,39 @@ import math
 from collections.abc import Callable
 
 from onnx_attnfuse.certify import arithmetic
-from onnx_attnfuse.certify.terms import FALSE, NAN, NINF, TRUE, Number, Term, bind, fresh, free, from_polynomial, is_constants, ite, make, negate, number, polynomial, substitute
+from onnx_attnfuse.certify.terms import (
+    FALSE,
+    NAN,
+    NINF,
+    TRUE,
+    Number,
+    Term,
+    bind,
+    disjoin,
+    free,
+    fresh,
+    from_polynomial,
+    is_constants,
+    ite,
+    make,
+    masklike,
+    negate,
+    number,
+    polynomial,
+    substitute,
+)
 from onnx_attnfuse.thresholds import ORDINARY
 
 Score = Callable[[Term], Term]
 
 
 def is_minus_infinity(term: Term) -> Term:
-    """Whether a score is minus infinity; what is read from an array is taken to be a number."""
+    """Whether a score is minus infinity; what is read from masks and inputs may be, what activations hold is a number."""
     if term.op == "ite":
         return ite(term.args[0], is_minus_infinity(term.args[1]), is_minus_infinity(term.args[2]))
-    return TRUE if term is NINF else FALSE
+    if term is NINF:
+        return TRUE
+    return disjoin(*(make("element", "Bool", (item,), "infinite") for item in masklike(term)))
 
 
 def is_nan(term: Term) -> Term:

@@ -22,6 +22,10 @@ BINDERS = frozenset(["sum", "all", "softmax", "max"])
 """Operators whose first argument is an index that the second one is read for."""
 
 
+MASKLIKE = "m"
+"""What the names of arrays begin with that may hold numbers that mask, or minus infinity."""
+
+
 class Term:
     """A term; equal terms of one normal form are one object."""
 
@@ -67,7 +71,7 @@ NINF, NAN = make("ninf", "Real"), make("nan", "Real")
 """Minus infinity, which masks a score, and what a row of nothing else comes to."""
 
 
-def truth(value: bool) -> Term:  # noqa: FBT001
+def truth(value: bool) -> Term:
     """A constant truth value."""
     return TRUE if value else FALSE
 
@@ -96,6 +100,16 @@ def restart() -> None:
 def element(name: str, sort: Sort, args: Iterable[Term]) -> Term:
     """The element of an array, or the value of a function, of which nothing else is known."""
     return make("element", sort, tuple(args), name)
+
+
+def masklike(term: Term) -> list[Term]:
+    """The elements in a sum that may mask, or be minus infinity."""
+    return [
+        atom
+        for atoms in polynomial(term)
+        for atom in atoms
+        if atom.op == "element" and atom.sort == "Real" and str(atom.data).startswith(MASKLIKE)
+    ]
 
 
 def polynomial(term: Term) -> Polynomial:
@@ -159,7 +173,11 @@ def is_fill(term: Term) -> bool:
             if part.op == "ite":
                 found = found or is_fill(part)
             elif part.sort == "Real":
-                found = found or part in {NINF, NAN} or any(not atoms and abs(factor) >= 1000 for atoms, factor in polynomial(part).items())
+                found = (
+                    found
+                    or part in {NINF, NAN}
+                    or any(not atoms and abs(factor) >= 1000 for atoms, factor in polynomial(part).items())
+                )
         term.memo["fill"] = found
     return bool(term.memo["fill"])
 

@@ -172,6 +172,7 @@ def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: floa
         MissingDependencyError: onnxruntime is not installed.
     """
     end = time.monotonic() + seconds
+    refused: Counterexample | None = None
     for level in (1, 2):
         try:
             runner = _Runner(pair, proof, level)
@@ -182,8 +183,9 @@ def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: floa
         for sizes in _sizes(runner.symbols(), proof, solver):
             for draw in range(_DRAWS):
                 if time.monotonic() > end:
-                    return None
+                    return refused
                 found = runner.run(sizes, draw)
-                if found is not None:
+                if found is not None and found.error != np.inf:
                     return found
-    return None
+                refused = refused or found  # a refusal of the model after says less than another number
+    return refused

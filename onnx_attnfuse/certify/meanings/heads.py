@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.softmaxes import function, weight
-from onnx_attnfuse.certify.terms import NAN, ZERO, Term, add, fresh, ite, multiply, number, product
+from onnx_attnfuse.certify.terms import NAN, NINF, ZERO, Term, add, fresh, ite, masklike, multiply, number, product
 
 Score = Callable[[Term, Term, Term, Term], Term]
 """The score of batch entry, head, row and key."""
@@ -69,9 +69,7 @@ def capped(score: Term, cap: float) -> Term:
     return multiply(number(cap, "Real"), function("tanh", multiply(score, number(1 / number(cap, "Real").data, "Real"))))
 
 
-def attended(
-    score: Score, values: Array, rows: Term, empty: Term = NAN, sink: Callable[[Term], Term] | None = None
-) -> Array:
+def attended(score: Score, values: Array, rows: Term, empty: Term = NAN, sink: Callable[[Term], Term] | None = None) -> Array:
     """The values (b, n, t, v) of all keys, weighed by the softmax of the scores of a row: (b, n, s, v)."""
     shape = [*values.shape[:2], rows, values.shape[3]]
 
@@ -87,10 +85,10 @@ def attended(
 
 def unseen(term: Term, dtype: ir.DataType) -> Term:
     """A number of a mask, minus infinity where it is the lowest of its type."""
-    from onnx_attnfuse.certify.terms import NINF
-
     if term.op == "ite":
         return ite(term.args[0], unseen(term.args[1], dtype), unseen(term.args[2], dtype))
+    if masklike(term) and dtype in LOWEST:
+        return ite(arithmetic.equals(term, number(LOWEST[dtype], "Real")), NINF, term)
     return NINF if term.op == "const" and float(term.data) == LOWEST.get(dtype) else term
 
 

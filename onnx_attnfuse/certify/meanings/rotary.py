@@ -28,7 +28,9 @@ def turned(array: Array, cos: Angle, sin: Angle, half: int, *, interleaved: bool
             pair = ite(is_first, h, subtract(h, number(half)))
             other = ite(is_first, add(h, number(half)), subtract(h, number(half)))
         item = array.at(b, n, i, h)
-        first = subtract(multiply(item, cos(b, i, _then(pair))), multiply(array.at(b, n, i, _then(other)), sin(b, i, _then(pair))))
+        first = subtract(
+            multiply(item, cos(b, i, _then(pair))), multiply(array.at(b, n, i, _then(other)), sin(b, i, _then(pair)))
+        )
         later = add(multiply(array.at(b, n, i, _else(other)), sin(b, i, _else(pair))), multiply(item, cos(b, i, _else(pair))))
         return ite(arithmetic.below(h, number(2 * half)), ite(is_first, first, later), item)
 
@@ -72,7 +74,11 @@ def _contrib_rotary(call: Call) -> Sequence[Array]:
     array = _split(call, data, half)
 
     def position(b: Term, i: Term) -> Term:
-        return add(places.at(*[ZERO] * places.rank), i) if places.rank < 2 else places.at(b if places.shape[0] is not ONE else ZERO, i)
+        return (
+            add(places.at(*[ZERO] * places.rank), i)
+            if places.rank < 2
+            else places.at(b if places.shape[0] is not ONE else ZERO, i)
+        )
 
     interleaved = bool(call.attribute("interleaved", 0))
     result = turned(array, angles(cos, position), angles(sin, position), half, interleaved=interleaved)

@@ -242,7 +242,9 @@ def _eye_like(call: Call) -> Sequence[Array]:
     data = call.array(0)
     dtype = ir.DataType(call.attribute("dtype", int(data.dtype)))
     offset = number(call.attribute("k", 0))
-    one, zero = (TRUE, FALSE) if dtype == ir.DataType.BOOL else (number(1, arrays.sort_of(dtype)), number(0, arrays.sort_of(dtype)))
+    one, zero = (
+        (TRUE, FALSE) if dtype == ir.DataType.BOOL else (number(1, arrays.sort_of(dtype)), number(0, arrays.sort_of(dtype)))
+    )
     return [
         Array(data.shape, dtype, lambda place: ite(arithmetic.equals(add(place[0], offset), place[1]), one, zero)),
     ]
