@@ -60,13 +60,21 @@ class Piece:
         ended = {**self.after.read, **self.before.read}
         return {name: value.name or "" for name, value in sorted(ended.items(), key=lambda item: int(item[0][1:]))}
 
+    def results(self) -> tuple[Array, Array]:
+        """The value before and the value after.
+
+        Raises:
+            Unsupported: Nothing is known of one.
+        """
+        return self.before.array(self._claim.before, beyond=True), self.after.array(self._claim.after, beyond=True)
+
     def given(self, side: Side, value: ir.Value) -> Array:
         """A value at which execution ends, as both pieces see it."""
         return (self.before if side is self._pair.before else self.after).array(value)
 
     def _execution(self, side: Side) -> Execution:
         def name(value: ir.Value) -> str:
-            identity = side.identity_of(value)
+            identity = side.own[value] if value is self._claim.after else side.identity_of(value)
             if identity not in self._names:
                 self._names[identity] = f"{'v' if side.is_ordinary(value) else MASKLIKE}{len(self._names)}"
                 original = self._pair.by_identity.get(identity)
@@ -130,13 +138,13 @@ def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
 
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     """The proof of a claim at one level, or what is open there."""
-    arithmetic.noted()
     piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
-        before, after = (
-            side.array(value, beyond=True) for side, value in ((piece.before, claim.before), (piece.after, claim.after))
-        )
-        proved, problem = _compared(prover, before, after), ""
+        places = _places(*piece.results())
+        piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
+        arithmetic.noted()
+        before, after = piece.results()
+        proved, problem = _compared(prover, before, after, places), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"
     for lemma in arithmetic.noted():
@@ -144,21 +152,29 @@ def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     return Proof(claim, proved, level, tuple(prover.shown), () if proved else tuple(prover.open), piece.boundary, problem)
 
 
-def _compared(prover: Prover, before: Array, after: Array) -> bool:
+def _places(before: Array, after: Array) -> tuple[Term, ...]:
+    """An index for each axis, as digits where it is divided.
+
+    Raises:
+        Unsupported: The two arrays are of other ranks or sorts.
+    """
     if before.rank != after.rank or before.sort != after.sort:
         raise Unsupported(f"{before.rank} axes and {after.rank}, {before.dtype} and {after.dtype}")
+    places = axes_of(before)
+    for _ in range(2):  # what is divided by a product of sizes is clearer once other indices are digits
+        terms = before.at(*places), after.at(*places)
+        spelled = tuple(_spelled(terms, place) for place in places)
+        if spelled == places:
+            break
+        places = spelled
+    return places
+
+
+def _compared(prover: Prover, before: Array, after: Array, places: tuple[Term, ...]) -> bool:
     for axis, lengths in enumerate(zip(before.shape, after.shape, strict=True)):
         if not prover.equal(*lengths, (), f"length of axis {axis}"):
             return False
-    places = axes_of(before)
-    one, other = before.at(*places), after.at(*places)
-    for _ in range(2):  # what is divided by a product of sizes is clearer once other indices are digits
-        spelled = [_spelled((one, other), place) for place in places]
-        if spelled == list(places):
-            break
-        places = tuple(spelled)
-        one, other = before.at(*places), after.at(*places)
-    one, other = gathered(one), gathered(other)
+    one, other = gathered(before.at(*places)), gathered(after.at(*places))
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     return prover.equal(one, other, ())
 

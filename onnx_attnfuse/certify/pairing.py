@@ -58,6 +58,8 @@ class Side:
         self.model = model
         self.scope: Scope = next(scopes(model))
         self.identity: dict[ir.Value, str] = {}
+        self.own: dict[ir.Value, str] = {}
+        """Of values that are claimed to be equal to others, what they are by themselves."""
         self.named: dict[str, ir.Value] = {}
         self.is_data: set[ir.Value] = set()
         self.claims: list[Claim] = []
@@ -109,6 +111,7 @@ class Side:
             same = self._other.identity[old]
             if same != identity:
                 self.claims.append(Claim(old, value))
+                self.own[value] = identity
             identity = same
         self.identity[value] = identity
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from onnx_attnfuse.errors import MissingDependencyError, OptionError
 
 Answer = Literal["unsat", "sat", "unknown"]
 SolverName = Literal["z3", "cvc5"]
-MILLISECONDS = 2000
-"""How long a solver may take for one obligation."""
+STEPS: Mapping[SolverName, int] = {"z3": 3_000_000, "cvc5": 300_000}
+"""How much a solver may do for one obligation, in its own units: the same on every machine; about a second."""
 
 
 @dataclasses.dataclass
@@ -19,7 +20,7 @@ class Solver:
     """A solver with what it answered before, by text."""
 
     name: SolverName = "z3"
-    limit: int = MILLISECONDS
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in get_args(SolverName):
@@ -28,6 +29,7 @@ class Solver:
             self._module: Any = importlib.import_module(self.name)
         except ImportError as error:
             raise MissingDependencyError(f"{self.name} is not installed; run pip install 'onnx-attnfuse[proof]'") from error
+        self._limit = STEPS[self.name] if self.steps is None else self.steps
         self._answers: dict[str, Answer] = {}
 
     def decide(self, text: str) -> Answer:
@@ -42,7 +44,7 @@ class Solver:
         z3: Any = self._module if self.name == "z3" else importlib.import_module("z3")
         context = z3.Context()
         solver = z3.Solver(ctx=context)
-        solver.set("timeout", self.limit)
+        solver.set("rlimit", STEPS["z3"])
         solver.from_string(text)
         if solver.check() != z3.sat:
             return None
@@ -54,7 +56,7 @@ class Solver:
         z3 = self._module
         context = z3.Context()
         solver = z3.Solver(ctx=context)
-        solver.set("timeout", self.limit)
+        solver.set("rlimit", self._limit)
         solver.from_string(text)
         answer = solver.check()
         return "unsat" if answer == z3.unsat else "sat" if answer == z3.sat else "unknown"
@@ -64,7 +66,7 @@ class Solver:
         manager = cvc5.TermManager()
         solver = cvc5.Solver(manager)
         solver.setLogic("ALL")
-        solver.setOption("tlimit-per", str(self.limit))
+        solver.setOption("rlimit-per", str(self._limit))
         parser = cvc5.InputParser(solver)
         parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, text, "obligation")
         symbols = parser.getSymbolManager()
