@@ -11,6 +11,7 @@ from onnx_attnfuse.certify.terms import (
     TRUE,
     ZERO,
     Number,
+    Polynomial,
     Sort,
     Term,
     add,
@@ -95,9 +96,8 @@ def _upper(atom: Term) -> Term | None:
     return None
 
 
-def _slope(parts: object, atom: Term) -> Term | None:
+def _slope(parts: Polynomial, atom: Term) -> Term | None:
     """What an atom that occurs once in each of its monomials is multiplied by."""
-    assert isinstance(parts, dict)
     found: dict[tuple[Term, ...], Number] = {}
     for atoms, factor in parts.items():
         if atom in atoms:
@@ -109,8 +109,7 @@ def _slope(parts: object, atom: Term) -> Term | None:
     return from_polynomial(found, "Int")
 
 
-def _with(parts: object, atom: Term, value: Term) -> Term:
-    assert isinstance(parts, dict)
+def _with(parts: Polynomial, atom: Term, value: Term) -> Term:
     total = ZERO
     for atoms, factor in parts.items():
         item = number(factor)

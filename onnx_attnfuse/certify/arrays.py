@@ -118,8 +118,8 @@ def listed(items: Sequence[Term], dtype: ir.DataType = ir.DataType.INT64) -> Arr
 def chosen(items: Sequence[Term], place: Term) -> Term:
     """The item at a place."""
     if place.op == "const":
-        outside = not 0 <= place.data < len(items)
-        return element("outside", items[0].sort, ()) if outside else items[place.data]
+        at = int(place.data)
+        return items[at] if 0 <= at < len(items) else element("outside", items[0].sort, ())
     result = items[-1]
     for count, item in reversed(list(enumerate(items[:-1]))):
         result = ite(arithmetic.equals(place, number(count)), item, result)
@@ -132,7 +132,7 @@ def scalar(term: Term, dtype: ir.DataType) -> Array:
 
 
 def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
-    """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted under its name."""
+    """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted by its name."""
     sort, shape = sort_of(dtype), [number(length) for length in array.shape]
     formula = _formula(array, sort)
 
@@ -186,7 +186,8 @@ def _formula(array: NumPyArray, sort: Sort) -> Read | None:
     if len(axes) != 2:
         return None
     low, high = squeezed[-1, 0], squeezed[0, -1]
-    rows, columns = np.arange(squeezed.shape[0])[:, None], np.arange(squeezed.shape[1])
+    rows: NumPyArray = np.arange(squeezed.shape[0])[:, None]
+    columns: NumPyArray = np.arange(squeezed.shape[1])
     changed = np.flatnonzero(squeezed[0] != squeezed[0, 0])
     offset = int(changed[0]) - 1 if len(changed) else -1
     if not bool((squeezed == np.where(columns <= rows + offset, low, high)).all()):

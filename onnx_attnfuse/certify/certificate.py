@@ -4,8 +4,8 @@
     pathlib.Path("out.cert").write_text(certificate.text)
     verdict = check("model.onnx", "model.attnfuse.onnx", "out.cert", "cvc5")
 
-A certificate is believed for nothing: checking makes all obligations anew from the two models, takes the file's word only on which
-of them it need not ask for, and has the solver decide every one.
+A certificate is believed for nothing: checking makes all obligations anew from the two models, takes the file's word only on
+which of them are worth asking for, and has the solver decide every one.
 """
 
 from __future__ import annotations
@@ -138,7 +138,15 @@ def parse(text: str, where: str) -> Certificate:
 def _parsed(content: Mapping[str, Any], text: str) -> Certificate:
     parts = [part.partition("\n")[2].partition(_SEPARATOR)[0] for part in text.split(_BEGIN)[1:]]
     claims = tuple(
-        Judged(**{**claim, "obligations": tuple(claim["obligations"]), "boundary": tuple(claim["boundary"])})
+        Judged(
+            str(claim["name"]),
+            str(claim["before"]),
+            str(claim["after"]),
+            bool(claim["proved"]),
+            tuple(map(int, claim["obligations"])),
+            tuple(map(str, claim["boundary"])),
+            str(claim["open"]),
+        )
         for claim in cast("list[dict[str, Any]]", content["claims"])
     )
     return Certificate(
@@ -220,16 +228,17 @@ def certify(
         claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken))
     sizes = {name: str(dim) for name, dim in sorted(pair.aliases.items())}
     hashes = _hashes({"before": before, "after": after})
-    digests = pair.before.content, pair.after.content
-    return Certificate(*digests, tuple(claims), tuple(places), sizes, tuple(pair.missing()), hashes)
+    return Certificate(
+        pair.before.content, pair.after.content, tuple(claims), tuple(places), sizes, tuple(pair.missing()), hashes
+    )
 
 
 def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float) -> Judged:
     nodes = [value.producer() for value in (proof.claim.before, proof.claim.after)]
-    operators = ["constant" if node is None else node.op_type for node in nodes]
+    first, second = ("constant" if node is None else node.op_type for node in nodes)
     what = "" if proof.proved else proof.problem or ", ".join(dict.fromkeys(name for name, _ in proof.open))
     boundary = tuple(f"{name} = {value}" for name, value in proof.boundary.items())
-    return Judged(proof.claim.name, *operators, proof.proved, numbers, boundary, what, seconds)
+    return Judged(proof.claim.name, first, second, proof.proved, numbers, boundary, what, seconds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from onnx_attnfuse.certify import arithmetic
@@ -69,7 +70,7 @@ def _common(term: Term, place: Term, width: int) -> Iterator[int]:
 def spelled(place: Term, widths: Sequence[int]) -> Term:
     """An index as a number of digits."""
     result, steps = ZERO, [1, *widths, int(place.args[0].data)]
-    for low, high in zip(steps, steps[1:], strict=False):
+    for low, high in itertools.pairwise(steps):
         digit = index(f"{place.data}_{low}", number(high // low))
         result = add(result, multiply(number(low), digit))
     return result

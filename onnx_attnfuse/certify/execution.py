@@ -113,7 +113,7 @@ class Execution:
         try:
             results = self._computed(node, given)
         except Unsupported:
-            results = []
+            results = list[Array]()
         if not results:
             self._arrays[value] = self._end(value)
             return

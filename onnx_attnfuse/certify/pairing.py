@@ -1,8 +1,8 @@
 """Two models side by side: which values are the same by construction, and which must be proved equal.
 
-A value's identity is a digest of everything above it. Where a name of the first model stands in the second for something else, the
-two are claimed to be equal: that is what has to be proved, and what stands below it takes the claim for granted. So if all claims
-are proved, in whichever order, all outputs are equal, since each claim rests on claims above it only.
+A value's identity is a digest of everything above it. Where a name of the first model stands in the second for something else,
+the two are claimed to be equal: that is what has to be proved, and what stands below it takes the claim for granted. So if all
+claims are proved, in whichever order, all outputs are equal, since each claim rests on claims above it only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from onnx_attnfuse.thresholds import ORDINARY
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
 _RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
 _VIEWS = frozenset(
-    "Reshape Transpose Unsqueeze Squeeze Expand Concat Slice Split Flatten Identity Gather GatherND Tile Cast Where Pad If".split()
+    "Reshape Transpose Unsqueeze Squeeze Expand Concat Slice Split Flatten Identity Gather GatherND Tile Cast Where Pad "
+    "If".split()
 )
 
 

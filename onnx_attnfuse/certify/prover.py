@@ -1,4 +1,4 @@
-"""The proof that two elements are equal: sums by their summands, softmaxes by their scores, all else by obligations for a solver."""
+"""The proof that two elements are equal: sums by summands, softmaxes by scores, all else by obligations for a solver."""
 
 from __future__ import annotations
 
@@ -173,14 +173,14 @@ class Prover:
         bodies = [substitute(item.args[1], {item.args[0]: bound}) for item in (one, other)]
         if one.op == "softmax":
             others = zip(one.args[2:], other.args[2:], strict=False)
-            rest = len(one.args) == len(other.args) and all(self.equal(*pair, facts, "key") for pair in others)
-            return rest and self.equal(*map(absorbed, bodies), facts, "score")
+            rest = len(one.args) == len(other.args) and all(self.equal(left, right, facts, "key") for left, right in others)
+            return rest and self.equal(absorbed(bodies[0]), absorbed(bodies[1]), facts, "score")
         tried = len(self.open)
         if one.op == "sum" and self._same_attention(bodies, bound, facts):
             del self.open[tried:]
             return True
         if all(
-            self.equal(*(substitute(body, places) for body in bodies), facts, "summand")
+            self.equal(substitute(bodies[0], places), substitute(bodies[1], places), facts, "summand")
             for places in digits.cases(bound, digits.bases(bodies, bound))
         ):
             del self.open[tried:]
@@ -189,10 +189,10 @@ class Prover:
 
     def _same_attention(self, bodies: Sequence[Term], bound: Term, facts: Facts) -> bool:
         """Whether two sums of weighed values are equal where some key of the row takes part, key by key."""
-        parts = [_weighed(body, bound) for body in bodies]
-        if parts[0] is None or parts[1] is None:
+        left, right = (_weighed(body, bound) for body in bodies)
+        if left is None or right is None:
             return False
-        (first, values), (second, other_values) = parts
+        (first, values), (second, other_values) = left, right
         if len(first.args) != len(second.args):
             return False
         scores = [substitute(item.args[1], {item.args[0]: bound}) for item in (first, second)]
@@ -221,7 +221,7 @@ class Prover:
             return False
         if self._are_level(scores, bound, row):
             return True
-        return self.equal(*map(absorbed, scores), (*row, mask), "score in a row that sees no key")
+        return self.equal(absorbed(scores[0]), absorbed(scores[1]), (*row, mask), "score in a row that sees no key")
 
     def _are_level(self, scores: Sequence[Term], bound: Term, facts: Facts) -> bool:
         """Whether all keys of a row have one score, in both."""
@@ -281,7 +281,6 @@ def _narrowed(condition: Term, *, holds: bool) -> dict[Term, Term]:
         if free(rest) or item in free(rest):
             continue
         is_low = (factor > 0) == holds
-        # item + rest <= 0 is item < 1 - rest; rest - item <= 0 is item >= rest
         edge = subtract(ONE, rest) if factor > 0 else rest
         if is_low:
             return {item: index(f"{item.data}l", edge)}

@@ -1,4 +1,4 @@
-"""The softmax of a row of scores and what is summed with it: kept as one term, with the row of nothing but minus infinity apart."""
+"""The softmax of a row of scores and what is summed with it: one term, with rows of nothing but minus infinity apart."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def largest(bound: Term, body: Term) -> Term:
     if bound not in free(body):
         return body
     if is_constants(body):
-        first, *others = sorted(_leaves(body), key=lambda leaf: _rank(leaf), reverse=True)
+        first, *others = sorted(_leaves(body), key=_rank, reverse=True)
         result = others[-1] if others else first
         for leaf in [*reversed(others[:-1]), first] if others else []:
             result = ite(arithmetic.every(bound, negate(_is_leaf(body, leaf))), result, leaf)
@@ -181,11 +181,15 @@ def function(name: str, *args: Term) -> Term:
     return _computed(name, args) or make("function", "Real", args, name)
 
 
+def _inverse(value: float) -> float:
+    return 1 / value
+
+
 def _computed(name: str, args: tuple[Term, ...]) -> Term | None:
     """The function of a constant, rounded as a float is; None where it is no constant or has no value."""
     known: dict[str, Callable[..., float]] = {
         "sqrt": math.sqrt, "exp": math.exp, "tanh": math.tanh, "log": math.log, "pow": math.pow, "sin": math.sin, "cos": math.cos,
-        "inverse": lambda value: 1 / value, "floor": math.floor, "ceil": math.ceil,
+        "inverse": _inverse, "floor": math.floor, "ceil": math.ceil,
     }  # fmt: skip
     if name not in known or any(item.op != "const" for item in args):
         return None

@@ -32,7 +32,11 @@ class Term:
     __slots__ = ("__weakref__", "args", "data", "digest", "memo", "op", "sort")
 
     def __init__(self, op: str, sort: Sort, args: tuple[Term, ...], data: Any, digest: bytes) -> None:
-        self.op, self.sort, self.args, self.data, self.digest = op, sort, args, data, digest
+        self.op = op
+        self.sort: Sort = sort
+        self.args = args
+        self.data = data
+        self.digest = digest
         self.memo: dict[Any, Any] = {}
         """What was computed from the term, by what it is."""
 
@@ -301,7 +305,8 @@ def rebuilt(term: Term, args: tuple[Term, ...]) -> Term:
             place += count
         return add(*total)
     rules: Mapping[str, Callable[..., Term]] = {
-        "ite": ite, "not": negate, "and": conjoin, "or": disjoin, "real": to_real, "div": arithmetic.divide, "mod": arithmetic.modulo,
+        "ite": ite, "not": negate, "and": conjoin, "or": disjoin, "real": to_real,
+        "div": arithmetic.divide, "mod": arithmetic.modulo,
         "le0": arithmetic.at_most_zero, "eq0": arithmetic.is_zero, "lt0": arithmetic.below_zero,
     }  # fmt: skip
     if term.op == "function":

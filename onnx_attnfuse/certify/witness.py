@@ -1,7 +1,7 @@
 """Counterexamples: a claim that is not proved is tried on concrete inputs, the smallest sizes first.
 
-Both pieces are run by ONNX Runtime with its optimisations off. The sizes for which the solver found the open obligation to fail are
-among those tried. What is found is an input on which the two differ; that none is found proves nothing.
+Both pieces are run by ONNX Runtime with its optimisations off. The sizes for which the solver found the open obligation to fail
+are among those tried. What is found is an input on which the two differ; that none is found proves nothing.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ def _difference(one: Array, other: Array) -> float | None:
         return float("inf")
     if one.size == 0:
         return None
-    first, second = one.astype(np.float64), other.astype(np.float64)
-    if bool((np.isnan(first) != np.isnan(second)).any()):
+    first: Array = one.astype(np.float64)
+    second: Array = other.astype(np.float64)
+    if bool(np.any(np.isnan(first) != np.isnan(second))):
         return float("nan")
     error = float(np.nan_to_num(np.abs(first - second)).max())
     magnitude = float(np.nan_to_num(np.abs(first), posinf=0, neginf=0).max())

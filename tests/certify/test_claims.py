@@ -86,9 +86,7 @@ def test_no_wrong_rewrite_is_proved(name: str, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("what", ["triangle", "scale lost", "bias dropped", "keys for values", "keys of other heads"])
 def test_a_wrong_rewrite_is_refuted_by_numbers(what: str, tmp_path: pathlib.Path) -> None:
     source = io.load(str(BUNDLED / "bert__dyn18__sdpa.onnx"))
-    value, model = next(
-        (value, model) for name, value, model in _mutants("bert__dyn18__sdpa", tmp_path) if name.startswith(what)
-    )
+    value, model = next((value, model) for name, value, model in _mutants("bert__dyn18__sdpa", tmp_path) if name.startswith(what))
     pair = Pair(source, ir.serde.deserialize_model(model))
     proof = next(proof for proof in proofs(pair.before.model, pair.after.model) if proof.claim.name == value)
     found = refute(pair, same_claim(proof, pair), Solver("z3"))

@@ -1,4 +1,4 @@
-"""Rewrites that are wrong on purpose: a fused model with one thing changed at one of its fused operators, or in what was built for it.
+"""Rewrites that are wrong on purpose: a fused model with one thing changed at a fused operator, or in what was built for it.
 
 Each mutation is a mistake that a fusion could make: a triangle too many or too few, a window off by one, a lost scale, keys for
 values, heads in another order, a guard or a mask that is dropped, a fill that does not mask, angles of the wrong pairs.
@@ -109,7 +109,8 @@ def _reordered(input_place: int) -> Change:
 
 
 AT_ATTENTIONS: dict[str, Change] = {
-    "triangle": _flip("unidirectional", "MultiHeadAttention"), "is_causal": _flip("is_causal", "Attention"), "scale lost": _scale(3.0), "scale squared": _scale(0.5),
+    "triangle": _flip("unidirectional", "MultiHeadAttention"), "is_causal": _flip("is_causal", "Attention"),
+    "scale lost": _scale(3.0), "scale squared": _scale(0.5),
     "keys for values": _swap(1, 2), "queries for keys": _swap(0, 1), "key mask dropped": _drop(4), "bias dropped": _drop(5),
     "mask dropped": _drop(3), "past keys for past values": _swap(6, 7), "past values for past keys": _swap(4, 5),
     "heads doubled": _heads(("num_heads", "q_num_heads", "kv_num_heads"), 2),
@@ -117,8 +118,8 @@ AT_ATTENTIONS: dict[str, Change] = {
     "queries of other heads": _reordered(0), "keys of other heads": _reordered(1), "values of other heads": _reordered(2),
 }  # fmt: skip
 _RENAMED = {
-    "LessOrEqual": "Less", "Less": "LessOrEqual", "GreaterOrEqual": "Greater", "Greater": "GreaterOrEqual", "And": "Or", "Or": "And",
-    "ReduceMax": "ReduceMin", "Max": "Min",
+    "LessOrEqual": "Less", "Less": "LessOrEqual", "GreaterOrEqual": "Greater", "Greater": "GreaterOrEqual", "And": "Or",
+    "Or": "And",    "ReduceMax": "ReduceMin", "Max": "Min",
 }  # fmt: skip
 
 
@@ -188,7 +189,8 @@ def _angles(model: onnx.ModelProto, place: int) -> bool:
 
 
 IN_FRONT: dict[str, Change] = {
-    "another comparison": _renamed, "second input in the place of the node": _passed(1), "first in the place of the node": _passed(0),
+    "another comparison": _renamed, "second input in the place of the node": _passed(1),
+    "first in the place of the node": _passed(0),
     "third in the place of the node": _passed(2), "constant + 1": _number(1, 1), "constant - 1": _number(-1, 1),
     "constant doubled": _number(0, 2), "angles of other pairs": _turned, "sines for cosines": _angles,
 }  # fmt: skip

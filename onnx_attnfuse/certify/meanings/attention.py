@@ -100,6 +100,11 @@ def _multi_head_attention(call: Call) -> Sequence[Array]:
     return [merge_heads(attended(score, values, rows)), keys, values, scores][: max(1, len(call.node.outputs))]
 
 
+def _part(past: Array, place: int) -> Array:
+    """The keys or the values of a past that holds both."""
+    return Array(past.shape[1:], past.dtype, lambda at: past.at(number(place), *at))
+
+
 def _packed_attention(call: Call) -> Sequence[Array]:
     call.refuse(6, do_rotary=0, past_present_share_buffer=0)
     tokens, weights, bias, mask = call.array(0), call.array(1), call.optional(2), call.optional(3)
@@ -114,8 +119,7 @@ def _packed_attention(call: Call) -> Sequence[Array]:
     rows = queries.shape[2]
     past = call.optional(4)
     if past is not None:
-        olds = [Array(past.shape[1:], past.dtype, lambda at, which=which: past.at(number(which), *at)) for which in (0, 1)]
-        keys, values = behind(olds[0], keys), behind(olds[1], values)
+        keys, values = behind(_part(past, 0), keys), behind(_part(past, 1), values)
     kept = None if mask is None else _kept(mask, tokens.shape[0], keys.shape[2])
     score = _with_bias(products(queries, keys, call.attribute("scale", 0.0)), call.optional(5))
     score = _masked(call, score, kept, rows, keys.shape[2], rows, tokens.dtype)

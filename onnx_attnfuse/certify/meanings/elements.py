@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
 
 import numpy as np
@@ -25,10 +26,30 @@ from onnx_attnfuse.certify.terms import (
     number,
     subtract,
     to_real,
-    truth,
 )
 
 _BOOL = ir.DataType.BOOL
+_HALF = Fraction(1, 2)
+
+
+def _negative(*items: Term) -> Term:
+    return multiply(number(-1, items[0].sort), items[0])
+
+
+def _root(name: str) -> Callable[..., Term]:
+    return lambda *items: function(name, *map(to_real, items))
+
+
+def _greater(*items: Term) -> Term:
+    return arithmetic.below(items[1], items[0])
+
+
+def _greater_or_equal(*items: Term) -> Term:
+    return arithmetic.at_most(items[1], items[0])
+
+
+def _different(*items: Term) -> Term:
+    return negate(arithmetic.equals(items[0], items[1]))
 
 
 def _binary(compute: Callable[..., Term], dtype: ir.DataType | None = None) -> Meaning:
@@ -40,7 +61,7 @@ def _binary(compute: Callable[..., Term], dtype: ir.DataType | None = None) -> M
 
 
 def _unary(name: str) -> Meaning:
-    return _binary(lambda item: function(name, to_real(item)))
+    return _binary(_root(name))
 
 
 def inverse(term: Term) -> Term:
@@ -81,16 +102,13 @@ def _power(left: Term, right: Term) -> Term:
     if right.op == "const" and right.data in {1, 2}:
         return left if right.data == 1 else multiply(left, left)
     if right.op == "const" and left.sort == "Real":
-        if right.data == Fraction_HALF:
+        if right.data == _HALF:
             return function("sqrt", left)
-        if right.data == -Fraction_HALF:
+        if right.data == -_HALF:
             return inverse(function("sqrt", left))
     if left.sort == "Int":
         raise Unsupported("a power of integers")
     return function("pow", left, to_real(right))
-
-
-Fraction_HALF = number(0.5, "Real").data
 
 
 def _absolute(term: Term) -> Term:
@@ -182,16 +200,15 @@ def _sign(term: Term) -> Term:
 
 MEANINGS: Mapping[str, Meaning] = {
     "Add": _binary(add), "Sum": _binary(_sum), "Sub": _binary(subtract), "Mul": _binary(multiply), "Div": _binary(_divide),
-    "Neg": _binary(lambda item: multiply(number(-1, item.sort), item)), "Mod": _modulo, "Abs": _binary(_absolute),
+    "Neg": _binary(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
     "Pow": _binary(_power), "Reciprocal": _binary(inverse), "Max": _binary(_largest), "Min": _binary(_smallest),
     "Equal": _binary(arithmetic.equals, _BOOL), "Less": _binary(arithmetic.below, _BOOL),
     "LessOrEqual": _binary(arithmetic.at_most, _BOOL),
-    "Greater": _binary(lambda one, other: arithmetic.below(other, one), _BOOL),
-    "GreaterOrEqual": _binary(lambda one, other: arithmetic.at_most(other, one), _BOOL),
+    "Greater": _binary(_greater, _BOOL),
+    "GreaterOrEqual": _binary(_greater_or_equal, _BOOL),
     "And": _binary(conjoin), "Or": _binary(disjoin), "Not": _binary(negate),
-    "Xor": _binary(lambda one, other: negate(arithmetic.equals(one, other))), "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
+    "Xor": _binary(_different),
+    "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
     "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite, "Sigmoid": _binary(_sigmoid),
     **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Log Sin Cos Floor Ceil Erf Relu".split()},
 }  # fmt: skip
-"""Operators by their names; a truth value of a constant is `truth`, of which nothing else is known here."""
-assert truth

@@ -77,7 +77,11 @@ def _group_query_attention(call: Call) -> Sequence[Array]:
 
     sinks = call.optional(11)
     smooth = call.attribute("smooth_softmax", -1) == 1
-    sink = None if sinks is None and not smooth else (lambda n: number(0, "Real") if sinks is None else sinks.at(n))
+
+    def sink_of(n: Term) -> Term:
+        return number(0, "Real") if sinks is None else sinks.at(n)
+
+    sink = None if sinks is None and not smooth else sink_of
     output = attended(score, seen_values, rows, number(0, "Real"), sink)
     inside = Array(
         output.shape, output.dtype,

@@ -24,7 +24,11 @@ def _gemm(call: Call) -> Sequence[Array]:
     scaled = Array(result.shape, result.dtype, lambda place: multiply(alpha, result.at(*place)))
     if added is None:
         return [scaled]
-    return [arrays.elementwise([scaled, added], result.dtype, lambda one, other: add(one, multiply(beta, other)))]
+
+    def compute(one: Term, other: Term) -> Term:
+        return add(one, multiply(beta, other))
+
+    return [arrays.elementwise([scaled, added], result.dtype, compute)]
 
 
 def _einsum(call: Call) -> Sequence[Array]:
@@ -44,7 +48,7 @@ def _einsum(call: Call) -> Sequence[Array]:
         places = dict(zip(result, place, strict=True)) | {letter: fresh(lengths[letter]) for letter in summed}
         item = number(1, inputs[0].sort)
         for side, array in zip(sides, inputs, strict=True):
-            item = multiply(item, array.at(*arrays.aligned([places[letter] for letter in side], array.shape)))  # type: ignore[arg-type]
+            item = multiply(item, array.at(*arrays.aligned(tuple(places[letter] for letter in side), array.shape)))
         for letter in summed:
             item = arithmetic.total(places[letter], item)
         return item
@@ -120,5 +124,6 @@ def _running_sum(call: Call) -> Sequence[Array]:
 
 MEANINGS: Mapping[str, Meaning] = {
     "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "CumSum": _running_sum,
-    "ReduceSum": _reduced(arithmetic.total), "ReduceMean": _mean, "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
+    "ReduceSum": _reduced(arithmetic.total), "ReduceMean": _mean,
+    "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
 }  # fmt: skip

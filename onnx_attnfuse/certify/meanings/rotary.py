@@ -1,4 +1,4 @@
-"""The meanings of RotaryEmbedding, of com.microsoft and of ai.onnx: pairs of channels turned by cosines and sines of a position."""
+"""The meanings of RotaryEmbedding, of com.microsoft and of ai.onnx: pairs of channels turned by the angle of a position."""
 
 from __future__ import annotations
 
@@ -85,17 +85,19 @@ def _contrib_rotary(call: Call) -> Sequence[Array]:
     return [merge_heads(result) if data.rank == 3 else result]
 
 
+def _read_at(cache: Array, places: Array | None) -> Angle:
+    """Angles of each token, or those at its position."""
+    if places is None:
+        return lambda b, i, pair: cache.at(ZERO if cache.shape[0] is ONE else b, i, pair)
+    return angles(cache, lambda b, i: places.at(ZERO if places.shape[0] is ONE else b, i))
+
+
 def _onnx_rotary(call: Call) -> Sequence[Array]:
     data, cos, sin, places = call.array(0), call.array(1), call.array(2), call.optional(3)
     half = _half(cos)
     array = _split(call, data, half)
-    sines: list[Angle] = []
-    for cache in (cos, sin):
-        if places is None:
-            sines.append(lambda b, i, pair, cache=cache: cache.at(ZERO if cache.shape[0] is ONE else b, i, pair))
-        else:
-            sines.append(angles(cache, lambda b, i: places.at(ZERO if places.shape[0] is ONE else b, i)))
-    result = turned(array, *sines, half, interleaved=bool(call.attribute("interleaved", 0)))
+    cosines, sines = _read_at(cos, places), _read_at(sin, places)
+    result = turned(array, cosines, sines, half, interleaved=bool(call.attribute("interleaved", 0)))
     return [merge_heads(result) if data.rank == 3 else result]
 
 

@@ -163,7 +163,7 @@ def _gather_elements(call: Call) -> Sequence[Array]:
 
 def _gather_nd(call: Call) -> Sequence[Array]:
     data, places = call.array(0), call.array(1)
-    batch = call.attribute("batch_dims", 0)
+    batch = int(call.attribute("batch_dims", 0))
     if places.shape[-1].op != "const":
         raise Unsupported("GatherND of unknown depth")
     depth, outer = int(places.shape[-1].data), places.rank - 1
