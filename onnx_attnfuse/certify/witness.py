@@ -143,7 +143,7 @@ def _difference(one: Array, other: Array) -> float | None:
         return None
     first: Array = one.astype(np.float64)
     second: Array = other.astype(np.float64)
-    if bool(np.any(np.isnan(first) != np.isnan(second))):
+    if not np.array_equal(np.isnan(first), np.isnan(second)):
         return float("nan")
     error = float(np.nan_to_num(np.abs(first - second)).max())
     magnitude = float(np.nan_to_num(np.abs(first), posinf=0, neginf=0).max())
