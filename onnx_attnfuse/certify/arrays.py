@@ -35,6 +35,7 @@ from onnx_attnfuse.graph.constants import Array as NumPyArray
 Index = tuple[Term, ...]
 Read = Callable[[Index], Term]
 _MAX_LISTED = 64
+_MAX_FLOATS = 16
 """A small constant is a choice of its elements by their index."""
 
 
@@ -141,7 +142,7 @@ def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
             return literal(array[tuple(item.data for item in place)], sort)
         if formula is not None:
             return formula(place)
-        if array.size <= _MAX_LISTED:
+        if array.size <= (_MAX_FLOATS if sort == "Real" else _MAX_LISTED):
             return _tabulated(array, place, sort)
         return element(name, sort, place)
 

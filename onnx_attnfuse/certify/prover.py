@@ -371,10 +371,26 @@ def _instances(facts: Iterable[Term], goal: Term) -> list[Term]:
         inside = conjoin(arithmetic.at_most(ZERO, witness), arithmetic.below(witness, item.args[0].args[0]))
         found.append(disjoin(item, conjoin(inside, negate(substitute(item.args[1], {item.args[0]: witness})))))
     for item in statements:
-        for place in places:
-            inside = conjoin(arithmetic.at_most(ZERO, place), arithmetic.below(place, item.args[0].args[0]))
-            found.append(disjoin(negate(item), negate(inside), substitute(item.args[1], {item.args[0]: place})))
+        for place in _fitting(item, places):
+            held = _at_place(item, place)
+            found.append(disjoin(negate(item), held))
+            for inner in dict.fromkeys(part for part in _bound(held) if part.op == "all" and part not in statements):
+                found += [disjoin(negate(inner), _at_place(inner, other)) for other in _fitting(inner, places)]
     return found
+
+
+def _fitting(statement: Term, places: Sequence[Term]) -> Sequence[Term]:
+    """The indices of the statement's length, and witnesses; all, if there is none of that length."""
+    length = statement.args[0].args[0]
+    found = [place for place in places if place.op != "index" or place.args[0] is length]
+    return found if any(place.op == "index" for place in found) else places
+
+
+def _at_place(statement: Term, place: Term) -> Term:
+    """What a statement on all values of an index says of one."""
+    bound, body = statement.args
+    inside = conjoin(arithmetic.at_most(ZERO, place), arithmetic.below(place, bound.args[0]))
+    return disjoin(negate(inside), substitute(body, {bound: place}))
 
 
 def _all_bound(terms: Iterable[Term]) -> Iterator[Term]:

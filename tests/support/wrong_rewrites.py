@@ -140,11 +140,12 @@ def _passed(input_place: int) -> Change:
             return False
         if any(item.name == node.output[0] for item in model.graph.output):
             return False
+        found = False
         for other in model.graph.node:
             for index, name in enumerate(other.input):
                 if name == node.output[0]:
-                    other.input[index] = node.input[input_place]
-        return True
+                    other.input[index], found = node.input[input_place], True
+        return found
 
     return change
 
