@@ -89,6 +89,8 @@ class Options:
     """Kernels to use; by default what the environment asks for when the work begins."""
     evidence: pathlib.Path | None = None
     """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
+    unproved: tuple[str, ...] = dataclasses.field(default=(), metadata={"command": False})
+    """Values that keep the way in which they are computed, as no proof of another was found."""
     pictures: bool = dataclasses.field(default=False, metadata={"command": False})
     """Draw each site before and after, and its mask, for a report as a page; takes about as long again as finding them."""
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False, metadata={"command": False})

@@ -24,7 +24,7 @@ MEANINGS: Mapping[int, str] = {
     Exit.DIFFERS: (
         "Sites differed when verified, or a pattern of yours failed; they were left as they were, so what was written is right. "
         "Or the whole model differed (--verify model), or a conversion did, and nothing was written; "
-        "or two models that were compared differ."
+        "or two models that were compared differ, or a certificate does not hold."
     ),
     Exit.DEFECT: (
         "A defect of attnfuse; attnfuse-error-<time>.txt says where, please report it. Where it says that the rest is done, "

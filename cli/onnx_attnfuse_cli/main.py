@@ -27,6 +27,7 @@ _COMMANDS = {
     "bench": "onnx_attnfuse_cli.bench",
     "conformance": "onnx_attnfuse_cli.conformance",
     "verify": "onnx_attnfuse_cli.verify",
+    "check-certificate": "onnx_attnfuse_cli.certificates",
     "convert": "onnx_attnfuse_cli.convert",
     "unfuse": "onnx_attnfuse_cli.unfuse",
     "doctor": "onnx_attnfuse_cli.doctor",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from onnx_attnfuse.options import Options
-from onnx_attnfuse_cli import genai
+from onnx_attnfuse_cli import certificates, genai
 from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
@@ -34,6 +34,12 @@ class _Wanted:
     """Write the report there: a page with pictures if it ends in .html, else JSON; for several models a folder with both."""
     hf_config: pathlib.Path | None = None
     """config.json of the model on Hugging Face: tokens and lengths for the genai_config.json that --cache shared writes."""
+    certify: pathlib.Path | None = dataclasses.field(default=None, metadata={"metavar": "FILE"})
+    """Write there a certificate: what is proved of every value that is computed in another way, for all sizes and masks."""
+    require_proof: bool = False
+    """Leave what cannot be proved as it is (`unproved`)."""
+    solver: Literal["z3", "cvc5"] = "z3"
+    """Who decides what --certify and --require-proof have to prove."""
     min_fused: int = dataclasses.field(default=0, metadata={"metavar": "N", "least": 0})
     """Exit 1 if fewer than N sites are fused."""
     require_all: bool = False
@@ -83,11 +89,14 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
     config = genai.hf_config(wanted.hf_config, chosen["cache"], several=are_several(model))
-    if are_several(model):
+    proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
+    several_models = are_several(model)
+    out = None if wanted.dry_run or several_models else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
+    proofs.check(model[0], out, Options(**chosen), several=several_models)
+    if several_models:
         files = several(model, wanted.output, wanted.report, dry_run=wanted.dry_run)
         start_logging(verbose=wanted.verbose)
         return _all(files, wanted, chosen, context.obj)
-    out = None if wanted.dry_run else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
     files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
     genai.check(out, chosen["cache"])
@@ -137,12 +146,14 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
 
     with progress_bar(shown=not wanted.quiet) as progress:
         options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
-        result = onnx_attnfuse.optimize(files.model, options=options)
+        proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
+        result = certificates.proved(files.model, options, proofs)
     planned, told = genai.plan(result.report, files.out, files.hf_config) if files.is_alone else (None, ())
     for path in filter(None, (files.out, *files.reports)):
         path.parent.mkdir(parents=True, exist_ok=True)
     if files.out:
-        files = dataclasses.replace(files, shared=result.save(files.out), told=tuple(told))
+        shared = result.save(files.out)
+        files = dataclasses.replace(files, shared=shared, told=(*told, *certificates.write(files.model, files.out, proofs)))
     if planned:
         planned.write()
     with collecting() as failures:

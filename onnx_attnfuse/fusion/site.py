@@ -27,7 +27,7 @@ from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.forecast import forecast_existing
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.rewriting import Edit, GraphContext
@@ -135,7 +135,13 @@ class SiteFuser:
     def _connected(
         self, node: ir.Node, spec: AttentionSpec, built: Built, found: SiteReport, plan_context: PlanContext, edit: Edit
     ) -> SiteReport:
-        """Connects what was built, and tells."""
+        """Connects what was built, and tells.
+
+        Raises:
+            Refused: A caller says that there is no proof of it.
+        """
+        if not {old.name for old, _ in built.emitted.results}.isdisjoint(self.options.unproved):
+            raise Refused("unproved", "no proof was found that the fused operator is equal for all sizes and masks")
         commit(spec, built.emitted, self.graph.builder, self.order, edit)
         self.replaced.update(built.emitted.results)
         self.unsorted |= bool(built.emitted.presents)

@@ -1,0 +1,280 @@
+"""What certificates prove and refute: ``python benchmarks/certificates.py {proofs,wrong,layers,write} ...``.
+
+    proofs FOLDER OUT.jsonl [--sample N]   fuses each model of a folder, proves it with z3, and has both solvers check
+    wrong FOLDER OUT.jsonl [--only NAMES]  rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
+    layers OUT.jsonl FILE...               the time by the number of layers
+    write OUT.md RECORDS.jsonl...          the table
+
+Times are CPU times of one process, so that other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+import onnx_attnfuse
+from onnx_attnfuse.certify import claims, terms
+from onnx_attnfuse.certify.certificate import certify, check
+from onnx_attnfuse.certify.pairing import Pair
+from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.solvers import Solver
+from onnx_attnfuse.certify.witness import refute
+from onnx_attnfuse.errors import AttnFuseError
+from onnx_attnfuse.graph import io
+
+Record = dict[str, Any]
+RUNS_EVERY = 8
+"""Of how many wrong rewrites one is given to the hostile runs, which take seconds each."""
+
+
+def _fused(model: pathlib.Path, folder: str) -> tuple[pathlib.Path, onnx_attnfuse.Report]:
+    result = onnx_attnfuse.optimize(model, verify="none")
+    out = pathlib.Path(folder) / model.name
+    result.save(out)
+    return out, result.report
+
+
+def proofs(models: Sequence[pathlib.Path]) -> Iterator[Record]:
+    """One record for each model: its sites, its claims, and the times of proving and checking."""
+    for model in models:
+        record: Record = {"what": "proofs", "set": model.parent.name, "model": model.stem}
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                out, report = _fused(model, folder)
+                record["sites"] = report.fused
+                start = time.process_time()
+                taken: list[float] = []
+                certificate = certify(model, out, told=lambda _: taken.append(time.process_time()))  # noqa: B023
+                ends = [start, *taken]
+                record["claims"] = [
+                    [claim.name, claim.after, claim.proved, ends[place + 1] - ends[place], len(claim.obligations), claim.open]
+                    for place, claim in enumerate(certificate.claims)
+                ]
+                record["obligations"], record["bytes"] = len(certificate.obligations), len(certificate.text)
+                path = pathlib.Path(folder) / "out.cert"
+                path.write_text(certificate.text)
+                for solver in ("z3", "cvc5"):
+                    begin = time.process_time()
+                    verdict = check(model, out, path, solver)
+                    record[solver] = [time.process_time() - begin, list(verdict.problems)]
+        except AttnFuseError as error:
+            record["error"] = str(error)
+        yield record
+
+
+class _Asking:
+    def __init__(self) -> None:
+        self._solver = Solver("z3")
+
+    def holds(self, asked: Obligation) -> bool:
+        return self._solver.decide(asked.text) == "unsat"
+
+
+def wrong(models: Sequence[pathlib.Path]) -> Iterator[Record]:
+    """One record for each wrong rewrite of a kind and a model."""
+    from tests.support.wrong_rewrites import wrong_rewrites
+
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            out, _ = _fused(model, folder)
+            seen: set[str] = set()
+            for what, value, changed in wrong_rewrites(onnx.load(model), onnx.load(out)):
+                if what not in seen:
+                    seen.add(what)
+                    runs = len(seen) % RUNS_EVERY == 1
+                    yield {
+                        "what": "wrong",
+                        "model": model.stem,
+                        "change": what,
+                        **_judged(model, value, changed, folder, runs=runs),
+                    }
+
+
+def _judged(model: pathlib.Path, value: str, changed: onnx.ModelProto, folder: str, *, runs: bool) -> Record:
+    """What the prover, concrete inputs and the hostile runs say of one wrong rewrite."""
+    path = pathlib.Path(folder) / "wrong.onnx"
+    onnx.save(changed, path)
+    try:
+        pair = Pair(io.load(str(model)), ir.serde.deserialize_model(changed))
+    except Exception as error:  # noqa: BLE001 - a change may make no model at all
+        return {"verdict": "no model", "why": str(error)[:100]}
+    judge, found = _Asking(), Counter[str]()
+    example = ""
+    for claim in pair.claims:
+        terms.restart()
+        proof = claims.prove(pair, claim, judge)
+        if proof.proved and claim.name != value:
+            continue
+        against = refute(pair, proof, None, 2.0 if proof.proved else 6.0)
+        is_number = against is not None and against.error != float("inf")
+        if proof.proved:
+            found["proved and wrong" if is_number else "equal"] += 1
+        else:
+            found["refuted" if against is not None else "open"] += 1
+            example = example or str(against or "")
+    order = ("proved and wrong", "refuted", "open", "equal")
+    verdict = next((name for name in order if found[name]), "equal")
+    return {"verdict": verdict, "example": example, "runs": _runs(model, path) if runs else "not run"}
+
+
+def _runs(model: pathlib.Path, path: pathlib.Path) -> str:
+    """What the hostile runs of `attnfuse verify` say."""
+    try:
+        return "equal" if onnx_attnfuse.verify_models(model, path, cases=8).equal else "differ"
+    except Exception as error:  # noqa: BLE001 - the wrong model may not run at all
+        return f"refused: {str(error)[:60]}"
+
+
+def layers(models: Sequence[pathlib.Path]) -> Iterator[Record]:
+    """The time and the size of certificates by the number of layers."""
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            out, report = _fused(model, folder)
+            start = time.process_time()
+            found = certify(model, out)
+            spent = time.process_time() - start
+            proved = sum(claim.proved for claim in found.claims)
+            yield {
+                "what": "layers", "model": model.stem, "sites": report.fused, "claims": len(found.claims), "proved": proved,
+                "obligations": len(found.obligations), "bytes": len(found.text), "seconds": spent,
+            }  # fmt: skip
+
+
+def page(records: Sequence[Record]) -> str:
+    """The whole of `certificates.md`."""
+    parts = [
+        "# Certificates: what is proved, what is refuted",
+        "Written by `python benchmarks/certificates.py`. CPU times of one process on a shared machine of two cores; z3 5.4.1, cvc5 "
+        "1.4.2, ONNX Runtime 1.31.1. The target is the CPU.",
+        *_proved([item for item in records if item["what"] == "proofs"]),
+        *_refuted([item for item in records if item["what"] == "wrong"]),
+        *_layered([item for item in records if item["what"] == "layers"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def _proved(records: Sequence[Record]) -> Iterator[str]:
+    rows: list[list[object]] = []
+    for name in dict.fromkeys(item["set"] for item in records):
+        chosen = [item for item in records if item["set"] == name and "error" not in item]
+        made = [claim for item in chosen for claim in item["claims"]]
+        sites = [claim for claim in made if claim[1] not in {"Sum", "Div", "Identity"}]
+        times = sorted(claim[3] for claim in sites) or [0.0]
+        both = [sum(not item[solver][1] for item in chosen) for solver in ("z3", "cvc5")]
+        rows.append([
+            name, len(chosen), sum(item["sites"] for item in chosen), f"{sum(claim[2] for claim in made)} of {len(made)}",
+            f"{sum(claim[2] for claim in sites)} of {len(sites)}", f"{1000 * statistics.median(times):.0f}",
+            f"{1000 * times[int(0.9 * len(times))]:.0f}", f"{times[-1]:.1f}", *both,
+        ])  # fmt: skip
+    head = [
+        "set",
+        "models",
+        "sites fused",
+        "values proved",
+        "but for sums",
+        "median ms",
+        "90 % ms",
+        "worst s",
+        "z3 says all",
+        "cvc5 says all",
+    ]
+    yield "## Real exports"
+    yield "Values that are computed in another way, each proved for all sizes and masks. The last two columns count the models whose certificate the solver confirmed."
+    yield _table(head, rows)
+    for item in records:
+        if "error" in item:
+            yield f"- `{item['model']}`: {item['error']}"
+        lost = [claim for claim in item.get("claims", ()) if not claim[2]]
+        if lost:
+            yield f"- `{item['model']}`, not proved: " + "; ".join(
+                f"`{claim[0]}` ({claim[1]}), open is {claim[5]}" for claim in lost[:4]
+            )
+
+
+def _refuted(records: Sequence[Record]) -> Iterator[str]:
+    real = [item for item in records if item["verdict"] not in {"no model", "equal"}]
+    counted = Counter(item["verdict"] for item in records)
+    if not real:
+        return
+    yield "## Rewrites that are wrong on purpose"
+    yield (
+        f"{len(records)} changes of fused models, each of one thing (`tests/support/wrong_rewrites.py`), of which {len(real)} change what "
+        "is computed. *Proved and wrong* would be a defect of the prover."
+    )
+    rows: list[list[object]] = [[name, counted[name]] for name in ("refuted", "open", "proved and wrong", "equal", "no model")]
+    yield _table(["verdict", "changes"], rows)
+    tried = [item for item in real if item["runs"] != "not run"]
+    seen = sum(item["runs"] != "equal" for item in tried)
+    yield f"The hostile runs of `attnfuse verify` alone, eight cases on the whole models, see {seen} of {len(tried)} that they were given."
+    kinds: dict[str, list[Record]] = {}
+    for item in real:
+        kinds.setdefault(item["change"].partition(" at ")[0], []).append(item)
+    yield _table(
+        ["change", "made", "refuted by numbers", "the smallest input of one"],
+        [
+            [kind, len(items), sum(item["verdict"] == "refuted" for item in items), items[0]["example"]]
+            for kind, items in sorted(kinds.items())
+        ],
+    )  # fmt: skip
+
+
+def _layered(records: Sequence[Record]) -> Iterator[str]:
+    if records:
+        yield "## Layers"
+        rows = [
+            [
+                item["model"],
+                item["sites"],
+                f"{item['proved']} of {item['claims']}",
+                item["obligations"],
+                item["bytes"],
+                f"{item['seconds']:.1f}",
+            ]
+            for item in records
+        ]
+        yield _table(["decoder", "sites", "values proved", "obligations", "bytes", "seconds"], rows)
+
+
+def main() -> None:
+    """Measures, or writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["proofs", "wrong", "layers", "write"])
+    parser.add_argument("paths", nargs="+", type=pathlib.Path)
+    parser.add_argument("--sample", type=int, default=1, help="every Nth model of the folder")
+    parser.add_argument("--only", default="", help="names of models, with commas")
+    options = parser.parse_args()
+    if options.what == "write":
+        out, *sources = options.paths
+        records = [json.loads(line) for source in sources for line in source.read_text().splitlines()]
+        out.write_text(page(records))
+        return
+    if options.what == "layers":
+        out, *models = options.paths
+    else:
+        folder, out = options.paths
+        names = set(filter(None, options.only.split(",")))
+        models = [path for path in sorted(folder.glob("*.onnx")) if not names or path.stem in names][:: options.sample]
+    with out.open("a") as file:
+        for record in {"proofs": proofs, "wrong": wrong, "layers": layers}[options.what](models):
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()

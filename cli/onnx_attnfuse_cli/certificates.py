@@ -1,0 +1,114 @@
+"""`attnfuse check-certificate`, and what `attnfuse optimize --certify` writes and tells."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.suggestions import Choice
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.api import Result
+    from onnx_attnfuse.certify.certificate import Certificate
+    from onnx_attnfuse.options import Options
+
+_MAX_ROUNDS = 4
+_EXAMPLES = [
+    Example("attnfuse check-certificate model.onnx model.attnfuse.onnx model.cert", "Exits 0 if all of it is proved, 3 if not."),
+    Example("attnfuse check-certificate a.onnx b.onnx out.cert --solver cvc5", "Has another solver decide."),
+]
+
+
+@click.command("check-certificate", cls=Manual, short_help="Check what --certify wrote, with z3 or cvc5.", examples=_EXAMPLES)
+@click.argument("first", type=click.Path(path_type=pathlib.Path))
+@click.argument("second", type=click.Path(path_type=pathlib.Path))
+@click.argument("certificate", type=click.Path(path_type=pathlib.Path))
+@click.option("--solver", type=Choice(["z3", "cvc5"]), default="z3", show_default=True, help="Who decides the obligations.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+def command(*, first: pathlib.Path, second: pathlib.Path, certificate: pathlib.Path, solver: Any, quiet: bool) -> int:
+    """Make all obligations of FIRST and SECOND anew, compare them with CERTIFICATE, and have a solver decide each.
+
+    Exits 0 if the two models are proved equal under the assumptions that the certificate names, 3 if something is not proved,
+    2 if the certificate is one of other models.
+    """
+    from onnx_attnfuse.certify.certificate import check
+
+    verdict = check(first, second, certificate, solver)
+    if not quiet:
+        for problem in verdict.problems:
+            click.echo(problem)
+        click.echo(f"{verdict.proved} claims proved by {verdict.obligations} obligations, decided by {verdict.solver}")
+    if verdict.problems:
+        click.echo(f"Error: {len(verdict.problems)} of the certificate's parts do not hold: {verdict.problems[0]}", err=True)
+    return Exit.DIFFERS if verdict.problems else Exit.DONE
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is asked for in the way of proofs."""
+
+    certify: pathlib.Path | None
+    require_proof: bool
+    solver: Any
+
+    def check(self, model: pathlib.Path, out: pathlib.Path | None, options: Options, *, several: bool) -> None:
+        """Refuses early what could not be certified.
+
+        Raises:
+            MissingDependencyError: The solver is not installed.
+        """
+        if not self.certify and not self.require_proof:
+            return
+        asked = "--certify" if self.certify else "--require-proof"
+        if several:
+            raise click.UsageError(f"{asked} is for one model; call it once for each")
+        if options.cache != "as-is" or options.cuda_graph:
+            raise click.UsageError(f"{asked} compares models of one interface; leave --cache shared and --cuda-graph out")
+        if self.certify and out is None:
+            raise click.UsageError("--certify is about the file that is written; leave --dry-run out")
+        if self.certify and not self.certify.absolute().parent.is_dir():
+            raise click.UsageError(f"the folder {self.certify.parent} does not exist; make it first")
+        if self.certify and self.certify.resolve() in {item.resolve() for item in (model, out) if item is not None}:
+            raise click.UsageError(f"--certify is a model, {self.certify}; choose another file")
+        from onnx_attnfuse.certify.solvers import Solver
+
+        Solver(self.solver)
+
+
+def proved(model: pathlib.Path, options: Options, wanted: Wanted) -> Result:
+    """The model fused; with --require-proof only where that is proved, sites that cannot be left as they were."""
+    import onnx_attnfuse
+    from onnx_attnfuse.certify.certificate import certify
+
+    result = onnx_attnfuse.optimize(model, options=options)
+    for _ in range(_MAX_ROUNDS if wanted.require_proof else 0):
+        names = {claim.name for claim in certify(model, result.model, wanted.solver).open}
+        if names <= set(options.unproved):
+            break
+        options = dataclasses.replace(options, unproved=(*options.unproved, *sorted(names)))
+        result = onnx_attnfuse.optimize(model, options=options)
+    return result
+
+
+def write(model: pathlib.Path, out: pathlib.Path, wanted: Wanted) -> tuple[str, ...]:
+    """Writes the certificate of a model that was written; returns lines on what is proved."""
+    from onnx_attnfuse.certify.certificate import certify
+
+    if wanted.certify is None:
+        return ()
+    found = certify(model, out, wanted.solver)
+    wanted.certify.write_text(found.text, encoding="utf-8")
+    return tuple(_lines(found, wanted.certify))
+
+
+def _lines(found: Certificate, path: pathlib.Path) -> Iterator[str]:
+    for claim in found.open:
+        yield f"not proved: '{claim.name}', {claim.before} that became {claim.after}: open is {claim.open}"
+    count = len(found.claims) - len(found.open)
+    yield f"proved {count} of {len(found.claims)} changed values, for all sizes, by {len(found.obligations)} obligations: {path}"

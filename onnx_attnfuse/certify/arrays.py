@@ -1,0 +1,321 @@
+"""Arrays as functions from indices to terms, and the ways to look at one: what every operator is made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.terms import (
+    FALSE,
+    NAN,
+    NINF,
+    ONE,
+    TRUE,
+    ZERO,
+    Sort,
+    Term,
+    add,
+    element,
+    fresh,
+    index,
+    ite,
+    multiply,
+    number,
+    product,
+    subtract,
+    to_real,
+    truth,
+)
+from onnx_attnfuse.graph.constants import Array as NumPyArray
+
+Index = tuple[Term, ...]
+Read = Callable[[Index], Term]
+_MAX_LISTED = 64
+_MAX_FLOATS = 16
+"""A small constant is a choice of its elements by their index."""
+
+
+class Unsupported(Exception):
+    """The meaning of a node is not known here: what is read from it stays uninterpreted."""
+
+
+class Array:
+    """An array of known rank: its shape as terms, and its elements by their indices."""
+
+    def __init__(self, shape: Sequence[Term], dtype: ir.DataType, read: Read) -> None:
+        self.shape, self.dtype, self._read = tuple(shape), dtype, read
+        self._known: dict[Index, Term] = {}
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def sort(self) -> Sort:
+        """The sort of the elements."""
+        return sort_of(self.dtype)
+
+    def at(self, *place: Term) -> Term:
+        """The element at an index, one term for each axis."""
+        found = self._known.get(place)
+        if found is None:
+            found = self._known[place] = self._read(place)
+        return found
+
+    def items(self) -> list[Term]:
+        """All elements of an array of one axis or none, whose length must be a number.
+
+        Raises:
+            Unsupported: It is not.
+        """
+        if self.rank == 0:
+            return [self.at()]
+        if self.rank > 1 or self.shape[0].op != "const" or self.shape[0].data > _MAX_LISTED:
+            raise Unsupported("a list of unknown length")
+        return [self.at(number(place)) for place in range(self.shape[0].data)]
+
+    def numbers(self) -> list[int]:
+        """All elements as numbers.
+
+        Raises:
+            Unsupported: One is none.
+        """
+        if any(item.op != "const" for item in self.items()):
+            raise Unsupported("a number that is computed at run time")
+        return [int(item.data) for item in self.items()]
+
+
+def sort_of(dtype: ir.DataType) -> Sort:
+    """The sort of an element type.
+
+    Raises:
+        Unsupported: There is none.
+    """
+    if dtype == ir.DataType.BOOL:
+        return "Bool"
+    if dtype.is_floating_point():
+        return "Real"
+    if dtype.is_integer():
+        return "Int"
+    raise Unsupported(f"elements of type {dtype}")
+
+
+def unknown(name: str, shape: Sequence[Term], dtype: ir.DataType) -> Array:
+    """An array of which only name, shape and type are known."""
+    sort = sort_of(dtype)
+    return Array(shape, dtype, lambda place: element(name, sort, place))
+
+
+def listed(items: Sequence[Term], dtype: ir.DataType = ir.DataType.INT64) -> Array:
+    """A list of terms."""
+    return Array([number(len(items))], dtype, lambda place: chosen(items, place[0]))
+
+
+def chosen(items: Sequence[Term], place: Term) -> Term:
+    """The item at a place."""
+    if place.op == "const":
+        at = int(place.data)
+        return items[at] if 0 <= at < len(items) else element("outside", items[0].sort, ())
+    result = items[-1]
+    for count, item in reversed(list(enumerate(items[:-1]))):
+        result = ite(arithmetic.equals(place, number(count)), item, result)
+    return result
+
+
+def scalar(term: Term, dtype: ir.DataType) -> Array:
+    """An array of no axis."""
+    return Array([], dtype, lambda _: term)
+
+
+def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
+    """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted by its name."""
+    sort, shape = sort_of(dtype), [number(length) for length in array.shape]
+    formula = _formula(array, sort)
+
+    def read(place: Index) -> Term:
+        if all(item.op == "const" and 0 <= item.data < length for item, length in zip(place, array.shape, strict=True)):
+            return literal(array[tuple(item.data for item in place)], sort)
+        if formula is not None:
+            return formula(place)
+        if array.size <= (_MAX_FLOATS if sort == "Real" else _MAX_LISTED):
+            return _tabulated(array, place, sort)
+        return element(name, sort, place)
+
+    return Array(shape, dtype, read)
+
+
+def _tabulated(array: NumPyArray, place: Index, sort: Sort) -> Term:
+    if not place:
+        return literal(array[()], sort)
+    return chosen([_tabulated(part, place[1:], sort) for part in array], place[0])
+
+
+def literal(value: object, sort: Sort) -> Term:
+    """One element of a constant as a term.
+
+    Raises:
+        Unsupported: It is plus infinity.
+    """
+    if sort == "Bool":
+        return truth(bool(value))
+    if sort == "Int":
+        return number(int(value))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    content = float(value)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    if np.isposinf(content):
+        raise Unsupported("plus infinity")
+    return NAN if np.isnan(content) else NINF if np.isneginf(content) else number(content, "Real")
+
+
+def _formula(array: NumPyArray, sort: Sort) -> Read | None:
+    """What all elements are, by their indices: one number, places, or two numbers on either side of a diagonal; checked."""
+    if array.size < 2 or array.size > 1 << 22:
+        return None
+    first = array.reshape(-1)[0]
+    if bool((array == first).all()):
+        return lambda _: literal(first, sort)
+    axes = [axis for axis, length in enumerate(array.shape) if length > 1]
+    squeezed: NumPyArray = np.squeeze(array)
+    if len(axes) == 1 and sort == "Int":
+        step = squeezed[1] - squeezed[0]
+        if bool((squeezed == squeezed[0] + step * np.arange(len(squeezed))).all()):
+            return lambda place: add(number(int(squeezed[0])), multiply(number(int(step)), place[axes[0]]))
+    if len(axes) != 2:
+        return None
+    low, high = squeezed[-1, 0], squeezed[0, -1]
+    rows: NumPyArray = np.arange(array.shape[axes[0]])[:, None]
+    columns: NumPyArray = np.arange(array.shape[axes[1]])
+    changed = np.flatnonzero(squeezed[0] != squeezed[0, 0])
+    offset = int(changed[0]) - 1 if len(changed) else -1
+    if not np.array_equal(squeezed, np.where(columns <= rows + offset, low, high)):
+        return None
+    below, above = literal(low, sort), literal(high, sort)
+    return lambda place: ite(arithmetic.at_most(place[axes[1]], add(place[axes[0]], number(offset))), below, above)
+
+
+def elementwise(arrays: Sequence[Array], dtype: ir.DataType, compute: Callable[..., Term]) -> Array:
+    """An element of each array, broadcast, computed to one."""
+    shape = broadcast_shape([array.shape for array in arrays])
+    return Array(shape, dtype, lambda place: compute(*(array.at(*aligned(place, array.shape)) for array in arrays)))
+
+
+def broadcast_shape(shapes: Sequence[Sequence[Term]]) -> list[Term]:
+    """The shape that several come to; different lengths of which none is 1 are taken to be the same."""
+    rank = max(map(len, shapes))
+    padded = [[ONE] * (rank - len(shape)) + list(shape) for shape in shapes]
+    result: list[Term] = []
+    for lengths in zip(*padded, strict=True):
+        others = [length for length in lengths if length is not ONE]
+        numbers = [length for length in others if length.op == "const"]
+        result.append((numbers or others or [ONE])[0])
+    return result
+
+
+def aligned(place: Index, shape: Sequence[Term]) -> Index:
+    """The index into an array of `shape` that is repeated to the rank of `place`."""
+    behind = place[len(place) - len(shape) :]
+    return tuple(ZERO if length is ONE else item for item, length in zip(behind, shape, strict=True))
+
+
+def expanded(array: Array, shape: Sequence[Term]) -> Array:
+    """The array repeated along axes of length 1."""
+    target = broadcast_shape([array.shape, shape])
+    return Array(target, array.dtype, lambda place: array.at(*aligned(place, array.shape)))
+
+
+def permuted(array: Array, order: Sequence[int]) -> Array:
+    """The array with its axes in another order."""
+    back = [order.index(axis) for axis in range(array.rank)]
+    return Array([array.shape[axis] for axis in order], array.dtype, lambda place: array.at(*(place[axis] for axis in back)))
+
+
+def reshaped(array: Array, shape: Sequence[Term]) -> Array:
+    """The array's elements in the same order under another shape; axes that stay in front stay."""
+    kept = 0
+    while kept < min(array.rank, len(shape)) and array.shape[kept] is shape[kept]:
+        kept += 1
+    inner, outer = array.shape[kept:], tuple(shape[kept:])
+
+    def read(place: Index) -> Term:
+        flat = ZERO
+        for item, length in zip(place[kept:], outer, strict=True):
+            flat = add(multiply(flat, length), item)
+        places: list[Term] = []
+        for axis in range(len(inner)):
+            behind = product(inner[axis + 1 :])
+            item = arithmetic.divide(flat, behind)
+            places.append(item)
+            flat = subtract(flat, multiply(item, behind))
+        return array.at(*place[:kept], *places)
+
+    return Array(shape, array.dtype, read)
+
+
+def concatenated(arrays: Sequence[Array], axis: int) -> Array:
+    """Arrays behind one another."""
+    starts = list(itertools.accumulate((array.shape[axis] for array in arrays), add, initial=ZERO))
+    shape = list(arrays[0].shape)
+    for array in arrays[1:]:
+        shape = [one if one.op == "const" else other for one, other in zip(shape, array.shape, strict=True)]
+    shape[axis] = starts[-1]
+
+    def read(place: Index) -> Term:
+        parts: list[tuple[Term, Array, Term]] = []
+        for array, start, end in zip(arrays, starts, starts[1:], strict=False):
+            inside = arithmetic.below(place[axis], end)
+            if inside is not FALSE:
+                parts.append((inside, array, start))
+            if inside is TRUE:
+                break
+        result: Term | None = None
+        for inside, array, start in reversed(parts):
+            item = array.at(*place[:axis], subtract(place[axis], start), *place[axis + 1 :])
+            result = item if result is None else ite(inside, item, result)
+        assert result is not None
+        return result
+
+    return Array(shape, arrays[0].dtype, read)
+
+
+def sliced(array: Array, axis: int, start: Term, length: Term, step: int = 1) -> Array:
+    """A part of an array along an axis."""
+    shape = [*array.shape[:axis], length, *array.shape[axis + 1 :]]
+
+    def read(place: Index) -> Term:
+        moved = add(start, multiply(number(step), place[axis]))
+        return array.at(*place[:axis], moved, *place[axis + 1 :])
+
+    return Array(shape, array.dtype, read)
+
+
+def matmul(left: Array, right: Array) -> Array:
+    """The product of matrices, with the axes in front broadcast."""
+    one = left if left.rank > 1 else reshaped(left, [ONE, *left.shape])
+    other = right if right.rank > 1 else reshaped(right, [*right.shape, ONE])
+    front = broadcast_shape([one.shape[:-2], other.shape[:-2]])
+    length = one.shape[-1] if one.shape[-1].op == "const" else other.shape[-2]
+
+    def read(place: Index) -> Term:
+        place = (*place, ZERO) if right.rank == 1 else place
+        place = (*place[:-1], ZERO, place[-1]) if left.rank == 1 else place
+        bound = fresh(length)
+        first = one.at(*aligned(place[:-2], one.shape[:-2]), place[-2], bound)
+        second = other.at(*aligned(place[:-2], other.shape[:-2]), bound, place[-1])
+        return arithmetic.total(bound, multiply(first, second))
+
+    rows = [] if left.rank == 1 else [one.shape[-2]]
+    return Array([*front, *rows, *([] if right.rank == 1 else [other.shape[-1]])], left.dtype, read)
+
+
+def reals(array: Array, dtype: ir.DataType = ir.DataType.FLOAT) -> Array:
+    """The array as real numbers."""
+    return Array(array.shape, dtype, lambda place: to_real(array.at(*place)))
+
+
+def axes_of(array: Array, prefix: str = "x") -> tuple[Term, ...]:
+    """An index for each axis, named by its number."""
+    return tuple(index(f"{prefix}{axis}", length) for axis, length in enumerate(array.shape))

@@ -1,0 +1,290 @@
+"""Certificates as files: SMT-LIB 2 that a solver runs as it is, with a manifest in its comments.
+
+    certificate = certify("model.onnx", "model.attnfuse.onnx")
+    pathlib.Path("out.cert").write_text(certificate.text)
+    verdict = check("model.onnx", "model.attnfuse.onnx", "out.cert", "cvc5")
+
+A certificate is believed for nothing: checking makes all obligations anew from the two models, takes the file's word only on
+which of them are worth asking for, and has the solver decide every one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import onnx_ir as ir
+
+from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName
+from onnx_attnfuse.certify import terms
+from onnx_attnfuse.certify.claims import Proof, prove
+from onnx_attnfuse.certify.pairing import Pair
+from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.solvers import Solver, SolverName
+from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph import io
+
+VERSION = 1
+_FIRST = "; attnfuse certificate "
+_MANIFEST = "; manifest "
+_BEGIN = "; obligation "
+_SEPARATOR = "(check-sat) ; expected: unsat\n"
+_TAKEN: Sequence[AssumptionName] = (
+    "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range",
+)  # fmt: skip
+REAL_ARITHMETIC = "real-arithmetic: floats are real numbers, and constants that are roundings of one number are that number"
+FINITE = "finite-inputs: no input and no activation is infinite or NaN, and no integer overflows"
+DIVIDED = "divided-sizes: a size that a node divides, to make another size of it, is at least 0, and not divided by 0"
+ModelFile = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """One claim with what came of it."""
+
+    name: str
+    before: str
+    """The operator that gave the value."""
+    after: str
+    """The operator that gives it now."""
+    proved: bool
+    obligations: tuple[int, ...]
+    """Numbers of its obligations in the certificate."""
+    boundary: tuple[str, ...]
+    """The values from which on both pieces were executed."""
+    open: str = ""
+    """The obligation that no solver decided, or why there is none."""
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """What is proved of two models."""
+
+    before: str
+    """A digest of all that the model before computes, weights included."""
+    after: str
+    claims: tuple[Judged, ...]
+    obligations: tuple[str, ...]
+    sizes: Mapping[str, str]
+    """Sizes that are the same because operators of the model before take equal ones."""
+    problems: tuple[str, ...] = ()
+    """Inputs and outputs that only one of the models has."""
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """SHA-256 of the files, if they are files."""
+    counterexamples: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the models compute the same, under the assumptions."""
+        return not self.problems and all(claim.proved for claim in self.claims)
+
+    @property
+    def open(self) -> tuple[Judged, ...]:
+        """The claims that are not proved."""
+        return tuple(claim for claim in self.claims if not claim.proved)
+
+    @property
+    def text(self) -> str:
+        """The file."""
+        manifest: dict[str, Any] = {
+            "before": self.before,
+            "after": self.after,
+            "files": dict(self.files),
+            "assumptions": [*(f"{name}: {ASSUMPTIONS[name]}" for name in _TAKEN), REAL_ARITHMETIC, FINITE, DIVIDED],
+            "sizes": dict(self.sizes),
+            "problems": list(self.problems),
+            "claims": [_record(claim) for claim in self.claims],
+        }
+        lines = [f"{_FIRST}{VERSION}", "; each check-sat is to say unsat; docs/certificates.md tells what that proves"]
+        lines += [_MANIFEST + line for line in json.dumps(manifest, indent=1, sort_keys=True).splitlines()]
+        parts = ["\n".join(lines) + "\n"]
+        for number, text in enumerate(self.obligations):
+            parts.append(f"(reset)\n(set-logic ALL)\n{_BEGIN}{number}\n{text}{_SEPARATOR}")
+        return "".join(parts)
+
+
+def _record(claim: Judged) -> dict[str, Any]:
+    """A claim as it is written: without times, so that the same models give the same file."""
+    found = dataclasses.asdict(claim)
+    del found["seconds"]
+    return found
+
+
+def parse(text: str, where: str) -> Certificate:
+    """A certificate from its text.
+
+    Raises:
+        OptionError: It is none.
+    """
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith(_FIRST):
+        raise OptionError(f"{where} is no certificate; attnfuse optimize --certify writes one")
+    if lines[0] != f"{_FIRST}{VERSION}":
+        raise OptionError(f"{where} is a certificate of another version, {lines[0][len(_FIRST) :]}; make it again")
+    try:
+        content = json.loads("\n".join(line[len(_MANIFEST) :] for line in lines if line.startswith(_MANIFEST)))
+        return _parsed(content, text)
+    except (KeyError, TypeError, ValueError) as error:
+        raise OptionError(f"{where} is a damaged certificate; make it again") from error
+
+
+def _parsed(content: Mapping[str, Any], text: str) -> Certificate:
+    parts = [part.partition("\n")[2].partition(_SEPARATOR)[0] for part in text.split(_BEGIN)[1:]]
+    claims = tuple(
+        Judged(
+            str(claim["name"]),
+            str(claim["before"]),
+            str(claim["after"]),
+            bool(claim["proved"]),
+            tuple(map(int, claim["obligations"])),
+            tuple(map(str, claim["boundary"])),
+            str(claim["open"]),
+        )
+        for claim in cast("list[dict[str, Any]]", content["claims"])
+    )
+    return Certificate(
+        str(content["before"]), str(content["after"]), claims, tuple(parts), dict(content["sizes"]), tuple(content["problems"]),
+        dict(content["files"]),
+    )  # fmt: skip
+
+
+class _Asking:
+    """A judge that asks a solver."""
+
+    def __init__(self, solver: Solver) -> None:
+        self._solver = solver
+
+    def holds(self, asked: Obligation) -> bool:
+        return self._solver.decide(asked.text) == "unsat"
+
+
+class _Recorded:
+    """A judge that believes what a file has, all of which is decided afterwards."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts = set(texts)
+
+    def holds(self, asked: Obligation) -> bool:
+        return asked.text in self._texts
+
+
+def _hashes(models: Mapping[str, ModelFile | ir.Model]) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(pathlib.Path(model).read_bytes()).hexdigest()
+        for name, model in models.items()
+        if not isinstance(model, ir.Model)
+    }
+
+
+def _loaded(model: ModelFile | ir.Model) -> ir.Model:
+    return model if isinstance(model, ir.Model) else io.load(os.fspath(model))
+
+
+def _pair(before: ModelFile | ir.Model, after: ModelFile | ir.Model) -> Pair:
+    return Pair(_loaded(before), _loaded(after))
+
+
+def _nothing(proof: Proof) -> None:
+    del proof
+
+
+def certify(
+    before: ModelFile | ir.Model,
+    after: ModelFile | ir.Model,
+    solver: SolverName = "z3",
+    told: Callable[[Proof], None] = _nothing,
+) -> Certificate:
+    """Proves what can be proved of two models.
+
+    Args:
+        before: What counts as right.
+        after: What was made of it.
+        solver: Who decides obligations.
+        told: Called with each proof.
+
+    Raises:
+        MissingDependencyError: The solver is not installed.
+        ModelError: A model cannot be read.
+        OptionError: There is no such solver.
+    """
+    judge = _Asking(Solver(solver))
+    pair = _pair(before, after)
+    places: dict[str, int] = {}
+    claims: list[Judged] = []
+    for claim in pair.claims:
+        terms.restart()
+        start = time.perf_counter()
+        proof = prove(pair, claim, judge)
+        taken = time.perf_counter() - start
+        told(proof)
+        numbers = [places.setdefault(item.text, len(places)) for item in proof.obligations] if proof.proved else []
+        claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken))
+    sizes = {name: str(dim) for name, dim in sorted(pair.aliases.items())}
+    hashes = _hashes({"before": before, "after": after})
+    return Certificate(
+        pair.before.content, pair.after.content, tuple(claims), tuple(places), sizes, tuple(pair.missing()), hashes
+    )
+
+
+def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float) -> Judged:
+    nodes = [value.producer() for value in (proof.claim.before, proof.claim.after)]
+    first, second = ("constant" if node is None else node.op_type for node in nodes)
+    what = "" if proof.proved else proof.problem or ", ".join(dict.fromkeys(name for name, _ in proof.open))
+    boundary = tuple(f"{name} = {value}" for name, value in proof.boundary.items())
+    return Judged(proof.claim.name, first, second, proof.proved, numbers, boundary, what, seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a certificate came to when it was checked."""
+
+    solver: str
+    proved: int
+    obligations: int
+    problems: tuple[str, ...]
+    """What is wrong with it, or open; empty if all is proved."""
+
+
+def check(
+    before: ModelFile | ir.Model, after: ModelFile | ir.Model, certificate: ModelFile, solver: SolverName = "z3"
+) -> Verdict:
+    """Makes the obligations of two models anew, compares them with a certificate, and has each decided.
+
+    Raises:
+        MissingDependencyError: The solver is not installed.
+        ModelError: A model or the certificate cannot be read.
+        OptionError: The file is no certificate, or one of other models, or there is no such solver.
+    """
+    asked = Solver(solver)
+    path = pathlib.Path(certificate)
+    try:
+        given = parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read; give the file that --certify wrote") from error
+    pair = _pair(before, after)
+    for what, side, expected in (("first", pair.before, given.before), ("second", pair.after, given.after)):
+        if side.content != expected:
+            raise OptionError(f"{path} is not about the {what} model; give the models that it was made of, or make it again")
+    problems = [f"only one of the models has '{name}'" for name in pair.missing()]
+    recorded, known, used = _Recorded(given.obligations), {claim.name: claim for claim in given.claims}, dict[str, None]()
+    for claim in pair.claims:
+        terms.restart()
+        proof = prove(pair, claim, recorded)
+        noted = known.pop(claim.name, None)
+        if not proof.proved:
+            why = noted.open if noted is not None and noted.open else "the file lacks an obligation that it needs"
+            problems.append(f"'{claim.name}' is not proved: {why}")
+        used.update((item.text, None) for item in proof.obligations if proof.proved)
+    problems += [f"'{name}' is claimed, and not to be proved of these models" for name in known]
+    for text in used:
+        answer = asked.decide(text)
+        if answer != "unsat":
+            problems.append(f"obligation {given.obligations.index(text)} is {answer} to {solver}")
+    return Verdict(solver, len(pair.claims) - sum("is not proved" in item for item in problems), len(used), tuple(problems))

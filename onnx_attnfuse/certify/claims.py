@@ -1,0 +1,187 @@
+"""The proof of one claim: both pieces are executed from the values at which they end, and their elements compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import arithmetic, digits
+from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of
+from onnx_attnfuse.certify.execution import Execution
+from onnx_attnfuse.certify.pairing import Claim, Pair, Side
+from onnx_attnfuse.certify.prover import Judge, Prover
+from onnx_attnfuse.certify.scores import real_factors, snapped
+from onnx_attnfuse.certify.sizes import Sizes
+from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.softmaxes import gathered
+from onnx_attnfuse.certify.terms import MASKLIKE, Term
+
+_TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
+"""How far apart, of their size, constants may be that are roundings of one number."""
+LEVELS = (0, 1, 2)
+"""How far up pieces go: to the first value that both have; past masks and views; past all that is arithmetic."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What came of one claim."""
+
+    claim: Claim
+    proved: bool
+    level: int
+    obligations: tuple[Obligation, ...]
+    open: tuple[tuple[str, Obligation], ...]
+    boundary: Mapping[str, str]
+    """The values at which the pieces end, by their names in obligations."""
+    problem: str = ""
+    """Why nothing could be asked."""
+
+
+class Piece:
+    """The executions of both models for one claim, at one level."""
+
+    def __init__(self, pair: Pair, claim: Claim, level: int) -> None:
+        self._pair, self._claim, self._level = pair, claim, level
+        self._sizes = Sizes(pair)
+        self._names: dict[str, str] = {}
+        self._values: dict[str, str] = {}
+        self._leaves: dict[str, Array] = {}
+        self._frontier = set[str]()
+        if level == 0:
+            self._frontier = self._first_shared(claim.after)
+        self.before = self._execution(pair.before)
+        self.after = self._execution(pair.after)
+
+    @property
+    def boundary(self) -> Mapping[str, str]:
+        """Names of the values at which execution ended, by what they are called in obligations."""
+        ended = {**self.after.read, **self.before.read}
+        return {name: value.name or "" for name, value in sorted(ended.items(), key=lambda item: int(item[0][1:]))}
+
+    def results(self) -> tuple[Array, Array]:
+        """The value before and the value after.
+
+        Raises:
+            Unsupported: Nothing is known of one.
+        """
+        return self.before.array(self._claim.before, beyond=True), self.after.array(self._claim.after, beyond=True)
+
+    def given(self, side: Side, value: ir.Value) -> Array:
+        """A value at which execution ends, as both pieces see it."""
+        return (self.before if side is self._pair.before else self.after).array(value)
+
+    def _execution(self, side: Side) -> Execution:
+        def name(value: ir.Value) -> str:
+            identity = side.own[value] if value is self._claim.after else side.identity_of(value)
+            if identity not in self._names:
+                self._names[identity] = f"{'v' if side.is_ordinary(value) else MASKLIKE}{len(self._names)}"
+                original = self._pair.by_identity.get(identity)
+                if original is not None:
+                    self._leaf(self._names[identity], original)
+            return self._names[identity]
+
+        return Execution(
+            side.scope.facts, name, self._leaves, lambda value: self.ends(side, value), side.scope.opset, self._sizes.term
+        )
+
+    def _leaf(self, name: str, value: ir.Value) -> None:
+        """Has both executions see the same shape."""
+        from onnx_attnfuse.certify.arrays import unknown
+        from onnx_attnfuse.certify.execution import length_of
+
+        facts = self._pair.before.scope.facts
+        dims, dtype = facts.dims(value), facts.dtype(value)
+        if dims is not None and dtype is not None:
+            self._leaves[name] = unknown(name, [length_of(dim, self._sizes.term) for dim in dims], dtype)
+
+    def ends(self, side: Side, value: ir.Value) -> bool:
+        """Whether execution ends at a value of one of the models."""
+        if value is self._claim.before or value is self._claim.after:
+            return False
+        identity = side.identity_of(value)
+        if identity not in self._pair.shared:
+            return False
+        if identity in self._frontier or side.is_heavy(value):
+            return identity in self._pair.shared_after
+        return self._level < 2 and side.is_arithmetic(value) and identity in self._pair.shared_after
+
+    def _first_shared(self, value: ir.Value) -> set[str]:
+        """The identities of the first values above one that the model before has, too."""
+        side, found, pending, seen = self._pair.after, set[str](), [value], {value}
+        while pending:
+            node = pending.pop().producer()
+            for item in () if node is None else node.inputs:
+                if item is None or item in seen:
+                    continue
+                seen.add(item)
+                identity = side.identity_of(item)
+                if identity in self._pair.shared:
+                    found.add(identity)
+                else:
+                    pending.append(item)
+        return found
+
+
+def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
+    """The proof of a claim at the first level at which there is one, else what is open at the last."""
+    best: Proof | None = None
+    for level in LEVELS:
+        found = prove_at(pair, claim, judge, level)
+        if found.proved:
+            return found
+        best = found
+    assert best is not None
+    return best
+
+
+def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
+    """The proof of a claim at one level, or what is open there."""
+    piece, prover = Piece(pair, claim, level), Prover(judge)
+    try:
+        places = _places(*piece.results())
+        piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
+        arithmetic.noted()
+        before, after = piece.results()
+        proved, problem = _compared(prover, before, after, places), ""
+    except (Unsupported, RecursionError) as error:
+        proved, problem = False, str(error) or "the piece is too deep"
+    for lemma in arithmetic.noted():
+        proved = proved and prover.valid(lemma, (), "simplification")
+    return Proof(claim, proved, level, tuple(prover.shown), () if proved else tuple(prover.open), piece.boundary, problem)
+
+
+def _places(before: Array, after: Array) -> tuple[Term, ...]:
+    """An index for each axis, as digits where it is divided.
+
+    Raises:
+        Unsupported: The two arrays are of other ranks or sorts.
+    """
+    if before.rank != after.rank or before.sort != after.sort:
+        raise Unsupported(f"{before.rank} axes and {after.rank}, {before.dtype} and {after.dtype}")
+    places = axes_of(before)
+    for _ in range(2):  # what is divided by a product of sizes is clearer once other indices are digits
+        terms = before.at(*places), after.at(*places)
+        spelled = tuple(_spelled(terms, place) for place in places)
+        if spelled == places:
+            break
+        places = spelled
+    return places
+
+
+def _compared(prover: Prover, before: Array, after: Array, places: tuple[Term, ...]) -> bool:
+    for axis, lengths in enumerate(zip(before.shape, after.shape, strict=True)):
+        if not prover.equal(*lengths, (), f"length of axis {axis}"):
+            return False
+    one, other = gathered(before.at(*places)), gathered(after.at(*places))
+    other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
+    return prover.equal(one, other, ())
+
+
+def _spelled(terms: tuple[Term, Term], place: Term) -> Term:
+    """An index as digits, where it is divided."""
+    if place.op != "index":
+        return place
+    widths = digits.bases(terms, place)
+    return digits.spelled(place, widths) if widths else digits.halves(terms, place) or place

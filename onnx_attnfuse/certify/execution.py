@@ -1,0 +1,171 @@
+"""A graph executed symbolically: the values of a piece as arrays of terms, from the values at which the piece ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import arithmetic, arrays, meanings
+from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
+from onnx_attnfuse.certify.meanings.call import Call
+from onnx_attnfuse.certify.terms import ONE, Term, add, element, ite, multiply, number, size
+from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
+
+_MAX_READ_BYTES = 1 << 22
+
+
+Symbols = Callable[[str], Term]
+"""What a symbol for a size stands for."""
+
+
+def length_of(dim: Dim, symbols: Symbols = size) -> Term:
+    """A length as a term."""
+    if isinstance(dim, int):
+        return number(dim)
+    result = number(dim.factor)
+    for atom in dim.atoms:
+        parts = [length_of(part, symbols) for part in atom.parts]
+        if atom.evaluate is sum:
+            item = add(*parts)
+        elif atom.evaluate is max or atom.evaluate is min:
+            choose = arithmetic.larger if atom.evaluate is max else arithmetic.smaller
+            item = parts[0]
+            for part in parts[1:]:
+                item = choose(item, part)
+        elif " // " in atom.key and len(parts) == 2:
+            item = arithmetic.divide(*parts)
+        else:
+            item = symbols(atom.key)
+        result = multiply(result, item)
+    return result
+
+
+class Execution:
+    """One graph, executed as far as it is asked for.
+
+    Args:
+        facts: What is known of the shapes and types of its values.
+        names: The name of a value as an uninterpreted array; values of one name are equal.
+        leaves: The shapes of values at which execution ends, by their names.
+        ends: Whether execution ends at a value.
+        opset: The opset of the standard.
+        symbols: What a symbol for a size stands for.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        names: Callable[[ir.Value], str],
+        leaves: Mapping[str, Array],
+        ends: Callable[[ir.Value], bool],
+        opset: int,
+        symbols: Symbols,
+    ) -> None:
+        self._facts, self._names, self._leaves, self._ends, self._opset, self._symbols = (
+            facts, names, leaves, ends, opset, symbols
+        )  # fmt: skip
+        self._arrays: dict[ir.Value, Array] = {}
+        self.read: dict[str, ir.Value] = {}
+        """The values at which execution ended, by their names."""
+
+    def array(self, wanted: ir.Value, *, beyond: bool = False) -> Array:
+        """The value as an array.
+
+        Args:
+            wanted: The value.
+            beyond: Executes its node even if execution ends at the value.
+
+        Raises:
+            Unsupported: Nothing is known of a value, not even its rank.
+        """
+        pending: list[tuple[ir.Value, bool]] = [(wanted, False)]
+        while pending:
+            value, ready = pending.pop()
+            if value in self._arrays:
+                continue
+            inputs = self._above(value, beyond=beyond and value is wanted)
+            if ready or not inputs:
+                self._execute(value, inputs)
+                continue
+            pending.append((value, True))
+            pending.extend((item, False) for item in inputs if item is not None)
+        return self._arrays[wanted]
+
+    def _above(self, value: ir.Value, *, beyond: bool) -> Sequence[ir.Value | None] | None:
+        """The inputs of the node that is executed for a value; None if execution ends there."""
+        node = value.producer()
+        if node is None or constant_tensor(value) is not None or (self._ends(value) and not beyond):
+            return None
+        if node.op_type == "If" and node.domain in {"", "ai.onnx"}:
+            branches = [graph.outputs[value.index() or 0] for graph in subgraphs(node)]
+            return [node.inputs[0], *branches]
+        return None if meanings.of(node) is None else node.inputs
+
+    def _execute(self, value: ir.Value, inputs: Sequence[ir.Value | None] | None) -> None:
+        node = value.producer()
+        if inputs is None or node is None:
+            self._arrays[value] = self._end(value)
+            return
+        given = [None if item is None else self._arrays[item] for item in inputs]
+        try:
+            results = self._computed(node, given)
+        except Unsupported:
+            results = list[Array]()
+        if not results:
+            self._arrays[value] = self._end(value)
+            return
+        if node.op_type == "If":
+            self._arrays[value] = self._guarded(value, results[0])
+            return
+        for output, result in zip(node.outputs, results, strict=False):
+            self._arrays.setdefault(output, self._guarded(output, result))
+        if value not in self._arrays:
+            self._arrays[value] = self._end(value)
+
+    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array]:
+        if node.op_type == "If":
+            condition, *branches = given
+            first, second = (branch for branch in branches if branch is not None)
+            assert condition is not None
+            test = condition.at(*[number(0)] * condition.rank)
+            if first.rank != second.rank:
+                raise Unsupported("branches of other ranks")
+            return [Array(first.shape, first.dtype, lambda at: ite(test, first.at(*at), second.at(*at)))]
+        meaning = meanings.of(node)
+        assert meaning is not None
+        return meaning(Call(node, given, self._opset))
+
+    def _guarded(self, value: ir.Value, array: Array) -> Array:
+        """The array, with elements whose meaning turns out to be unknown left uninterpreted."""
+        name = self._names(value)
+
+        def read(at: Index) -> Term:
+            try:
+                return array.at(*at)
+            except Unsupported:
+                return element(name, array.sort, at)
+
+        return Array(array.shape, array.dtype, read)
+
+    def _end(self, value: ir.Value) -> Array:
+        name = self._names(value)
+        tensor = constant_tensor(value)
+        if tensor is not None and tensor.nbytes <= _MAX_READ_BYTES:
+            return arrays.constant(tensor.numpy(), name, tensor.dtype)
+        self.read.setdefault(name, value)
+        if name in self._leaves:
+            return self._leaves[name]
+        if tensor is not None:
+            return arrays.unknown(name, [number(int(length)) for length in tensor.shape.numpy()], tensor.dtype)
+        dims, dtype = self._facts.dims(value), self._facts.dtype(value)
+        if dims is None or dtype is None:
+            raise Unsupported(f"nothing is known of {value.name}")
+        return arrays.unknown(name, [length_of(dim, self._symbols) for dim in dims], dtype)
+
+
+def as_one(array: Array) -> Array:
+    """The array with lengths of 1 where it has none."""
+    return Array(array.shape or (ONE,), array.dtype, lambda at: array.at(*at[: array.rank]))

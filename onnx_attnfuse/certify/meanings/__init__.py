@@ -1,0 +1,20 @@
+"""What operators compute, element by element, from ONNX's definitions and ONNX Runtime's: `of` finds the meaning of a node."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify.meanings import attention, elements, group_query, reductions, rotary, views
+from onnx_attnfuse.certify.meanings.call import Meaning
+
+_STANDARD = {**views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **attention.MEANINGS, **rotary.MEANINGS}
+_CONTRIB = {**attention.CONTRIB_MEANINGS, **rotary.CONTRIB_MEANINGS, **group_query.CONTRIB_MEANINGS}
+HEAVY = frozenset(["MatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"])
+"""Operators whose results are left uninterpreted where both models have them."""
+
+
+def of(node: ir.Node) -> Meaning | None:
+    """The meaning of the node's operator; None if there is none here."""
+    if node.domain in {"", "ai.onnx"}:
+        return _STANDARD.get(node.op_type)
+    return _CONTRIB.get(node.op_type) if node.domain == "com.microsoft" else None

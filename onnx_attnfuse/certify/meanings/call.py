@@ -1,0 +1,81 @@
+"""One node with its inputs as arrays: what the meaning of an operator is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.terms import Term, add, number
+from onnx_attnfuse.graph.constants import attribute
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A node and its inputs."""
+
+    node: ir.Node
+    inputs: Sequence[Array | None]
+    opset: int
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The attribute's value, or `default`."""
+        return attribute(self.node, name, default)
+
+    def optional(self, place: int) -> Array | None:
+        """The input at a place, None if it is not there."""
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    def array(self, place: int) -> Array:
+        """The input at a place.
+
+        Raises:
+            Unsupported: It is not there.
+        """
+        found = self.optional(place)
+        if found is None:
+            raise Unsupported(f"{self.node.op_type} without input {place}")
+        return found
+
+    def refuse(self, *places: int, **attributes: Any) -> None:
+        """Ends where an input is given, or an attribute is not at its default, that the meaning does not know.
+
+        Raises:
+            Unsupported: One is.
+        """
+        for place in places:
+            if self.optional(place) is not None:
+                raise Unsupported(f"input {place} of {self.node.op_type}")
+        for name, default in attributes.items():
+            if self.attribute(name, default) != default:
+                raise Unsupported(f"{name} of {self.node.op_type}")
+
+    def axes(self, place: int, name: str = "axes") -> list[int] | None:
+        """Axes by an attribute or an input; None if neither is there."""
+        found = self.attribute(name)
+        if found is not None:
+            return list(found)
+        given = self.optional(place)
+        return None if given is None else given.numbers()
+
+
+Meaning = Callable[[Call], Sequence[Array]]
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    return axis + rank if axis < 0 else axis
+
+
+def wrapped(place: Term, length: Term) -> Term:
+    """An index that may count from the end."""
+    negative = arithmetic.below(place, number(0))
+    if negative.op == "const":
+        return add(place, length) if negative.data else place
+    from onnx_attnfuse.certify.terms import ite
+
+    return ite(negative, add(place, length), place)

@@ -1,0 +1,214 @@
+"""Operators that compute each element from one element of each input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import reduce
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import arithmetic, arrays
+from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.meanings.call import Call, Meaning
+from onnx_attnfuse.certify.softmaxes import function, is_minus_infinity, is_nan
+from onnx_attnfuse.certify.terms import (
+    FALSE,
+    Term,
+    add,
+    conjoin,
+    disjoin,
+    is_fill,
+    ite,
+    multiply,
+    negate,
+    number,
+    subtract,
+    to_real,
+)
+
+_BOOL = ir.DataType.BOOL
+_HALF = Fraction(1, 2)
+
+
+def _negative(*items: Term) -> Term:
+    return multiply(number(-1, items[0].sort), items[0])
+
+
+def _root(name: str) -> Callable[..., Term]:
+    return lambda *items: function(name, *map(to_real, items))
+
+
+def _greater(*items: Term) -> Term:
+    return arithmetic.below(items[1], items[0])
+
+
+def _greater_or_equal(*items: Term) -> Term:
+    return arithmetic.at_most(items[1], items[0])
+
+
+def _different(*items: Term) -> Term:
+    return negate(arithmetic.equals(items[0], items[1]))
+
+
+def _binary(compute: Callable[..., Term], dtype: ir.DataType | None = None) -> Meaning:
+    def meaning(call: Call) -> Sequence[Array]:
+        inputs = [call.array(place) for place in range(len(call.inputs))]
+        return [arrays.elementwise(inputs, dtype or inputs[0].dtype, compute)]
+
+    return meaning
+
+
+def _unary(name: str) -> Meaning:
+    return _binary(_root(name))
+
+
+def inverse(term: Term) -> Term:
+    """One over a real number."""
+    return function("inverse", term)
+
+
+def _divide(left: Term, right: Term) -> Term:
+    if left.sort == "Int":
+        if right.op == "const" and right.data > 0 and arithmetic.is_nonnegative(left):
+            return arithmetic.divide(left, right)
+        if arithmetic.is_of_sizes(left) and (right.data > 0 if right.op == "const" else arithmetic.is_nonnegative(right)):
+            return arithmetic.divide(left, right)
+        if arithmetic.is_nonnegative(left) and arithmetic.is_nonnegative(right):
+            return arithmetic.divide(left, right)
+        raise Unsupported("a quotient of integers that may be negative, which is rounded to 0")
+    if right.op == "const" and right.data:
+        return multiply(left, number(1 / right.data, "Real"))
+    return multiply(left, inverse(right))
+
+
+def _modulo(call: Call) -> Sequence[Array]:
+    inputs = [call.array(0), call.array(1)]
+    if inputs[0].sort != "Int":
+        raise Unsupported("Mod of floats")
+
+    def compute(left: Term, right: Term) -> Term:
+        if not (right.op == "const" and right.data > 0) and not arithmetic.is_nonnegative(right):
+            raise Unsupported("a remainder of a divisor that may be negative")
+        if call.attribute("fmod", 0) and not arithmetic.is_nonnegative(left):
+            raise Unsupported("a remainder of the sign of what is divided")
+        return arithmetic.modulo(left, right)
+
+    return [arrays.elementwise(inputs, inputs[0].dtype, compute)]
+
+
+def _power(left: Term, right: Term) -> Term:
+    if right.op == "const" and right.data in {1, 2}:
+        return left if right.data == 1 else multiply(left, left)
+    if right.op == "const" and left.sort == "Real":
+        if right.data == _HALF:
+            return function("sqrt", left)
+        if right.data == -_HALF:
+            return inverse(function("sqrt", left))
+    if left.sort == "Int":
+        raise Unsupported("a power of integers")
+    return function("pow", left, to_real(right))
+
+
+def _absolute(term: Term) -> Term:
+    zero = number(0, term.sort)
+    return ite(arithmetic.below(term, zero), multiply(number(-1, term.sort), term), term)
+
+
+def _where(call: Call) -> Sequence[Array]:
+    inputs = [call.array(place) for place in range(3)]
+    return [arrays.elementwise(inputs, inputs[1].dtype, ite)]
+
+
+def _clip(call: Call) -> Sequence[Array]:
+    data = call.array(0)
+    low, high = call.optional(1), call.optional(2)
+    bounds = [call.attribute("min") if low is None else None, call.attribute("max") if high is None else None]
+    if bounds != [None, None]:
+        raise Unsupported("Clip by attributes")
+
+    def read(place: arrays.Index) -> Term:
+        item = data.at(*place)
+        item = item if low is None else arithmetic.larger(item, low.at())
+        return item if high is None else arithmetic.smaller(item, high.at())
+
+    return [Array(data.shape, data.dtype, read)]
+
+
+def cast(term: Term, target: ir.DataType) -> Term:
+    """An element as another type: real numbers stay what they are, but for constants, which are rounded."""
+    if target == _BOOL:
+        return term if term.sort == "Bool" else negate(arithmetic.equals(term, number(0, term.sort)))
+    if target.is_floating_point():
+        return _rounded(to_real(term), target)
+    if term.sort == "Bool":
+        return ite(term, number(1), number(0))
+    if term.sort == "Int":
+        return term
+    if term.op == "ite":
+        return ite(term.args[0], cast(term.args[1], target), cast(term.args[2], target))
+    if term.op == "const":
+        return number(int(term.data))
+    if term.op == "real":
+        return term.args[0]
+    raise Unsupported("a float that is made an integer")
+
+
+def _rounded(term: Term, target: ir.DataType) -> Term:
+    if term.op == "ite" and (is_fill(term) or any(item.op == "const" for item in term.args[1:])):
+        return ite(term.args[0], _rounded(term.args[1], target), _rounded(term.args[2], target))
+    if term.op != "const":
+        return term
+    with np.errstate(over="ignore"):
+        return arrays.literal(np.asarray(float(term.data)).astype(target.numpy()), "Real")
+
+
+def _cast(call: Call) -> Sequence[Array]:
+    data = call.array(0)
+    target = call.array(1).dtype if call.node.op_type == "CastLike" else ir.DataType(call.attribute("to"))
+    arrays.sort_of(target)
+    return [Array(data.shape, target, lambda place: cast(data.at(*place), target))]
+
+
+def _is_infinite(call: Call) -> Sequence[Array]:
+    data = call.array(0)
+    negative = call.attribute("detect_negative", 1)
+    return [Array(data.shape, _BOOL, lambda place: is_minus_infinity(data.at(*place)) if negative else FALSE)]
+
+
+def _sigmoid(term: Term) -> Term:
+    return function("sigmoid", term)
+
+
+def _sum(*items: Term) -> Term:
+    return add(*items)
+
+
+def _largest(*items: Term) -> Term:
+    return reduce(arithmetic.larger, items)
+
+
+def _smallest(*items: Term) -> Term:
+    return reduce(arithmetic.smaller, items)
+
+
+def _sign(term: Term) -> Term:
+    one, zero = number(1, term.sort), number(0, term.sort)
+    return ite(arithmetic.below(zero, term), one, ite(arithmetic.below(term, zero), number(-1, term.sort), zero))
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    "Add": _binary(add), "Sum": _binary(_sum), "Sub": _binary(subtract), "Mul": _binary(multiply), "Div": _binary(_divide),
+    "Neg": _binary(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
+    "Pow": _binary(_power), "Reciprocal": _binary(inverse), "Max": _binary(_largest), "Min": _binary(_smallest),
+    "Equal": _binary(arithmetic.equals, _BOOL), "Less": _binary(arithmetic.below, _BOOL),
+    "LessOrEqual": _binary(arithmetic.at_most, _BOOL),
+    "Greater": _binary(_greater, _BOOL),
+    "GreaterOrEqual": _binary(_greater_or_equal, _BOOL),
+    "And": _binary(conjoin), "Or": _binary(disjoin), "Not": _binary(negate),
+    "Xor": _binary(_different),
+    "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
+    "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite, "Sigmoid": _binary(_sigmoid),
+    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Log Sin Cos Floor Ceil Erf Relu".split()},
+}  # fmt: skip

@@ -1,0 +1,129 @@
+"""Operators that go over an axis: products, sums, the largest, the softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from onnx_attnfuse.certify import arithmetic, arrays
+from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
+from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
+from onnx_attnfuse.certify.softmaxes import function, largest, weight
+from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, fresh, ite, multiply, number, product, to_real
+
+
+def _matmul(call: Call) -> Sequence[Array]:
+    return [arrays.matmul(call.array(0), call.array(1))]
+
+
+def _gemm(call: Call) -> Sequence[Array]:
+    left, right, added = call.array(0), call.array(1), call.optional(2)
+    left = arrays.permuted(left, [1, 0]) if call.attribute("transA", 0) else left
+    right = arrays.permuted(right, [1, 0]) if call.attribute("transB", 0) else right
+    alpha, beta = (number(call.attribute(name, 1.0), "Real") for name in ("alpha", "beta"))
+    result = arrays.matmul(left, right)
+    scaled = Array(result.shape, result.dtype, lambda place: multiply(alpha, result.at(*place)))
+    if added is None:
+        return [scaled]
+
+    def compute(one: Term, other: Term) -> Term:
+        return add(one, multiply(beta, other))
+
+    return [arrays.elementwise([scaled, added], result.dtype, compute)]
+
+
+def _einsum(call: Call) -> Sequence[Array]:
+    text = call.attribute("equation").replace(" ", "")
+    inputs = [call.array(place) for place in range(len(call.inputs))]
+    if "->" not in text or "." in text:
+        raise Unsupported("an equation with an ellipsis or without an arrow")
+    sides, result = text.split("->")
+    sides = sides.split(",")
+    lengths: dict[str, Term] = {}
+    for side, array in zip(sides, inputs, strict=True):
+        for letter, length in zip(side, array.shape, strict=True):
+            lengths[letter] = length if lengths.get(letter, ONE) is ONE else lengths[letter]
+    summed = [letter for letter in lengths if letter not in result]
+
+    def read(place: Index) -> Term:
+        places = dict(zip(result, place, strict=True)) | {letter: fresh(lengths[letter]) for letter in summed}
+        item = number(1, inputs[0].sort)
+        for side, array in zip(sides, inputs, strict=True):
+            item = multiply(item, array.at(*arrays.aligned(tuple(places[letter] for letter in side), array.shape)))
+        for letter in summed:
+            item = arithmetic.total(places[letter], item)
+        return item
+
+    return [Array([lengths[letter] for letter in result], inputs[0].dtype, read)]
+
+
+def _reduced(reduce: Callable[[Term, Term], Term]) -> Meaning:
+    def meaning(call: Call) -> Sequence[Array]:
+        data, axes = call.array(0), call.axes(1)
+        if not axes and call.attribute("noop_with_empty_axes", 0):
+            return [data]
+        gone = sorted(axis_of(axis, data.rank) for axis in axes or range(data.rank))
+        keeps = bool(call.attribute("keepdims", 1))
+        shape = [ONE if axis in gone else length for axis, length in enumerate(data.shape) if keeps or axis not in gone]
+
+        def read(place: Index) -> Term:
+            left = iter(place)
+            full = [next(left) if keeps or axis not in gone else ZERO for axis in range(data.rank)]
+            bounds = {axis: fresh(data.shape[axis]) for axis in gone}
+            item = data.at(*(bounds.get(axis, full[axis]) for axis in range(data.rank)))
+            for axis in gone:
+                item = reduce(bounds[axis], item)
+            return item
+
+        return [Array(shape, data.dtype, read)]
+
+    return meaning
+
+
+def _mean(call: Call) -> Sequence[Array]:
+    (summed,) = _reduced(arithmetic.total)(call)
+    data, axes = call.array(0), call.axes(1)
+    gone = {axis_of(axis, data.rank) for axis in axes or range(data.rank)}
+    count = function("inverse", to_real(product(length for axis, length in enumerate(data.shape) if axis in gone)))
+    return [Array(summed.shape, summed.dtype, lambda place: multiply(summed.at(*place), count))]
+
+
+def _largest(bound: Term, body: Term) -> Term:
+    return largest(bound, body)
+
+
+def _smallest(bound: Term, body: Term) -> Term:
+    return multiply(number(-1, body.sort), largest(bound, multiply(number(-1, body.sort), body)))
+
+
+def _softmax(call: Call) -> Sequence[Array]:
+    data = call.array(0)
+    axis = axis_of(call.attribute("axis", -1 if call.opset >= 13 else 1), data.rank)
+    if call.opset < 13 and axis != data.rank - 1:
+        raise Unsupported("a softmax over several axes")
+
+    def read(place: Index) -> Term:
+        return weight(lambda key: data.at(*place[:axis], key, *place[axis + 1 :]), data.shape[axis], place[axis])
+
+    return [Array(data.shape, data.dtype, read)]
+
+
+def _running_sum(call: Call) -> Sequence[Array]:
+    data = call.array(0)
+    call.refuse(reverse=0)
+    (axis,) = call.array(1).numbers() if call.array(1).rank else [int(call.array(1).at().data)]
+    axis = axis_of(axis, data.rank)
+    ask = arithmetic.below if call.attribute("exclusive", 0) else arithmetic.at_most
+
+    def read(place: Index) -> Term:
+        bound = fresh(data.shape[axis])
+        item = data.at(*place[:axis], bound, *place[axis + 1 :])
+        return arithmetic.total(bound, ite(ask(bound, place[axis]), item, number(0, data.sort)))
+
+    return [Array(data.shape, data.dtype, read)]
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "CumSum": _running_sum,
+    "ReduceSum": _reduced(arithmetic.total), "ReduceMean": _mean,
+    "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
+}  # fmt: skip

@@ -1,0 +1,245 @@
+"""Two models side by side: which values are the same by construction, and which must be proved equal.
+
+A value's identity is a digest of everything above it. Where a name of the first model stands in the second for something else,
+the two are claimed to be equal: that is what has to be proved, and what stands below it takes the claim for granted. So if all
+claims are proved, in whichever order, all outputs are equal, since each claim rests on claims above it only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import meanings
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scopes import Scope, scopes
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.thresholds import ORDINARY
+
+_SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
+_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
+_VIEWS = frozenset(
+    "Reshape Transpose Unsqueeze Squeeze Expand Concat Slice Split Flatten Identity Gather GatherND Tile Cast Where Pad "
+    "If".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Two values that are claimed to be equal."""
+
+    before: ir.Value
+    after: ir.Value
+
+    @property
+    def name(self) -> str:
+        """The name that both have."""
+        return self.before.name or ""
+
+
+def _digest(*parts: object) -> str:
+    hashed = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        hashed.update(len(data).to_bytes(8, "little"))
+        hashed.update(data)
+    return hashed.hexdigest()
+
+
+class Side:
+    """One model with the identity of each value."""
+
+    def __init__(self, model: ir.Model, known: dict[str, ir.Value] | None = None, other: Side | None = None) -> None:
+        self.model = model
+        self.scope: Scope = next(scopes(model))
+        self.identity: dict[ir.Value, str] = {}
+        self.own: dict[ir.Value, str] = {}
+        """Of values that are claimed to be equal to others, what they are by themselves."""
+        self.named: dict[str, ir.Value] = {}
+        self.is_data: set[ir.Value] = set()
+        self.claims: list[Claim] = []
+        self._known, self._other = known or {}, other
+        for value in self.scope.graph.inputs:
+            self._note(value, _digest("input", value.name))
+        for value in getattr(self.scope.graph, "initializers", {}).values():
+            self._note(value, self._constant(value))
+        for node in self.scope.graph:
+            self._learn(node)
+
+    @property
+    def content(self) -> str:
+        """A digest of the model as it is written: names, operators, attributes, weights; nothing is taken for granted."""
+        hashed = hashlib.sha256()
+        graph = self.scope.graph
+        for value in (*graph.inputs, *graph.outputs):
+            hashed.update(f"{value.name}|{value.dtype}|{value.shape}\n".encode())
+        for name, value in sorted(getattr(graph, "initializers", {}).items()):
+            hashed.update(f"{name}|{self._constant(value)}\n".encode())
+        for node in graph:
+            names = [None if item is None else item.name for item in (*node.inputs, *node.outputs)]
+            hashed.update(f"{node.domain}|{node.op_type}|{node.overload}|{names}\n".encode())
+            for _, item in sorted(node.attributes.items()):
+                hashed.update(ir.serde.serialize_attribute(item).SerializeToString(deterministic=True))
+        for _, function in sorted(self.model.functions.items()):
+            hashed.update(ir.serde.serialize_function(function).SerializeToString(deterministic=True))
+        hashed.update(str(sorted(self.model.opset_imports.items())).encode())
+        return hashed.hexdigest()
+
+    def identity_of(self, value: ir.Value) -> str:
+        """The identity of a value, also of one inside a branch."""
+        found = self.identity.get(value)
+        if found is None:
+            node = value.producer()
+            found = (
+                self._constant(value)
+                if constant_tensor(value) is not None or node is None
+                else self._of(node, value.index() or 0)
+            )
+            self.identity[value] = found
+        return found
+
+    def _note(self, value: ir.Value, identity: str) -> None:
+        name = value.name or ""
+        self.named.setdefault(name, value)
+        old = self._known.get(name)
+        if old is not None and self._other is not None:
+            same = self._other.identity[old]
+            if same != identity:
+                self.claims.append(Claim(old, value))
+                self.own[value] = identity
+            identity = same
+        self.identity[value] = identity
+
+    def _learn(self, node: ir.Node) -> None:
+        inputs = [item for item in node.inputs if item is not None]
+        heavy = meanings.of(node) is None or node.op_type in meanings.HEAVY
+        for place, output in enumerate(node.outputs):
+            if not output.name:
+                continue
+            self._note(output, self._constant(output) if constant_tensor(output) is not None else self._of(node, place))
+            dtype = self.scope.facts.dtype(output)
+            floating = dtype is not None and dtype.is_floating_point()
+            if floating and (heavy or not self.is_data.isdisjoint(inputs)) and constant_tensor(output) is None:
+                self.is_data.add(output)
+
+    def _constant(self, value: ir.Value) -> str:
+        tensor = constant_tensor(value)
+        if tensor is None:
+            return _digest("input", value.name)
+        return _digest("constant", tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
+
+    def _of(self, node: ir.Node, place: int) -> str:
+        """The identity of an output of a node: operator, attributes and the identities of its inputs."""
+        inputs = ["" if item is None else self.identity_of(item) for item in node.inputs]
+        own = node.name if node.op_type in _RANDOM else ""
+        version = self.scope.opset >= 13 if node.op_type in _SOFTMAXES else 0
+        attributes = [self._attribute(item) for _, item in sorted(node.attributes.items())]
+        function = self.model.functions.get(node.op_identifier())
+        body = "" if function is None else ir.serde.serialize_function(function).SerializeToString(deterministic=True)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return _digest(domain, node.op_type, node.overload, version, own, place, *inputs, "attributes", *attributes, body)
+
+    def _attribute(self, item: ir.Attr) -> str:
+        if item.type is ir.AttributeType.GRAPH and not item.is_ref():
+            return _digest(item.name, *self._body(item.as_graph()))
+        copy = ir.serde.serialize_attribute(item)
+        copy.ClearField("doc_string")
+        return _digest(copy.SerializeToString(deterministic=True))
+
+    def _body(self, graph: ir.Graph) -> Iterator[str]:
+        for place, value in enumerate(graph.inputs):
+            self.identity[value] = _digest("body input", graph.name, place, value.name, value.dtype)
+        for value in graph.initializers.values():
+            self.identity[value] = self._constant(value)
+        for node in graph:
+            for place, output in enumerate(node.outputs):
+                self.identity[output] = self._of(node, place)
+        return (self.identity_of(value) for value in graph.outputs)
+
+    def is_arithmetic(self, value: ir.Value) -> bool:
+        """Whether a value is data that is computed, and not only arranged."""
+        node = value.producer()
+        return node is not None and value in self.is_data and node.op_type not in _VIEWS
+
+    def is_ordinary(self, value: ir.Value) -> bool:
+        """Whether an array holds nothing that masks: activations do not, weights are looked at, masks and inputs may."""
+        tensor = constant_tensor(value)
+        if tensor is None:
+            return value in self.is_data
+        if not tensor.dtype.is_floating_point():
+            return True
+        array = np.asarray(tensor.numpy(), np.float32)
+        return array.size == 0 or bool(np.isfinite(array).all() and np.abs(array).max() <= ORDINARY)
+
+    @staticmethod
+    def is_heavy(value: ir.Value) -> bool:
+        """Whether a value comes from an operator that is left uninterpreted where both models have it."""
+        node = value.producer()
+        return node is not None and (meanings.of(node) is None or node.op_type in meanings.HEAVY) and not subgraphs(node)
+
+
+class Pair:
+    """The model before and the model after."""
+
+    def __init__(self, before: ir.Model, after: ir.Model) -> None:
+        self.before = Side(before)
+        self.after = Side(after, self.before.named, self.before)
+        self.shared = set(self.before.identity.values())
+        """The identities of all values of the model before."""
+        self.shared_after = set(self.after.identity.values())
+        """The identities of all values of the model after."""
+        self.aliases = _aliases(self.before.scope.facts)
+        """Symbols that stand for other sizes, because an operator of the model before takes two sizes that are equal."""
+        self.by_identity: dict[str, ir.Value] = {}
+        for value, identity in self.before.identity.items():
+            self.by_identity.setdefault(identity, value)
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What has to be proved, in the order of the model after."""
+        return self.after.claims
+
+    def missing(self) -> list[str]:
+        """Inputs and outputs of the model before that the model after lacks, or has more of."""
+        found: list[str] = []
+        for what in ("inputs", "outputs"):
+            names = [{value.name or "" for value in getattr(side.scope.graph, what)} for side in (self.before, self.after)]
+            found += sorted(names[0] ^ names[1])
+        return found
+
+
+def _aliases(facts: Facts) -> dict[str, Dim]:
+    found: dict[str, Dim] = {}
+    for pair in facts.equalities:
+        ordered = sorted(pair, key=lambda dim: (len(sizes.symbols(dim)), str(dim)))
+        for alias, dim in (ordered, ordered[::-1]):
+            if (
+                not isinstance(alias, sizes.Size)
+                or alias.factor != 1
+                or len(alias.atoms) != 1
+                or alias.atoms[0].evaluate is not None
+            ):
+                continue
+            name = alias.atoms[0].key
+            if name not in found and name not in _reached(dim, found):
+                found[name] = dim
+                break
+    return found
+
+
+def _reached(dim: Dim, aliases: dict[str, Dim]) -> set[str]:
+    """All symbols that a size comes to."""
+    found: set[str] = set()
+    pending = [*sizes.symbols(dim)]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending.extend(sizes.symbols(aliases[name]) if name in aliases else ())
+    return found

@@ -1,0 +1,50 @@
+"""What symbols for sizes stand for: another size that it meets, or the length of an axis that a node computes."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify.arrays import Unsupported
+from onnx_attnfuse.certify.execution import Execution, length_of
+from onnx_attnfuse.certify.pairing import Pair
+from onnx_attnfuse.certify.terms import Term, size
+
+
+class Sizes:
+    """The symbols of the model before."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        side = pair.before
+        self._known: dict[str, Term] = {}
+        self._open: set[str] = set()
+        self._execution = Execution(side.scope.facts, side.identity_of, {}, side.is_heavy, side.scope.opset, self.term)
+
+    def term(self, name: str) -> Term:
+        """What a symbol stands for; itself, if that is not known."""
+        if name not in self._known:
+            if name in self._open:
+                return size(name)
+            self._open.add(name)
+            self._known[name] = self._found(name)
+            self._open.remove(name)
+        return self._known[name]
+
+    def _found(self, name: str) -> Term:
+        alias = self._pair.aliases.get(name)
+        if alias is not None:
+            return length_of(alias, self.term)
+        origin = self._pair.before.scope.facts.origins.get(name)
+        if origin is None or name != f"{origin[0].name}.{origin[1]}":
+            return size(name)
+        return self._computed(*origin) or size(name)
+
+    def _computed(self, value: ir.Value, axis: int) -> Term | None:
+        """The length of an axis as the node of the value computes it."""
+        if value.producer() is None:
+            return None
+        try:
+            shape = self._execution.array(value, beyond=True).shape
+        except (Unsupported, RecursionError):
+            return None
+        return shape[axis] if axis < len(shape) else None

@@ -1,0 +1,192 @@
+"""Counterexamples: a claim that is not proved is tried on concrete inputs, the smallest sizes first.
+
+Both pieces are run by ONNX Runtime with its optimisations off. The sizes for which the solver found the open obligation to fail
+are among those tried. What is found is an input on which the two differ; that none is found proves nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.certify.claims import Piece, Proof
+from onnx_attnfuse.certify.pairing import Pair
+from onnx_attnfuse.certify.pieces import piece
+from onnx_attnfuse.certify.solvers import Solver
+from onnx_attnfuse.certify.terms import Term, number, substitute, walk
+from onnx_attnfuse.errors import MissingDependencyError
+from onnx_attnfuse.graph.constants import Array
+
+_SECONDS = 10.0
+_LARGEST = 7
+_DRAWS = 6
+_ELEMENTS = 1 << 18
+_TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counterexample:
+    """An input on which the value before and the value after differ."""
+
+    sizes: Mapping[str, int]
+    arrays: Mapping[str, Array]
+    """The inputs of the piece, by the names of values in the model before."""
+    before: Array
+    after: Array
+    error: float
+    """The largest difference; NaN where only one of the two is a number, infinite where one has another shape or is refused."""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={value}" for name, value in sorted(self.sizes.items())) or "any sizes"
+        return f"with {sizes} the two differ by {self.error:.2g}"
+
+
+def _session(model: Any) -> Any:
+    try:
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise MissingDependencyError("counterexamples need onnxruntime; run pip install 'onnx-attnfuse[cpu]'") from error
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """An input of the pieces."""
+
+    name: str
+    shape: tuple[Term, ...]
+    dtype: ir.DataType
+    names: tuple[str | None, str | None]
+    """What it is called in either piece, None where that does not read it."""
+
+
+class _Runner:
+    """Both pieces of one claim."""
+
+    def __init__(self, pair: Pair, proof: Proof, level: int) -> None:
+        claim = proof.claim
+        found = Piece(pair, claim, level)
+        self.inputs: list[_Given] = []
+        names: dict[str, list[str | None]] = {}
+        originals: dict[str, ir.Value] = {}
+        self.sessions: list[Any] = []
+        for place, (side, value) in enumerate(((pair.before, claim.before), (pair.after, claim.after))):
+            model, given = piece(side, value, lambda item, side=side: found.ends(side, item))
+            self.sessions.append(_session(model))
+            for item in given:
+                identity = side.identity_of(item)
+                names.setdefault(identity, [None, None])[place] = item.name
+                originals.setdefault(identity, item)
+        for identity, both in names.items():
+            array = found.given(pair.before if both[0] is not None else pair.after, originals[identity])
+            self.inputs.append(_Given(originals[identity].name or "", array.shape, array.dtype, (both[0], both[1])))
+
+    def symbols(self) -> list[Term]:
+        """The sizes that inputs are made of."""
+        found = {item for given in self.inputs for length in given.shape for item in walk(length) if item.op == "size"}
+        return sorted(found, key=lambda item: str(item.data))
+
+    def run(self, sizes: Mapping[Term, int], draw: int) -> Counterexample | None:
+        """A counterexample of these sizes, if this draw is one."""
+        generator = np.random.default_rng(draw)
+        arrays: dict[str, Array] = {}
+        for given in self.inputs:
+            shape = [_value(length, sizes) for length in given.shape]
+            if any(length is None or length < 0 for length in shape) or np.prod([length or 0 for length in shape]) > _ELEMENTS:
+                return None
+            arrays[given.name] = _drawn([length or 0 for length in shape], given.dtype, generator, draw)
+        outputs: list[Array] = []
+        for place, session in enumerate(self.sessions):
+            feed = {item.names[place]: arrays[item.name] for item in self.inputs if item.names[place] is not None}
+            wanted = {item.name for item in session.get_inputs()}
+            try:
+                outputs.append(session.run(None, {name: array for name, array in feed.items() if name in wanted})[0])
+            except Exception:  # noqa: BLE001 - ONNX Runtime raises several kinds
+                if not outputs:  # an input that the model before refuses says nothing
+                    return None
+                outputs.append(np.zeros(0, outputs[0].dtype))
+        error = _difference(outputs[0], outputs[1])
+        if error is None:
+            return None
+        plain = {str(symbol.data): value for symbol, value in sizes.items()}
+        return Counterexample(plain, arrays, outputs[0], outputs[1], error)
+
+
+def _value(length: Term, sizes: Mapping[Term, int]) -> int | None:
+    found = substitute(length, {symbol: number(value) for symbol, value in sizes.items()})
+    return int(found.data) if found.op == "const" else None
+
+
+def _drawn(shape: Sequence[int], dtype: ir.DataType, generator: np.random.Generator, draw: int) -> Array:
+    if dtype.is_floating_point():
+        return (generator.standard_normal(shape) * (1 + draw % 3)).astype(dtype.numpy())
+    if draw == 0:
+        return np.ones(shape, dtype.numpy())
+    return generator.integers(0, 2, shape).astype(dtype.numpy())
+
+
+def _difference(one: Array, other: Array) -> float | None:
+    if one.shape != other.shape:
+        return float("inf")
+    if one.size == 0:
+        return None
+    first: Array = one.astype(np.float64)
+    second: Array = other.astype(np.float64)
+    if not np.array_equal(np.isnan(first), np.isnan(second)):
+        return float("nan")
+    error = float(np.nan_to_num(np.abs(first - second)).max())
+    magnitude = float(np.nan_to_num(np.abs(first), posinf=0, neginf=0).max())
+    return error if error > _TOLERANCE.get(one.dtype.name, 1e-3) * (0.05 + magnitude) else None
+
+
+def _sizes(symbols: Sequence[Term], proof: Proof, solver: Solver | None) -> Iterator[Mapping[Term, int]]:
+    """Sizes to try: small ones by their sum, and those that the solver found."""
+    counted = sorted(itertools.product(range(1, _LARGEST + 1), repeat=min(len(symbols), 4)), key=lambda item: (sum(item), item))
+    asked = [dict(zip(symbols, (*item, *[2] * len(symbols)), strict=False)) for item in counted]
+    yield from asked[:40]
+    for _, obligation in proof.open if solver is not None else ():
+        names = {name: term for name, term in obligation.names.items() if term.op == "size"}
+        values = solver.values(obligation.text, list(names)) if solver is not None else None
+        if values is not None:
+            known = {term: values.get(name, 1) for name, term in names.items()}
+            yield {symbol: known.get(symbol, 1) for symbol in symbols}
+    yield from asked[40::3]
+    if symbols:
+        yield {symbol: 16 + place for place, symbol in enumerate(symbols)}
+
+
+def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: float = _SECONDS) -> Counterexample | None:
+    """An input on which a claim that is not proved does not hold, the smallest found; None if none was.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    end = time.monotonic() + seconds
+    refused: Counterexample | None = None
+    for level in (1, 2):
+        try:
+            runner = _Runner(pair, proof, level)
+        except MissingDependencyError:
+            raise
+        except Exception:  # noqa: BLE001 - a piece that ONNX Runtime does not take refutes nothing
+            continue
+        for sizes in _sizes(runner.symbols(), proof, solver):
+            for draw in range(_DRAWS):
+                if time.monotonic() > end:
+                    return refused
+                found = runner.run(sizes, draw)
+                if found is not None and found.error != np.inf:
+                    return found
+                refused = refused or found  # a refusal of the model after says less than another number
+    return refused

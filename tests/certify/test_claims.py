@@ -1,0 +1,135 @@
+"""Proofs of real rewrites, and refusals of rewrites that are wrong by one thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import onnx_attnfuse
+from onnx_attnfuse.certify import claims, terms
+from onnx_attnfuse.certify.pairing import Pair
+from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.solvers import Solver, SolverName
+from onnx_attnfuse.certify.witness import refute
+from onnx_attnfuse.graph import io
+from tests.support.wrong_rewrites import wrong_rewrites
+
+BUNDLED = pathlib.Path(__file__).parents[2] / "models" / "bundled"
+MODELS = sorted(path.stem for path in BUNDLED.glob("*.onnx"))
+
+
+class Asking:
+    def __init__(self, solver: SolverName = "z3") -> None:
+        self.solver = Solver(solver)
+
+    def holds(self, asked: Obligation) -> bool:
+        return self.solver.decide(asked.text) == "unsat"
+
+
+def fused(name: str, folder: pathlib.Path, **choices: object) -> tuple[str, str]:
+    source, result = str(BUNDLED / f"{name}.onnx"), str(folder / f"{name}.onnx")
+    onnx_attnfuse.optimize(source, verify="none", **choices).save(result)
+    return source, result
+
+
+def proofs(before: ir.Model, after: ir.Model, solver: SolverName = "z3") -> list[claims.Proof]:
+    pair, judge = Pair(before, after), Asking(solver)
+    found = []
+    for claim in pair.claims:
+        terms.restart()
+        found.append(claims.prove(pair, claim, judge))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_change_of_a_real_export_is_proved(name: str, tmp_path: pathlib.Path) -> None:
+    source, result = fused(name, tmp_path)
+    found = proofs(io.load(source), io.load(result))
+    assert any(proof.claim.after.producer().op_type in {"MultiHeadAttention", "Attention", "Where", "Reshape"} for proof in found)
+    assert [proof.claim.name for proof in found if not proof.proved] == []
+
+
+@pytest.mark.parametrize("name", ["bert__dyn18__sdpa", "llama_past__dyn18__sdpa"])
+def test_another_solver_proves_the_same(name: str, tmp_path: pathlib.Path) -> None:
+    source, result = fused(name, tmp_path)
+    assert all(proof.proved for proof in proofs(io.load(source), io.load(result), "cvc5"))
+
+
+def test_a_model_is_equal_to_itself_without_any_claim() -> None:
+    path = str(BUNDLED / "bert__dyn18__sdpa.onnx")
+    assert Pair(io.load(path), io.load(path)).claims == []
+
+
+def _mutants(name: str, folder: pathlib.Path) -> list[tuple[str, str, onnx.ModelProto]]:
+    source, result = fused(name, folder)
+    found: dict[str, tuple[str, str, onnx.ModelProto]] = {}
+    for what, value, model in wrong_rewrites(onnx.load(source), onnx.load(result)):
+        found.setdefault(what, (what, value, model))
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", ["bert__dyn18__sdpa", "gpt2__ts17__eager"])
+def test_no_wrong_rewrite_is_proved(name: str, tmp_path: pathlib.Path) -> None:
+    source = str(BUNDLED / f"{name}.onnx")
+    mutants = _mutants(name, tmp_path)
+    assert len(mutants) >= 10
+    for what, value, model in mutants:
+        found = {proof.claim.name: proof for proof in proofs(io.load(source), ir.serde.deserialize_model(model))}
+        assert not found[value].proved, what
+
+
+@pytest.mark.parametrize("what", ["triangle", "scale lost", "bias dropped", "keys for values", "keys of other heads"])
+def test_a_wrong_rewrite_is_refuted_by_numbers(what: str, tmp_path: pathlib.Path) -> None:
+    source = io.load(str(BUNDLED / "bert__dyn18__sdpa.onnx"))
+    value, model = next((value, model) for name, value, model in _mutants("bert__dyn18__sdpa", tmp_path) if name.startswith(what))
+    pair = Pair(source, ir.serde.deserialize_model(model))
+    proof = next(proof for proof in proofs(pair.before.model, pair.after.model) if proof.claim.name == value)
+    found = refute(pair, same_claim(proof, pair), Solver("z3"))
+    assert found is not None
+    assert found.error > 1e-2
+    assert sum(found.sizes.values()) <= 4
+
+
+def same_claim(proof: claims.Proof, pair: Pair) -> claims.Proof:
+    """The proof of the same claim in another pair of the same models."""
+    return dataclasses.replace(proof, claim=next(claim for claim in pair.claims if claim.name == proof.claim.name))
+
+
+def _edited(path: str, edit: Callable[[onnx.ModelProto], None]) -> ir.Model:
+    model = onnx.load(path)
+    edit(model)
+    return ir.serde.deserialize_model(model)
+
+
+def test_other_weights_are_a_claim_that_is_not_proved(tmp_path: pathlib.Path) -> None:
+    source, result = fused("bert__dyn18__sdpa", tmp_path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        tensor = next(item for item in model.graph.initializer if len(item.dims) == 2 and item.data_type == 1)
+        array = onnx.numpy_helper.to_array(tensor).copy()
+        array[0, 0] += 1
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+    assert not all(proof.proved for proof in proofs(io.load(source), _edited(result, edit)))
+
+
+def test_another_attribute_of_an_operator_without_a_meaning_is_not_proved(tmp_path: pathlib.Path) -> None:
+    source, result = fused("bert__dyn18__sdpa", tmp_path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = next(item for item in model.graph.node if item.op_type == "LayerNormalization")
+        next(item for item in node.attribute if item.name == "epsilon").f *= 2
+
+    found = proofs(io.load(source), _edited(result, edit))
+    assert [proof.claim.after.producer().op_type for proof in found if not proof.proved] == ["LayerNormalization"]
+
+
+def test_an_output_that_is_missing_is_told(tmp_path: pathlib.Path) -> None:
+    source, result = fused("llama_past__dyn18__sdpa", tmp_path)
+    after = _edited(result, lambda model: model.graph.output.pop())
+    assert len(Pair(io.load(source), after).missing()) == 1
