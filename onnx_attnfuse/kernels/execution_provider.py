@@ -193,7 +193,7 @@ class ExecutionProvider:
     skip_norms: Literal["none", "without sum"] | None = None
     """What the provider runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
     runs_rms_norm: bool | None = None
-    """Whether the provider runs RMSNormalization of ai.onnx; if it is known not to, that is spelled out where it stands. None: it stays."""
+    """Whether it runs RMSNormalization of ai.onnx; if it is known not to, that is spelled out where it stands. None: it stays."""
     rotates: bool = False
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
     shares_cache: bool = False
