@@ -55,7 +55,8 @@ def ran(task: Mapping[str, Any], provider: Installed) -> dict[str, Any]:
                 "load": time.perf_counter() - started,
                 "cases": _outputs(session, feeds, pathlib.Path(task["out"], name)),
             }
-            answer[name]["on cpu"] = _on_cpu(pathlib.Path(session.end_profiling()))
+            ran_there = _on_cpu(pathlib.Path(session.end_profiling()))
+            answer[name]["on cpu"] = None if provider.ort_name == _CPU else ran_there
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
             answer[name] = {"error": _line(error)}
     if len(sessions) == 2 and all("outputs" in found["cases"][0] for found in answer.values()):

@@ -25,7 +25,7 @@ from onnx_attnfuse.reasons import Refused
 _AXES_ARE_INPUT = {"ReduceSum": 13}
 """The opset from which on a reduction is given its axes as an input, where it is not 18."""
 _OPPOSITES, _COMPARED_SINCE = {"LessOrEqual": "Greater", "GreaterOrEqual": "Less"}, 12
-_ALLOWS_ZERO_SINCE = 14
+_ALLOWS_ZERO_SINCE, _SQUEEZES_BY_INPUT_SINCE = 14, 13
 _WHICH = {"Max": "Greater", "Min": "Less"}
 _END_OF_AXIS = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
@@ -185,8 +185,19 @@ class Builder:
         old = self.facts.dims(value)
         if old is not None and len(old) == len(dims) and all(map(self.facts.same, old, dims)):
             return value
+        if old is not None and self._drops_ones(old, dims):
+            leading = self.constant(range(len(old) - len(dims)))
+            return self.node("Squeeze", [value, leading], dims=dims, dtype=self.facts.dtype(value))
         shape, attributes = self._reshape_target(old, dims)
         return self.node("Reshape", [value, shape], attributes, dims=dims, dtype=self.facts.dtype(value))
+
+    def _drops_ones(self, old: Sequence[Dim], dims: Sequence[Dim]) -> bool:
+        """Whether only leading axes of length 1 go, of a value whose new shape would have to be computed."""
+        leading = len(old) - len(dims)
+        computed = sum(isinstance(dim, Size) for dim in dims) > 1 and self.opset >= _SQUEEZES_BY_INPUT_SINCE
+        return (
+            computed and leading > 0 and all(dim == 1 for dim in old[:leading]) and all(map(self.facts.same, old[leading:], dims))
+        )
 
     def _reshape_target(self, old: Sequence[Dim] | None, dims: Sequence[Dim]) -> tuple[ir.Value, dict[str, int]]:
         """The shape and the attributes of a Reshape; in a shape that is computed a 0 is a length, as an empty past has.

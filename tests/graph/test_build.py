@@ -1,0 +1,48 @@
+"""What a builder emits for a value in another shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
+from tests.support.bundled import run
+from tests.support.small_models import parsed
+
+TEXT = """<ir_version: 9, opset_import: ["" : 18]>
+views (float[SHAPE] x) => (float[SHAPE] same) { same = Identity(x) }"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "opset", "op"),
+    [
+        ("1, b, 4, s", [1, 2, 3], 18, "Squeeze"),
+        ("1, 1, b, s", [2, 3], 18, "Squeeze"),
+        ("1, b, 4, s", [1, 2, 3], 12, "Reshape"),  # axes are an attribute there
+        ("1, 3, 4, s", [1, 2, 3], 18, "Reshape"),  # its shape is a constant
+        ("b, 1, 4, s", [0, 2, 3], 18, "Reshape"),  # the axis is no leading one
+        ("1, b, 4, s", [1, 3, 2], 18, "Reshape"),  # and what is left takes other places
+    ],
+)
+def test_leading_axes_of_length_1_go_without_a_shape_that_is_computed(shape: str, dims: list[int], opset: int, op: str) -> None:
+    model = ir.from_proto(parsed(TEXT.replace("SHAPE", shape)))
+    facts = Facts(model.graph)
+    builder = Builder(model.graph, facts, opset, set())
+    same = model.graph.outputs[0].producer()
+    assert same is not None
+    builder.at(same)
+    value = model.graph.inputs[0]
+    old = facts.dims(value)
+    assert old is not None
+    found = builder.reshape(value, [old[axis] for axis in dims])
+    node = found.producer()
+    assert node is not None
+    assert node.op_type == op
+    if opset == 18:
+        model.graph.outputs[0] = found
+        sizes = [{"b": 3, "s": 5}.get(item) or int(item) for item in shape.split(", ")]
+        x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+        (result,) = run(ir.to_proto(model), {"x": x}).values()
+        np.testing.assert_array_equal(result, x.reshape([x.shape[axis] for axis in dims]))
