@@ -25,7 +25,7 @@ from onnx_attnfuse.graph.constants import constant_array, is_standard
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import REARRANGES
+from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.graph.rounding import Pair, quantizes, read_pair
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label, viewers
@@ -50,7 +50,7 @@ class _Step:
 
     @property
     def is_view(self) -> bool:
-        """Whether only the layout changes."""
+        """Whether elements only go elsewhere, perhaps several times."""
         return self.pair is None and self.factor is None
 
 
@@ -242,7 +242,7 @@ def _step(node: ir.Node | None, facts: Facts) -> _Step | None:
         return _Step(pair.before, pair.after, pair.dequantize, pair) if movable else None
     if node is None or not node.inputs or node.inputs[0] is None or facts.dims(node.outputs[0]) is None:
         return None
-    if is_standard(node, *REARRANGES):
+    if is_standard(node, *REARRANGES, *REPEATS):
         return _Step(node.inputs[0], node.outputs[0], node)
     if not is_standard(node, "Mul", "Div"):
         return None

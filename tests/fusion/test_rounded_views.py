@@ -83,6 +83,12 @@ def test_views_of_a_fused_attention_go_behind_its_roundings(key: tuple[Grid | st
     assert np.allclose(run(model, feeds())["out"], run(result.model, feeds())["out"], atol=1e-5)
 
 
+def test_heads_that_are_repeated_are_repeated_behind_their_roundings_so_that_they_need_not_be() -> None:
+    model = quantised("llama_past__dyn18__sdpa")
+    report = onnx_attnfuse.optimize(model, ep="cpu", dequantise_attention=True).report
+    assert {(site.status, site.num_heads, site.kv_num_heads) for site in report.sites} == {("fused", 4, 2)}
+
+
 def test_roundings_to_different_grids_are_both_kept() -> None:
     result = onnx_attnfuse.optimize(attention(key=(BYTES, "turn", OTHER)), ep="cpu", always=True)
     assert sum(node.op_type == "QuantizeLinear" for node in result.model.graph.node) == 2
