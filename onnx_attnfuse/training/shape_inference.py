@@ -22,7 +22,7 @@ def forgive(is_ours: Callable[[], bool]) -> None:
         is_ours: Whether attention is fused in the module that is exported; others fail as ever.
     """
     manager: Any = importlib.import_module("onnxruntime.training.ortmodule._graph_transition_manager").GraphTransitionManager
-    original = manager._infer_shapes  # noqa: SLF001 - ORTModule has no public place for it
+    original = manager._infer_shapes
 
     @functools.wraps(original)
     def infer(model: Any) -> Any:
@@ -34,7 +34,7 @@ def forgive(is_ours: Callable[[], bool]) -> None:
             tell([f"attnfuse: ONNX Runtime cannot infer the shapes of this module ({_cause(error)}); it is trained without them"])
             return model
 
-    manager._infer_shapes = staticmethod(infer)  # noqa: SLF001
+    manager._infer_shapes = staticmethod(infer)
 
 
 def _cause(error: Exception) -> str:
