@@ -29,10 +29,11 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.fully_masked import sees_a_key
+from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
+from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match.score_chain import replaces
-from onnx_attnfuse.attention.spec import AttentionSpec, Mask, Replaced
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder, largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL
@@ -58,13 +59,14 @@ class Levelled:
         return (*self.bias.axes[:3], ())
 
 
-def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds, *, zeroed: bool = False) -> Treatment:
-    """The treatment that rows without a key need.
+def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bounds, *, zeroed: bool = False) -> Treatment:
+    """The treatment that rows without a key need, from the analysis of such rows that every fusing goes by.
 
     Args:
         spec: The attention.
         meaning: Its mask.
-        bounds: Intervals of the values of its mask.
+        reader: Reads the values of its mask.
+        bounds: Intervals of them.
         zeroed: Rows of -inf are zeros, and have no gradient.
 
     Raises:
@@ -78,13 +80,15 @@ def treatment(spec: AttentionSpec, meaning: Meaning, bounds: Bounds, *, zeroed: 
         raise Refused("unshifted-exponentials", "rows without a key are NaN, as no maximum is subtracted before exponentials")
     if zeroed and meaning.fills <= {-math.inf} and not any(map(bounds.may_mask, meaning.biases)):
         return "zeroed"
-    rounding = [fill for fill in meaning.fills if ROUNDS_ALL < fill < ROUNDS]
+    masked = masked_keys(spec.mask, reader, bounds)
+    numbers = {number for key in masked.keys for number in (key.low, key.high)}
+    rounding = sorted(number for number in numbers if ROUNDS_ALL < number < ROUNDS)
     if rounding and spec.dtype != ir.DataType.FLOAT16:
         raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
     if not replaces(spec.mask):
         return "added or zeroed" if zeroed else "added"
-    fills, inner = _replacing(spec.mask)
-    if not zeroed and bounds.lowest(inner) > bounds.masked_from and len({fill for fill in fills if math.isfinite(fill)}) < 2:
+    alike = len([number for number in numbers if math.isfinite(number)]) < 2 and not any(key.scored for key in masked.keys)
+    if alike and not (zeroed or masked.added_later or masked.floored or masked.scaled):
         return "replaced"
     message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
     raise Refused("mixed-mask", message)
@@ -115,10 +119,3 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     if kind != "added":
         value = builder.elementwise("Where", [all_infinite, zero, value], own)
     return Levelled(IndexedValue(value, bias.axes), fully_masked, all_infinite)
-
-
-def _replacing(mask: Mask) -> tuple[tuple[float, ...], Mask]:
-    """The numbers that scores are replaced by in the end, and the steps before the first that replaces."""
-    last = next((place for place, step in enumerate(reversed(mask)) if not isinstance(step, Replaced)), len(mask))
-    steps = mask[len(mask) - last :]
-    return tuple(step.fill for step in steps if isinstance(step, Replaced)), mask[: len(mask) - last]

@@ -168,7 +168,7 @@ class _Run:
         Raises:
             Refused: No way is exact.
         """
-        rows = treatment(site.spec, site.meaning, self.bounds, zeroed=site.zeroed) if demand.bias else "none"
+        rows = treatment(site.spec, site.meaning, self.reader, self.bounds, zeroed=site.zeroed) if demand.bias else "none"
         return Handed(demand.causal, demand.bias, rows)
 
     def _dropout(self, replaced: Sequence[ir.Node]) -> Dropout | None:
@@ -244,7 +244,7 @@ def _demand(site: TrainingSite, facts: Facts) -> Demand:
 
 
 def _v_head_size(spec: AttentionSpec, facts: Facts) -> Dim:
-    """The channels of values: as many as queries have, where keys are as wide as values, since the product of both repeats none."""
+    """The channels of values: as many as queries have where keys are as wide as values, as the product of both repeats none."""
     channels, size = leaves(spec.axes.h), length(spec.axes.v)
     for source in () if isinstance(size, int) else (*spec.query, *spec.key):
         dims = facts.dims(source.indexed.value) or ()
