@@ -1,0 +1,160 @@
+"""Attention by `torch.nn.attention.flex_attention`: masks as a rule for each pair of row and key, which skips blocks nobody sees.
+
+A rewritten graph calls `block_mask` once for each rule, and `attend` for each attention. Inside of a graph that inductor
+compiles both are traced; where the rest runs eagerly they are compiled by themselves. On a CPU flex attention is computed with
+all weights, which is for tests alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._higher_order_ops.flex_attention import flex_attention as operator
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
+
+from onnx_attnfuse.training.pytorch.programs import Program, run, uses
+from onnx_attnfuse.training.pytorch.rows import gradient_term, level
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BLOCK = 128
+_OPERATOR: Any = operator
+_flex: Any = flex_attention
+
+
+def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor, traced: bool) -> tuple[Any, ...]:
+    """Which blocks of rows and keys a rule lets see each other, as the operator takes it, without the rule.
+
+    Args:
+        program: The rule, true where a key is seen.
+        tensors: What it reads.
+        query: (b, n, s, h)
+        key: (b, n or fewer, t, h)
+        traced: This is part of a graph that is compiled.
+    """
+    make = _blocks if traced or not query.is_cuda else _compiled(_blocks)
+    return make(program, tuple(tensors), query, key)
+
+
+def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    rule = _rule(program, query, key)
+    found = create_block_mask(
+        lambda b, n, i, j: rule(b, n, i, j, *tensors),
+        query.shape[0] if uses(program, "b") else None,
+        query.shape[1] if uses(program, "n") else None,
+        query.shape[2],
+        key.shape[2],
+        device=query.device,
+        BLOCK_SIZE=_BLOCK,
+    )
+    return tuple(found.as_tuple()[:-1])
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocks: tuple[Any, ...],
+    program: Program,
+    tensors: Sequence[Tensor],
+    bias: Program | None,
+    added: Sequence[Tensor],
+    scale: float,
+    softcap: float | None,
+    rows: str,
+    traced: bool,
+) -> Tensor:
+    """Attention whose scores a rule keeps or forbids.
+
+    Args:
+        query: (b, n, s, h)
+        key: (b, n or fewer, t, h)
+        value: (b, as many, t, v)
+        blocks: What `block_mask` gave.
+        program: The rule.
+        tensors: What it reads.
+        bias: What is added to scores; None: nothing.
+        added: What that reads.
+        scale: What scores are multiplied by.
+        softcap: Scores x become c tanh(x / c); None: they stay.
+        rows: What rows without a key are: `zero`, `none` (there are none), or those of scores that are `replaced` by a number, or
+            have one `added`.
+        traced: This is part of a graph that is compiled.
+    """
+    call = _attend if traced or not query.is_cuda else _compiled(_attend)
+    return call(query, key, value, blocks, program, tuple(tensors), bias, tuple(added), scale, softcap, rows)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocks: tuple[Any, ...],
+    program: Program,
+    tensors: Sequence[Tensor],
+    bias: Program | None,
+    added: Sequence[Tensor],
+    scale: float,
+    softcap: float | None,
+    rows: str,
+) -> Tensor:
+    rule = _rule(program, query, key)
+    scores = _scores(bias, softcap, query, key)
+    operands = [item.contiguous() if item.stride(-1) != 1 else item for item in (query, key, value)]
+    options = _flex._apply_kernel_options(*operands, query.is_cuda or rows not in {"none", "zero"}, {})
+    if torch.compiler.is_dynamo_compiling():  # Dynamo finds what a rule reads by itself, and wants no more arguments
+
+        def bound(score: Tensor, b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Any:
+            return scores(score, b, n, i, j, *added)
+
+        def held(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Any:
+            return rule(b, n, i, j, *tensors)
+
+        output, logarithm, _ = _OPERATOR(*operands, bound, (*blocks, held), scale, options)
+    else:
+        mask = (*blocks, rule)
+        output, logarithm, _ = _OPERATOR(*operands, scores, mask, scale, options, tuple(added), tuple(tensors))
+    if rows not in {"replaced", "added"}:
+        return output
+    empty = (logarithm.detach() == -math.inf).unsqueeze(-1)
+    found = torch.where(empty, level(value, query), output)
+    return found if rows == "replaced" else found + gradient_term(query, key, value, empty, scale)
+
+
+def _rule(program: Program, query: Tensor, key: Tensor) -> Callable[..., Any]:
+    """A rule as flex attention calls it: indices, then what is read."""
+    lengths = _lengths(query, key)
+
+    def rule(b: Tensor, n: Tensor, i: Tensor, j: Tensor, *tensors: Tensor) -> Any:
+        found = run(program, {"b": b, "n": n, "i": i, "j": j}, tensors, lengths)
+        return found if isinstance(found, torch.Tensor) else torch.full_like(j, bool(found), dtype=torch.bool)
+
+    return rule
+
+
+def _scores(bias: Program | None, softcap: float | None, query: Tensor, key: Tensor) -> Callable[..., Any]:
+    """Scores as flex attention asks for them: the scaled score, indices, then what is read."""
+    lengths = _lengths(query, key)
+
+    def scores(score: Tensor, b: Tensor, n: Tensor, i: Tensor, j: Tensor, *tensors: Tensor) -> Any:
+        if softcap is not None:
+            score = torch.tanh(score / softcap) * softcap
+        return score if bias is None else score + run(bias, {"b": b, "n": n, "i": i, "j": j}, tensors, lengths)
+
+    return scores
+
+
+def _lengths(query: Tensor, key: Tensor) -> dict[str, int]:
+    return {"b": query.shape[0], "n": query.shape[1], "i": query.shape[2], "j": key.shape[2]}
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled by itself, for its own sizes."""
+    return torch.compile(function, fullgraph=True)
