@@ -93,7 +93,7 @@ def main() -> None:
     lines = [
         "# Losses on PyTorch",
         "",
-        f"A language model of two blocks on bytes, triangle and padding spelled out, torch {torch.__version__} on the CPU, float32.",
+        f"A language model of two blocks on bytes, its mask spelled out, torch {torch.__version__} on the CPU, float32.",
         "",
         "| step | " + " | ".join(names) + " |",
         "|---:|" + "---:|" * len(names),

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from onnx_attnfuse.kernels.policy import Policy
 
 if TYPE_CHECKING:
+    from onnx_attnfuse.training.front_end import wrap
     from onnx_attnfuse.training.hook import disable, enable
     from onnx_attnfuse.training.module import ORTModule
     from onnx_attnfuse.training.pytorch.module import fuse
     from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
-    from onnx_attnfuse.training.wrap import wrap
 
 __all__ = ["ORTModule", "Policy", "TrainingReport", "TrainingSiteReport", "disable", "enable", "fuse", "wrap"]
 
@@ -36,7 +36,7 @@ _HOMES = {
     "disable": "hook",
     "enable": "hook",
     "fuse": "pytorch.module",
-    "wrap": "wrap",
+    "wrap": "front_end",
 }
 
 

@@ -108,6 +108,8 @@ class _Compiled:
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], settings: Settings, mode: str | None) -> None:
         self._module, self._settings, self._mode = module, settings, mode
         self._buffers: list[_Buffer] = []
+        places = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._held = frozenset(place for place, node in enumerate(places) if _is_buffer(node))  # told only while Dynamo captures
         self._run: Callable[..., Any] = self._build(inputs)
         self.first = self if self._buffers else self._run
 
@@ -142,8 +144,8 @@ class _Compiled:
             return TrainingReport("cpu", ())
         held = {
             id(fake): (place, inputs[place])
-            for place, (node, fake) in enumerate(zip(places, fakes, strict=True))
-            if isinstance(fake, torch.Tensor) and _is_buffer(node)
+            for place, fake in enumerate(fakes)
+            if place in self._held and isinstance(fake, torch.Tensor)
         }
         constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
         wishes, compiled = Wishes(policy, self._settings.flex), self._settings.rest != "eager"

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._higher_order_ops.flex_attention import flex_attention as operator
+from torch.nn import functional
 from torch.nn.attention import flex_attention
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 
 from onnx_attnfuse.training.pytorch.programs import Program, run, uses
 from onnx_attnfuse.training.pytorch.rows import gradient_term, level
@@ -43,17 +44,41 @@ def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: 
 
 
 def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    rule = _rule(program, query, key)
-    found = create_block_mask(
-        lambda b, n, i, j: rule(b, n, i, j, *tensors),
-        query.shape[0] if uses(program, "b") else None,
-        query.shape[1] if uses(program, "n") else None,
-        query.shape[2],
-        key.shape[2],
-        device=query.device,
-        BLOCK_SIZE=_BLOCK,
-    )
-    return tuple(found.as_tuple()[:-1])
+    """Sees and sorts blocks; no sort operator does that, which takes minutes to compile for some hundred blocks."""
+    rows, keys = query.shape[2], key.shape[2]
+    found = _whole(program, tensors, query, key)
+    whole = functional.pad(found, (0, -keys % _BLOCK, 0, -rows % _BLOCK))
+    batch, heads, height, width = whole.shape
+    counts = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
+    full = counts == _BLOCK * _BLOCK
+    partial = (counts > 0) & ~full
+    sorted_blocks = [part for blocks in (partial, full) for part in _sorted(blocks)]
+    turned = [part for blocks in (partial, full) for part in _sorted(blocks.transpose(2, 3))]
+    made = BlockMask((rows, keys), *sorted_blocks, *turned, BLOCK_SIZE=(_BLOCK, _BLOCK))
+    return tuple(made.as_tuple()[:-1])
+
+
+def _whole(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor:
+    """(b or 1, n or 1, s, t): a rule at all rows and keys, which a compiler never writes to memory."""
+    lengths = _lengths(query, key)
+    counts = {letter: length if letter in "ij" or uses(program, letter) else 1 for letter, length in lengths.items()}
+    at = {
+        letter: torch.arange(count, device=query.device).view([-1 if place == axis else 1 for axis in range(4)])
+        for place, (letter, count) in enumerate(counts.items())
+    }
+    found = run(program, at, tensors, lengths)
+    known = found if isinstance(found, torch.Tensor) else torch.full((1,) * 4, bool(found), device=query.device)
+    return known.expand(tuple(counts.values()))
+
+
+def _sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and their columns in order, those that are not there last."""
+    ones = blocks.to(torch.int32)
+    count = ones.sum(-1)
+    there, missing = ones.cumsum(-1) - 1, count.unsqueeze(-1) + (1 - ones).cumsum(-1) - 1
+    columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
+    order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
+    return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
 
 
 def attend(
