@@ -1,0 +1,188 @@
+"""The backend `attnfuse` of torch.compile: reads the graphs that Dynamo captures, replaces attention, and hands the rest on.
+
+    torch.compile(module, backend="attnfuse")
+    torch.compile(module, backend="attnfuse", options={"rest": "eager", "policy": Policy(flash=False)})
+
+Shapes, types and modes are guarded by Dynamo, which captures a graph anew where they differ. Buffers whose contents decide what a
+mask means (a triangle of ones) are guarded here: where one was written to or exchanged, it is read again.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onnx_attnfuse.containment import Subject, failed
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.kernels.policy import Policy, read_environment
+from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pytorch.captured import rewrite_graph
+from onnx_attnfuse.training.pytorch.plan import Wishes
+from onnx_attnfuse.training.pytorch.reports import Reports
+from onnx_attnfuse.training.pytorch.trace import as_array
+from onnx_attnfuse.training.report import TrainingReport
+
+REPORTS = Reports()
+"""The reports on graphs of modules that nobody keeps reports for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The options of the backend."""
+
+    rest: str = "inductor"
+    """The backend of torch.compile that gets the rewritten graph; `eager` runs it as it is."""
+    policy: Policy | None = None
+    """Which kernels may be used; None: what the environment says when a graph is captured."""
+    flex: bool | None = None
+    """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
+    reports: Reports = dataclasses.field(default_factory=lambda: REPORTS, compare=False)
+    """Takes the reports."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> Settings:
+        """The settings in a mapping.
+
+        Raises:
+            OptionError: There is no such option, or no such backend.
+        """
+        given = dict(options or {})
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in names:
+                raise OptionError(f"the backend attnfuse has no option {name!r}; choose {', '.join(names)}")
+        settings = cls(**given)
+        known = torch.compiler.list_backends(exclude_tags=())
+        if settings.rest not in known or settings.rest == "attnfuse":
+            raise OptionError(f"rest is {settings.rest!r}; choose inductor, eager or another backend of torch.compile")
+        return settings
+
+
+def attnfuse(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """The backend: a captured graph with attention replaced, as a function of its inputs.
+
+    Args:
+        module: The graph that Dynamo captured.
+        inputs: What it was captured with.
+        options: See `Settings`.
+        mode: A mode of inductor, handed on to it.
+
+    Raises:
+        OptionError: There is no such option.
+    """
+    return _Compiled(module, inputs, Settings.of(options), mode).first
+
+
+class _Buffer:
+    """A buffer whose contents a rewritten graph rests on."""
+
+    def __init__(self, place: int, tensor: torch.Tensor) -> None:
+        self._place, self._contents = place, tensor.detach().clone()
+        self._last, self._version = tensor, tensor._version
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call still has these contents."""
+        tensor: torch.Tensor = inputs[self._place]
+        if tensor is self._last and tensor._version == self._version:
+            return True
+        same = tensor.shape == self._contents.shape and tensor.dtype == self._contents.dtype
+        if not same or not torch.equal(tensor.detach().to(self._contents.device), self._contents):
+            return False
+        self._last, self._version = tensor, tensor._version
+        return True
+
+
+class _Compiled:
+    """A captured graph, compiled for what its buffers hold."""
+
+    def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], settings: Settings, mode: str | None) -> None:
+        self._module, self._settings, self._mode = module, settings, mode
+        self._buffers: list[_Buffer] = []
+        places = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._held = frozenset(place for place, node in enumerate(places) if _is_buffer(node))  # told only while Dynamo captures
+        self._run: Callable[..., Any] = self._build(inputs)
+        self.first = self if self._buffers else self._run
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Runs the graph; where a buffer was written to, it is read again first."""
+        if not all(buffer.holds(inputs) for buffer in self._buffers):
+            self._run = self._build(inputs)
+        return self._run(*inputs)
+
+    def _build(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        module = _copied(self._module)
+        device = next((str(item.device) for item in inputs if isinstance(item, torch.Tensor)), "cpu")
+        try:
+            report = self._rewrite(module, inputs)
+        except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
+            module = _copied(self._module)
+            report = TrainingReport(device, (), defect=failed(error, Subject("fusing a captured graph")))
+        self._settings.reports.tell(report)
+        dynamo: Any = importlib.import_module("torch._dynamo")
+        backend = dynamo.lookup_backend(self._settings.rest)
+        if self._mode is not None:
+            backend = functools.partial(backend, mode=self._mode)
+        return backend(module, list(inputs))
+
+    def _rewrite(self, module: fx.GraphModule, inputs: Sequence[Any]) -> TrainingReport:
+        """Replaces attention in a copy of the graph."""
+        policy = self._settings.policy or Policy.from_environment()
+        places = [node for node in module.graph.nodes if node.op == "placeholder"]
+        fakes: list[Any] = [node.meta.get("example_value") for node in places]
+        mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
+        if mode is None:
+            return TrainingReport("cpu", ())
+        held = {
+            id(fake): (place, inputs[place])
+            for place, fake in enumerate(fakes)
+            if place in self._held and isinstance(fake, torch.Tensor)
+        }
+        constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
+        wishes, compiled = Wishes(policy, self._settings.flex), self._settings.rest != "eager"
+        found = rewrite_graph(module, fakes, mode, constants, wishes, compiled=compiled)
+        self._buffers = [_Buffer(*held[mark]) for mark in found.relied]
+        environment = read_environment()
+        words = f" ({environment.line(policy)})" if environment.seen and self._settings.policy is None else ""
+        return TrainingReport(_device_name(inputs), found.sites, words)
+
+
+def _device_name(inputs: Sequence[Any]) -> str:
+    kinds = {item.device.type for item in inputs if isinstance(item, torch.Tensor)}
+    if "cuda" not in kinds:
+        return next(iter(sorted(kinds)), "cpu")
+    major, minor = torch.cuda.get_device_capability()
+    return TrainingDevice("cuda", major * 10 + minor).name
+
+
+def _is_buffer(node: fx.Node) -> bool:
+    """Whether a placeholder is a buffer of a module: Dynamo noted where it took the tensor from."""
+    given = node.meta.get("grapharg")
+    source = None if given is None else getattr(given, "source", None)
+    return getattr(getattr(source, "base", None), "member", None) == "_buffers"
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph whose nodes can be exchanged, and of the graphs inside of it."""
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(module.graph, values)
+    if result is not None:
+        graph.output(result)
+        old = next(node for node in module.graph.nodes if node.op == "output")
+        next(node for node in graph.nodes if node.op == "output").meta = copy.copy(old.meta)
+    found = fx.GraphModule(module, graph)
+    found.meta = copy.copy(module.meta)
+    for name, inner in module.named_children():
+        if isinstance(inner, fx.GraphModule):
+            setattr(found, name, _copied(inner))
+    return found

@@ -1,0 +1,115 @@
+"""Functions that a rewritten graph calls: operands laid out, masks put together, and the attention itself."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import attention, functional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kernels = Sequence[str]
+"""Names of `torch.nn.attention.SDPBackend`, the one to be tried first in front; none: as PyTorch chooses."""
+
+
+def arranged(x: Tensor, parts: Sequence[Sequence[int | None]], order: Sequence[int], groups: Sequence[int]) -> Tensor:
+    """A tensor with its axes split, permuted and joined.
+
+    Args:
+        x: The tensor.
+        parts: For each axis the lengths that it is a product of, one of which may be None; none: an axis of length 1 that goes.
+        order: The parts in their new order.
+        groups: How many parts each new axis is made of; 0 makes an axis of length 1.
+    """
+    lengths: list[int] = []
+    for length, inside in zip(x.shape, parts, strict=True):
+        known = math.prod(part for part in inside if part is not None)
+        lengths += [length if len(inside) == 1 else length // known if part is None else part for part in inside]
+    if len(lengths) != x.dim() or any(len(inside) != 1 for inside in parts):
+        x = x.reshape(lengths)
+    if list(order) != sorted(order):
+        x = x.permute(list(order))
+    if all(count == 1 for count in groups):
+        return x
+    joined, place = list[int](), 0
+    for count in groups:
+        joined.append(math.prod(x.shape[place : place + count]))
+        place += count
+    return x.reshape(joined)
+
+
+def above(mask: Tensor, limit: float, negative: bool) -> Tensor:
+    """Where a mask that is added, or subtracted, lets a key be seen."""
+    return mask < -limit if negative else mask > limit
+
+
+def holds(condition: Tensor, keep_where: bool) -> Tensor:
+    """Where a condition lets a key be seen."""
+    known = condition if condition.dtype == torch.bool else condition != 0
+    return known if keep_where else known.logical_not()
+
+
+def both(left: Tensor, right: Tensor) -> Tensor:
+    """Where two masks let a key be seen."""
+    return left & right
+
+
+def added(total: Tensor | None, mask: Tensor, negative: bool, dtype: torch.dtype) -> Tensor:
+    """A bias with another mask added to it, or subtracted from it."""
+    number = (-mask if negative else mask).to(dtype)
+    return number if total is None else total + number
+
+
+def replaced(total: Tensor | None, kept: Tensor, fill: float, dtype: torch.dtype) -> Tensor:
+    """A bias that is `fill` where a key is not seen."""
+    zero = torch.zeros((), dtype=dtype, device=kept.device) if total is None else total
+    return torch.where(kept, zero, fill)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool = False,
+    dropout: float = 0.0,
+    kernels: Kernels = (),
+) -> Tensor:
+    """`scaled_dot_product_attention` on the kernels that are wanted; fewer heads of keys than of queries are shared.
+
+    Args:
+        query: (b, n, s, h)
+        key: (b, n or fewer, t, h)
+        value: (b, as many, t, v)
+        mask: (b or 1, n or 1, s or 1, t) as truth values or numbers.
+        scale: What scores are multiplied by.
+        causal: Row i sees keys up to i.
+        dropout: The share of weights that is dropped.
+        kernels: The kernels to choose from.
+    """
+    groups = key.shape[1] != query.shape[1]
+    if groups and mask is not None and query.is_cuda:  # kernels that take a mask take no groups there
+        key, value = (_spread(item, query.shape[1] // key.shape[1]) for item in (key, value))
+        groups = False
+    with _choosing(kernels):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=groups
+        )
+
+
+def _spread(item: Tensor, groups: int) -> Tensor:
+    batch, heads, length, size = item.shape
+    return item[:, :, None].expand(batch, heads, groups, length, size).reshape(batch, heads * groups, length, size)
+
+
+def _choosing(kernels: Kernels) -> contextlib.AbstractContextManager[object]:
+    if not kernels:
+        return contextlib.nullcontext()
+    choices: Any = attention
+    return choices.sdpa_kernel([getattr(choices.SDPBackend, name) for name in kernels], set_priority=True)

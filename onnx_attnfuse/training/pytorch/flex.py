@@ -1,0 +1,185 @@
+"""Attention by `torch.nn.attention.flex_attention`: masks as a rule for each pair of row and key, which skips blocks nobody sees.
+
+A rewritten graph calls `block_mask` once for each rule, and `attend` for each attention. Inside of a graph that inductor
+compiles both are traced; where the rest runs eagerly they are compiled by themselves. On a CPU flex attention is computed with
+all weights, which is for tests alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._higher_order_ops.flex_attention import flex_attention as operator
+from torch.nn import functional
+from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask
+
+from onnx_attnfuse.training.pytorch.programs import Program, run, uses
+from onnx_attnfuse.training.pytorch.rows import gradient_term, level
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BLOCK = 128
+_OPERATOR: Any = operator
+_flex: Any = flex_attention
+
+
+def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor, traced: bool) -> tuple[Any, ...]:
+    """Which blocks of rows and keys a rule lets see each other, as the operator takes it, without the rule.
+
+    Args:
+        program: The rule, true where a key is seen.
+        tensors: What it reads.
+        query: (b, n, s, h)
+        key: (b, n or fewer, t, h)
+        traced: This is part of a graph that is compiled.
+    """
+    make = _blocks if traced or not query.is_cuda else _compiled(_blocks)
+    return make(program, tuple(tensors), query, key)
+
+
+def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    """Sees and sorts blocks; no sort operator does that, which takes minutes to compile for some hundred blocks."""
+    rows, keys = query.shape[2], key.shape[2]
+    found = _whole(program, tensors, query, key)
+    whole = functional.pad(found, (0, -keys % _BLOCK, 0, -rows % _BLOCK))
+    batch, heads, height, width = whole.shape
+    counts = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
+    full = counts == _BLOCK * _BLOCK
+    partial = (counts > 0) & ~full
+    sorted_blocks = [part for blocks in (partial, full) for part in _sorted(blocks)]
+    turned = [part for blocks in (partial, full) for part in _sorted(blocks.transpose(2, 3))]
+    made = BlockMask((rows, keys), *sorted_blocks, *turned, BLOCK_SIZE=(_BLOCK, _BLOCK))
+    return tuple(made.as_tuple()[:-1])
+
+
+def _whole(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor:
+    """(b or 1, n or 1, s, t): a rule at all rows and keys, which a compiler never writes to memory."""
+    lengths = _lengths(query, key)
+    counts = {letter: length if letter in "ij" or uses(program, letter) else 1 for letter, length in lengths.items()}
+    at = {
+        letter: torch.arange(count, device=query.device).view([-1 if place == axis else 1 for axis in range(4)])
+        for place, (letter, count) in enumerate(counts.items())
+    }
+    found = run(program, at, tensors, lengths)
+    known = found if isinstance(found, torch.Tensor) else torch.full((1,) * 4, bool(found), device=query.device)
+    return known.expand(tuple(counts.values()))
+
+
+def _sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and their columns in order, those that are not there last."""
+    ones = blocks.to(torch.int32)
+    count = ones.sum(-1)
+    there, missing = ones.cumsum(-1) - 1, count.unsqueeze(-1) + (1 - ones).cumsum(-1) - 1
+    columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
+    order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
+    return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocks: tuple[Any, ...],
+    program: Program,
+    tensors: Sequence[Tensor],
+    bias: Program | None,
+    added: Sequence[Tensor],
+    scale: float,
+    softcap: float | None,
+    rows: str,
+    traced: bool,
+) -> Tensor:
+    """Attention whose scores a rule keeps or forbids.
+
+    Args:
+        query: (b, n, s, h)
+        key: (b, n or fewer, t, h)
+        value: (b, as many, t, v)
+        blocks: What `block_mask` gave.
+        program: The rule.
+        tensors: What it reads.
+        bias: What is added to scores; None: nothing.
+        added: What that reads.
+        scale: What scores are multiplied by.
+        softcap: Scores x become c tanh(x / c); None: they stay.
+        rows: What rows without a key are: `zero`, `none` (there are none), or those of scores that are `replaced` by a number, or
+            have one `added`.
+        traced: This is part of a graph that is compiled.
+    """
+    call = _attend if traced or not query.is_cuda else _compiled(_attend)
+    return call(query, key, value, blocks, program, tuple(tensors), bias, tuple(added), scale, softcap, rows)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocks: tuple[Any, ...],
+    program: Program,
+    tensors: Sequence[Tensor],
+    bias: Program | None,
+    added: Sequence[Tensor],
+    scale: float,
+    softcap: float | None,
+    rows: str,
+) -> Tensor:
+    rule = _rule(program, query, key)
+    scores = _scores(bias, softcap, query, key)
+    operands = [item.contiguous() if item.stride(-1) != 1 else item for item in (query, key, value)]
+    options = _flex._apply_kernel_options(*operands, query.is_cuda or rows not in {"none", "zero"}, {})
+    if torch.compiler.is_dynamo_compiling():  # Dynamo finds what a rule reads by itself, and wants no more arguments
+
+        def bound(score: Tensor, b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Any:
+            return scores(score, b, n, i, j, *added)
+
+        def held(b: Tensor, n: Tensor, i: Tensor, j: Tensor) -> Any:
+            return rule(b, n, i, j, *tensors)
+
+        output, logarithm, _ = _OPERATOR(*operands, bound, (*blocks, held), scale, options)
+    else:
+        mask = (*blocks, rule)
+        output, logarithm, _ = _OPERATOR(*operands, scores, mask, scale, options, tuple(added), tuple(tensors))
+    if rows not in {"replaced", "added"}:
+        return output
+    empty = (logarithm.detach() == -math.inf).unsqueeze(-1)
+    found = torch.where(empty, level(value, query), output)
+    return found if rows == "replaced" else found + gradient_term(query, key, value, empty, scale)
+
+
+def _rule(program: Program, query: Tensor, key: Tensor) -> Callable[..., Any]:
+    """A rule as flex attention calls it: indices, then what is read."""
+    lengths = _lengths(query, key)
+
+    def rule(b: Tensor, n: Tensor, i: Tensor, j: Tensor, *tensors: Tensor) -> Any:
+        found = run(program, {"b": b, "n": n, "i": i, "j": j}, tensors, lengths)
+        return found if isinstance(found, torch.Tensor) else torch.full_like(j, bool(found), dtype=torch.bool)
+
+    return rule
+
+
+def _scores(bias: Program | None, softcap: float | None, query: Tensor, key: Tensor) -> Callable[..., Any]:
+    """Scores as flex attention asks for them: the scaled score, indices, then what is read."""
+    lengths = _lengths(query, key)
+
+    def scores(score: Tensor, b: Tensor, n: Tensor, i: Tensor, j: Tensor, *tensors: Tensor) -> Any:
+        if softcap is not None:
+            score = torch.tanh(score / softcap) * softcap
+        return score if bias is None else score + run(bias, {"b": b, "n": n, "i": i, "j": j}, tensors, lengths)
+
+    return scores
+
+
+def _lengths(query: Tensor, key: Tensor) -> dict[str, int]:
+    return {"b": query.shape[0], "n": query.shape[1], "i": query.shape[2], "j": key.shape[2]}
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function compiled by itself, for its own sizes."""
+    return torch.compile(function, fullgraph=True)

@@ -1,0 +1,297 @@
+"""The call for an attention: what is handed over of its mask, on which kernel it runs, and why not on a faster one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.fully_masked import lowest_sum
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.predicates import Other, Padding
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Replaced, mask_values
+from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.thresholds import ABSORBS_HALF, ROUNDS_ALL
+from onnx_attnfuse.training.fully_masked_rows import treatment
+from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
+from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH, EFFICIENT, FLASH
+from onnx_attnfuse.training.pytorch.own_key import rows_see_themselves
+from onnx_attnfuse.training.pytorch.sites import CapturedSite
+
+Form = Literal["none", "causal", "kept", "bias", "rule"]
+"""How a mask is handed over: not at all, by the argument `is_causal`, as truth values, as numbers, as a rule of flex
+attention."""
+Rows = Literal["none", "zero", "void", "replaced", "shifted", "added", "infinite", "levelled"]
+"""What rows without a key need: nothing, as there are none; they are 0, or NaN, where scores are replaced; equal weights, where
+scores are replaced by a number; the scores as they were; equal weights, where a number is added; NaN there; a call of their
+own."""
+_KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "flash (CPU)": "FLASH_ATTENTION", "math": "MATH"}
+_LEAST_FLEX = 16
+MATH = "math"
+FLEX = "flex"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What a caller wants of the calls."""
+
+    policy: Policy
+    flex: bool | None = None
+    """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The call for one attention."""
+
+    form: Form
+    rows: Rows
+    kernel: str
+    kernels: tuple[str, ...]
+    """Names of `SDPBackend` to choose from; none: as PyTorch chooses."""
+    others: tuple[tuple[str, Reason], ...]
+    """Faster kernels that do not run it, and why."""
+    is_new: bool = True
+    """Something is replaced; else it is the call that the module makes itself."""
+
+    @property
+    def words(self) -> str:
+        """How the mask is handed over, for a reader."""
+        words = {
+            "none": "without a mask",
+            "causal": "causal by attribute",
+            "kept": "its mask as truth values",
+            "bias": "its mask as a bias",
+            "rule": "its mask as a rule",
+        }[self.form]
+        if not self.is_new:
+            return "the module's own call"
+        return words + ("" if self.rows in {"none", "shifted"} else ", rows without a key apart")
+
+
+class Planner:
+    """Chooses calls for the attentions of one captured graph."""
+
+    def __init__(self, device: TrainingDevice, wishes: Wishes, reader: Reader, bounds: Bounds) -> None:
+        self._device, self._wishes, self._reader, self._bounds = device, wishes, reader, bounds
+
+    def plan(self, site: CapturedSite, *, trained: bool) -> Plan:
+        """The call for an attention.
+
+        Args:
+            site: The attention.
+            trained: Something that is added to its scores has a gradient.
+
+        Raises:
+            Refused: No call is exact.
+        """
+        spec, meaning = site.spec, site.meaning
+        _check(spec)
+        others: list[tuple[str, Reason]] = []
+        reason = self._no_flex(site, trained=trained)
+        if reason is None:
+            return Plan("rule", self._flex_rows(site), FLEX, (), ())
+        if reason.code != "fastest":
+            others.append((FLEX, reason))
+        if spec.softcap is not None:
+            raise Refused("softcap", "the scores are capped by tanh, which no kernel but flex attention does: " + reason.message)
+        form = self._form(spec, meaning)
+        is_new = site.call is None or form in {"none", "causal"}
+        rows: Rows = "none" if form in {"none", "causal"} else self._rows(spec, meaning, form) if site.call is None else "zero"
+        if is_new and site.call is not None and self._has(site, form):
+            is_new = False
+        return self._kernel(site, form, rows, tuple(others), trained=trained, is_new=is_new)
+
+    def _has(self, site: CapturedSite, form: Form) -> bool:
+        """Whether the module's own call hands its mask over in a form already."""
+        call = site.call
+        assert call is not None
+        causal = (len(call.args) > 5 and bool(call.args[5])) or bool(call.kwargs.get("is_causal"))
+        masked = (len(call.args) > 3 and call.args[3] is not None) or call.kwargs.get("attn_mask") is not None
+        return not masked and causal == (form == "causal")
+
+    def _kernel(
+        self, site: CapturedSite, form: Form, rows: Rows, others: tuple[tuple[str, Reason], ...], *, trained: bool, is_new: bool
+    ) -> Plan:
+        """The first kernel of the device that takes a call."""
+        axes = site.spec.axes
+        demand = Demand(
+            dtype=site.spec.dtype,
+            head_size=length(axes.h),
+            v_head_size=length(axes.v),
+            bias=form in {"kept", "bias"},
+            causal=form == "causal",
+            square=length(axes.i) == length(axes.j),
+            dropout=site.dropout,
+            bias_gradient=trained and form == "bias",
+        )
+        found = others
+        order = self._order()
+        for kernel in order:
+            reason = kernel.refuse(demand, self._device) if self._switch(kernel) is not False else None
+            if self._switch(kernel) is False:
+                reason = Reason("switched-off", "it is switched off")
+            if reason is None:
+                return Plan(form, rows, kernel.name, self._allowed(order), found, is_new)
+            found = (*found, (kernel.name, reason))
+        return Plan(form, rows, MATH, self._allowed(order), found, is_new)
+
+    def _order(self) -> list[Kernel]:
+        """The kernels of the device, those that are asked for first."""
+        here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH) if kernel.device == self._device.kind]
+        return sorted(here, key=lambda kernel: not self._switch(kernel))
+
+    def _switch(self, kernel: Kernel) -> bool | None:
+        policy = self._wishes.policy
+        return {"flash": policy.flash, "efficient": policy.efficient}.get(kernel.switch or "")
+
+    def _allowed(self, order: list[Kernel]) -> tuple[str, ...]:
+        if self._wishes.policy.flash is None and self._wishes.policy.efficient is None:
+            return ()
+        return (*(_KERNELS[kernel.name] for kernel in order if self._switch(kernel) is not False), _KERNELS[MATH])
+
+    def _form(self, spec: AttentionSpec, meaning: Meaning) -> Form:
+        """How the mask is handed over.
+
+        Raises:
+            Refused: No way is exact.
+        """
+        if meaning.is_trivial and not spec.mask:
+            return "none"
+        triangle = meaning.only_causal
+        square = length(spec.axes.i) == length(spec.axes.j)
+        if triangle is not None and triangle.offset == 0 and square and self._sees_a_key(spec, meaning):
+            return "causal"
+        if meaning.is_trivial and not any(isinstance(step, Replaced) for step in spec.mask):
+            return "none"
+        if _only_forbids(spec, meaning):
+            return "kept"
+        masks = [
+            value
+            for value in mask_values(spec.mask)
+            if self._reader.facts.dtype(value) in {ir.DataType.FLOAT, ir.DataType.DOUBLE}
+        ]
+        if spec.dtype in HALVES and masks:
+            raise Refused("narrowed-mask", f"the mask '{masks[0].name}' would be rounded to half precision")
+        return "bias"
+
+    def _sees_a_key(self, spec: AttentionSpec, meaning: Meaning) -> bool:
+        if meaning.is_distrusted or any(map(self._bounds.may_mask, meaning.biases)):
+            return False
+        return meaning.rows_see_a_key or rows_see_themselves(meaning.allowed, spec)
+
+    def _rows(self, spec: AttentionSpec, meaning: Meaning, form: Form) -> Rows:
+        """What rows without a key need.
+
+        Raises:
+            Refused: What the module makes of them cannot be had.
+        """
+        if self._sees_a_key(spec, meaning) and not spec.row_rules:
+            return "none"
+        kind = treatment(spec, meaning, self._bounds)
+        if kind == "none":
+            return "none"
+        fills = meaning.fills
+        if kind == "replaced":
+            if len(fills) > 1:
+                raise Refused("mixed-mask", "scores are replaced by several numbers; rows that lose all keys are of no one kind")
+            infinite = -math.inf in fills
+            if spec.row_rules:
+                return _guarded(infinite=infinite)
+            return "void" if infinite else "replaced"
+        if spec.row_rules:
+            raise Refused("row-rule", "NaN is set to 0 after the softmax, and comes back in gradients where a mask is added")
+        steps = [step for step in spec.mask if isinstance(step, Added)]
+        if form != "kept" or len(steps) != len(spec.mask) or len(fills) != 1:
+            return "levelled"
+        (fill,) = fills
+        alike = fill == -math.inf or (len(steps) == 1 and lowest_sum(steps[0], self._reader, self._bounds) == fill)
+        if not alike:
+            return "levelled"
+        half = self._reader.facts.dtype(steps[0].indexed.value) == ir.DataType.FLOAT16
+        limit = ABSORBS_HALF if half else ROUNDS_ALL
+        return "infinite" if fill == -math.inf else "added" if fill <= limit else "shifted"
+
+    def _no_flex(self, site: CapturedSite, *, trained: bool) -> Reason | None:
+        """Why flex attention is not taken; `fastest` where there is nothing to gain."""
+        spec, meaning = site.spec, site.meaning
+        rules = [item for item in meaning.predicates if not isinstance(item, (Padding, Other))]
+        plain = meaning.only_causal is not None and spec.softcap is None and self._form(spec, meaning) == "causal"
+        pays = (rules and not plain) or spec.softcap is not None
+        if not pays or any(isinstance(item, Other) for item in meaning.predicates):
+            return Reason("fastest", "it is no faster for this mask")
+        wanted = self._wishes.flex if self._wishes.flex is not None else self._device.kind == "cuda"
+        if not wanted:
+            off = self._wishes.flex is False
+            return Reason("switched-off", "it is switched off") if off else Reason("other-device", "it runs on cuda")
+        if site.dropout:
+            return Reason("dropout", f"it has no dropout, and {site.dropout:g} of the weights are dropped")
+        if trained:
+            return Reason("bias-gradient", "what is added to the scores is trained")
+        size, own = length(spec.axes.h), length(spec.axes.v)
+        if not isinstance(size, int) or size != own or (size < _LEAST_FLEX and self._device.kind == "cuda"):
+            return Reason("head-size", f"it takes heads of equal sizes from {_LEAST_FLEX} on, and here they are {size} and {own}")
+        if spec.row_rules or meaning.is_distrusted:
+            return Reason("row-rule", "rows are set to 0 after the softmax")
+        try:
+            self._flex_rows(site)
+        except Refused as refused:
+            return refused.reason
+        return None
+
+    def _flex_rows(self, site: CapturedSite) -> Rows:
+        """What rows without a key need of flex attention.
+
+        Raises:
+            Refused: It cannot be had.
+        """
+        spec, meaning = site.spec, site.meaning
+        if self._sees_a_key(spec, meaning) or not spec.mask:
+            return "none"
+        if site.call is not None:
+            if meaning.fills == frozenset([-math.inf]):
+                return "zero"
+            raise Refused("mixed-mask", "rows without a key depend on the kernel where numbers are added")
+        rows = self._rows(spec, meaning, "kept")
+        if rows not in {"replaced", "added"}:
+            raise Refused("mixed-mask", "rows without a key are no equal weights")
+        return rows
+
+
+def _guarded(*, infinite: bool) -> Rows:
+    if not infinite:
+        raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
+    return "zero"
+
+
+def _only_forbids(spec: AttentionSpec, meaning: Meaning) -> bool:
+    """Whether a mask certainly leaves a score as it is or forbids it."""
+    if meaning.biases or meaning.is_distrusted:
+        return False
+    return all(isinstance(step, (Added, Replaced)) and getattr(step, "fill", -1.0) != 0 for step in spec.mask)
+
+
+def _check(spec: AttentionSpec) -> None:
+    """Refuses what neither call computes.
+
+    Raises:
+        Refused: A sink, a computed scale, weights that are multiplied, or rows that are set to 0 where data says so.
+    """
+    if spec.sink is not None:
+        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
+    if spec.scale_values:
+        name = spec.scale_values[0].indexed.value.name
+        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is no plain number")
+    if any(rule.condition is not None for rule in spec.row_rules):
+        raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
+    if spec.result_scales:
+        raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
+    if len({spec.dtype, spec.output_dtype}) > 1 or spec.dtype is None:
+        raise Refused("mixed-types", "operands and result are of different or unknown types")

@@ -1,0 +1,241 @@
+"""Mask expressions as programs: nested tuples of words and numbers, which a captured graph can hold and a kernel can inline.
+
+    j - i <= 0 and mask[b, j] != 0
+
+    ("and", ("le", ("sum", 0, (1, ("j",)), (-1, ("i",)))), ("nonzero", ("read", 0, ("b",), ("j",))))
+
+A program runs on index tensors `b`, `n`, `i`, `j`: single numbers inside of flex attention, ranges elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import onnx_ir as ir
+import torch
+
+from onnx_attnfuse.attention.axes.factors import Factor, leaves, length
+from onnx_attnfuse.attention.masks.expression import (
+    And,
+    Apply,
+    Choice,
+    Compare,
+    Element,
+    Expression,
+    Index,
+    Linear,
+    NonZero,
+    Not,
+    Number,
+    Or,
+    Truth,
+)
+from onnx_attnfuse.attention.masks.traverse import parts_of
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.thresholds import MASKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Program: TypeAlias = "tuple[Any, ...]"
+_LETTERS = "bnij"
+_NAMES = {NonZero: "nonzero", Not: "not", And: "and", Or: "or", Choice: "where"}
+
+
+class Compiler:
+    """Turns the expressions of one attention into programs."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        axes = spec.axes
+        self._places: dict[Factor, tuple[str, Dim, Dim]] = {}
+        for letter, axis in zip(_LETTERS, axes.scores, strict=True):
+            stride: Dim = 1
+            for leaf in reversed(leaves(axis)):
+                self._places[leaf] = letter, stride, leaf.size
+                stride = stride * leaf.size
+        self._lengths = {letter: length(axis) for letter, axis in zip(_LETTERS, axes.scores, strict=True)}
+        self.values: list[ir.Value] = []
+        """What programs read, by number."""
+
+    def program(self, part: Expression) -> Program:
+        """The program of an expression.
+
+        Raises:
+            Refused: It applies an operator that programs lack, or a length that operands do not tell.
+        """
+        match part:
+            case Linear():
+                return self._sum(part)
+            case Element(value, at):
+                return ("read", self._number(value), *map(self.program, at))
+            case Number(value) | Truth(value):
+                return ("number", value)
+            case Compare(form, equal):
+                return ("eq" if equal else "le", self._sum(form))
+            case Apply(op, arguments):
+                if op not in _APPLIED:
+                    raise Refused("unreadable-mask", f"the mask applies {op}, which has no program")
+                return (op, *map(self.program, arguments))
+            case _:
+                return (_NAMES[type(part)], *map(self.program, parts_of(part)))
+
+    def _sum(self, form: Linear) -> Program:
+        terms = [(self._length(factor), self._atom(atom)) for atom, factor in form.terms]
+        return ("sum", self._length(form.offset), *terms)
+
+    def _atom(self, atom: Index | Element) -> Program:
+        if isinstance(atom, Element):
+            return self.program(atom)
+        place = self._places.get(atom.factor)
+        if place is None:
+            raise Refused("foreign-axis", "the mask runs over an axis that the attention has not")
+        letter, stride, size = place
+        if self._lengths[letter] == size:
+            return (letter,)
+        return ("part", letter, self._length(stride), self._length(size))
+
+    def _number(self, value: ir.Value) -> int:
+        if value not in self.values:
+            self.values.append(value)
+        return self.values.index(value)
+
+    def _length(self, dim: Dim) -> Any:
+        """A length: a number, the name of an axis, or a sum or product of these."""
+        if isinstance(dim, int):
+            return dim
+        for letter, known in self._lengths.items():
+            if dim == known:
+                return f"length {letter}"
+        factors: list[Any] = [dim.factor] if dim.factor != 1 or not dim.atoms else []
+        for atom in dim.atoms:
+            alone = sizes.symbol(atom.key)
+            if not atom.parts and alone != dim:
+                factors.append(self._length(alone))
+            elif atom.evaluate is sum:
+                factors.append(("sum", *map(self._length, atom.parts)))
+            else:
+                raise Refused("unknown-length", f"the mask counts with '{atom.key}', which is no length of the operands")
+        return factors[0] if len(factors) == 1 else ("product", *factors)
+
+
+def uses(program: Any, letter: str) -> bool:
+    """Whether a program depends on an axis."""
+    if not isinstance(program, tuple):
+        return False
+    items = cast("Program", program)
+    return items[:1] == (letter,) or items[:2] == ("part", letter) or any(uses(item, letter) for item in items)
+
+
+def number_of(length: Any, lengths: Mapping[str, int]) -> int:
+    """A length that a program has, from the lengths of axes by their letters."""
+    if isinstance(length, str):
+        return lengths[length.removeprefix("length ")]
+    if not isinstance(length, tuple):
+        return length
+    name, *items = cast("Program", length)
+    numbers = [number_of(item, lengths) for item in items]
+    return sum(numbers) if name == "sum" else math.prod(numbers)
+
+
+def run(program: Program, at: Mapping[str, Tensor], tensors: Sequence[Tensor], lengths: Mapping[str, int]) -> Any:
+    """What a program computes: a tensor, or a plain number.
+
+    Args:
+        program: The program.
+        at: The index tensors by their letters.
+        tensors: What it reads, by number.
+        lengths: The lengths of the axes by their letters.
+    """
+    name: str = program[0]
+    inside: Sequence[Any] = program[1:]
+    if name in _LETTERS:
+        return at[name]
+    if name == "number":
+        return inside[0]
+    if name == "part":
+        letter, stride, size = inside
+        return at[letter] // number_of(stride, lengths) % number_of(size, lengths)
+    if name == "sum":
+        total: Any = number_of(inside[0], lengths)
+        for factor, atom in inside[1:]:
+            term = run(atom, at, tensors, lengths)
+            total = total + (term if factor == 1 else term * number_of(factor, lengths))
+        return total
+    if name == "read":
+        number, *places = inside
+        found = tensors[int(number)]
+        return found[tuple(_index(run(place, at, tensors, lengths), at) for place in places)]
+    return _APPLIED[name](*(run(item, at, tensors, lengths) for item in inside))
+
+
+def _index(place: Any, at: Mapping[str, Tensor]) -> Any:
+    return torch.zeros_like(at["j"]) + place if isinstance(place, int) else place
+
+
+def _tensor(item: Any) -> Any:
+    return item if isinstance(item, torch.Tensor) else torch.tensor(item)
+
+
+def _where(condition: Any, chosen: Any, other: Any) -> Any:
+    return torch.where(_tensor(condition), chosen, other)
+
+
+def _all(first: Any, *others: Any) -> Any:
+    for other in others:
+        first = first & other
+    return first
+
+
+def _any(first: Any, *others: Any) -> Any:
+    for other in others:
+        first = first | other
+    return first
+
+
+def _zero(item: Any) -> Any:
+    return item == 0
+
+
+def _not_positive(item: Any) -> Any:
+    return item <= 0
+
+
+def _nonzero(item: Any) -> Any:
+    return item if item.dtype == torch.bool else item != 0
+
+
+def _opposite(item: Any) -> Any:
+    return _tensor(item).logical_not()
+
+
+def _unmasked(item: Any) -> Any:
+    return item > MASKS
+
+
+_APPLIED: dict[str, Callable[..., Any]] = {
+    "Abs": torch.abs,
+    "Add": operator.add,
+    "Equal": operator.eq,
+    "Exp": torch.exp,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+    "Mul": operator.mul,
+    "Neg": operator.neg,
+    "Sub": operator.sub,
+    "Unmasked": _unmasked,
+    "and": _all,
+    "eq": _zero,
+    "le": _not_positive,
+    "nonzero": _nonzero,
+    "not": _opposite,
+    "or": _any,
+    "where": _where,
+}

@@ -1,0 +1,28 @@
+"""Reports on captured graphs: kept where a caller finds them, and told once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from onnx_attnfuse.training.report import TrainingReport
+
+LOG = logging.getLogger("onnx_attnfuse.training")
+
+
+class Reports(list[TrainingReport]):
+    """The reports on the graphs of a module, one for each that was captured."""
+
+    def tell(self, report: TrainingReport) -> None:
+        """Keeps a report, and logs it; where the program's logging would swallow it, it goes to stderr."""
+        self.append(report)
+        if os.environ.get("ATTNFUSE_DEBUG", "1") == "0" or os.environ.get("RANK", "0") != "0":
+            return
+        if not report.sites and report.defect is None:
+            return
+        if LOG.hasHandlers() and LOG.isEnabledFor(logging.INFO):
+            for line in report.lines():
+                LOG.info(line)
+            return
+        sys.stderr.write("".join(f"{line}\n" for line in report.lines()))

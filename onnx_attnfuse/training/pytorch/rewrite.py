@@ -1,0 +1,274 @@
+"""Calls put into a captured graph, in the place of the nodes that computed an attention before."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.masks.expression import TRUE
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.training.pytorch import calls, flex, layout, rows
+from onnx_attnfuse.training.pytorch.emitter import DTYPES
+from onnx_attnfuse.training.pytorch.plan import Plan
+from onnx_attnfuse.training.pytorch.programs import Compiler, Program
+from onnx_attnfuse.training.pytorch.sites import CapturedSite
+from onnx_attnfuse.training.pytorch.trace import Traced, storage_of
+
+_TYPES = {onnx: dtype for dtype, onnx in DTYPES.items()}
+
+
+class Rewriter:
+    """Rewrites one captured graph, attention by attention; masks that several share are put together once."""
+
+    def __init__(self, traced: Traced, facts: Facts, *, compiled: bool) -> None:
+        """Begins.
+
+        Args:
+            traced: The graph as it was read.
+            facts: What is known of its values.
+            compiled: The graph is compiled as a whole afterwards.
+        """
+        self._traced, self._facts, self._compiled = traced, facts, compiled
+        self._graph: fx.Graph = traced.module.graph
+        self._made: dict[Any, fx.Node] = {}
+        self._known = traced.nodes
+
+    def replace(self, site: CapturedSite, plan: Plan) -> None:
+        """Puts a call into the place of an attention.
+
+        Raises:
+            Refused: Operands or masks are no tensors of the captured graph; nothing has changed then.
+        """
+        axes = site.spec.axes
+        made = (axes.b, axes.n, axes.i, axes.v)
+        old, target = layout.end(site.spec.output, self._known, made)
+        before = set(self._graph.nodes)
+        try:
+            with self._graph.inserting_before(old):
+                new = layout.arrange(self._emit, self._call(site, plan), made, target)
+        except Refused:
+            self._undo(before)
+            raise
+        old.replace_all_uses_with(new, propagate_meta=False)
+        self._known[next(value for value, node in self._known.items() if node is old)] = new
+        self._sweep(old)
+
+    def _emit(self, function: Any, *arguments: Any) -> fx.Node:
+        """Adds a call, or gives the one that was added with the same arguments before."""
+        key = function, arguments
+        try:
+            if key in self._made:
+                return self._made[key]
+        except TypeError:
+            return self._graph.call_function(function, arguments)
+        self._made[key] = self._graph.call_function(function, arguments)
+        return self._made[key]
+
+    def _undo(self, before: set[fx.Node]) -> None:
+        for node in reversed([node for node in self._graph.nodes if node not in before]):
+            self._graph.erase_node(node)
+        self._made = {key: node for key, node in self._made.items() if node in before}
+
+    def _call(self, site: CapturedSite, plan: Plan) -> fx.Node:
+        spec = site.spec
+        query, key, value = self._operands(spec)
+        if plan.form == "rule":
+            return self._flex(site, plan, (query, key, value))
+        mask, empty = self._mask(spec, plan)
+        scale, share, kernels = spec.scale, site.dropout, plan.kernels
+        if plan.rows == "levelled":
+            return self._emit(rows.attend_levelled, query, key, value, mask, scale, share, kernels)
+        if plan.rows in {"added", "infinite"}:
+            infinite = plan.rows == "infinite"
+            return self._emit(rows.attend_added, query, key, value, mask, empty, scale, share, kernels, infinite)
+        if plan.rows in {"replaced", "void", "zero"} and site.call is None:
+            ends = {"replaced": None, "void": float("nan"), "zero": 0.0}[plan.rows]
+            return self._emit(rows.attend_replaced, query, key, value, mask, empty, scale, share, kernels, ends)
+        return self._emit(calls.attend, query, key, value, mask, scale, plan.form == "causal", share, kernels)
+
+    def _operands(self, spec: AttentionSpec) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """Queries, keys and values as (b, n, s, h); keys and values of fewer heads where heads share them."""
+        axes = spec.axes
+        (query, own), *_ = self._usable(spec.query)
+        first = self._typed(layout.arrange(self._emit, query, own, (axes.b, axes.n, axes.i, axes.h)), spec)
+        keys, values = self._usable(spec.key), self._usable(spec.value)
+        for key, key_axes in reversed(keys):
+            shared = layout.shared_heads(key_axes, (axes.n,))
+            for value, value_axes in reversed(values):
+                if shared is None or layout.shared_heads(value_axes, (axes.n,)) != shared:
+                    continue
+                try:
+                    heads = shared[0]
+                    laid = (
+                        layout.arrange(self._emit, key, key_axes, (axes.b, heads, axes.j, axes.h)),
+                        layout.arrange(self._emit, value, value_axes, (axes.b, heads, axes.j, axes.v)),
+                    )
+                except Refused:
+                    continue
+                return first, self._typed(laid[0], spec), self._typed(laid[1], spec)
+        raise Refused("inner-value", "keys and values are no tensors of the captured graph with the same heads")
+
+    def _usable(self, operand: Any) -> list[tuple[fx.Node, Axes]]:
+        found = layout.usable(operand, self._known)
+        if not found:
+            raise Refused("inner-value", "an operand is no tensor of the captured graph, or is scaled there")
+        return found
+
+    def _typed(self, node: fx.Node, spec: AttentionSpec) -> fx.Node:
+        """A tensor in the type that the products were computed in."""
+        assert spec.dtype is not None
+        dtype, fake = _TYPES[spec.dtype], self._traced.fakes.get(node.args[0] if node.target is calls.arranged else node)  # type: ignore[arg-type]
+        return node if fake is None or fake.dtype == dtype else self._emit(torch.Tensor.to, node, dtype)
+
+    def _mask(self, spec: AttentionSpec, plan: Plan) -> tuple[fx.Node | None, fx.Node | None]:
+        """The mask of a call, and rows without a key where they are apart."""
+        if plan.form in {"none", "causal"}:
+            return None, None
+        assert spec.dtype is not None
+        dtype = _TYPES[spec.dtype]
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        if plan.rows == "levelled":
+            return self._bias(spec.mask, spec, wide), None
+        last = next((place for place, step in enumerate(spec.mask) if isinstance(step, Replaced)), len(spec.mask))
+        if plan.form == "kept":
+            kept = self._kept(spec.mask, spec)
+            if plan.rows in {"none", "zero"} and not spec.row_rules:
+                return kept, None
+            empty = self._emit(rows.without_key, kept)
+            return self._emit(rows.opened, kept, empty), empty
+        if plan.rows in {"replaced", "void", "zero"} and last < len(spec.mask):
+            kept = self._kept(spec.mask[last:], spec)
+            empty = self._emit(rows.without_key, kept)
+            inner = self._bias(spec.mask[:last], spec, dtype)
+            return self._emit(rows.bounded, inner, kept, empty), empty
+        return self._bias(spec.mask, spec, dtype), None
+
+    def _kept(self, mask: Mask, spec: AttentionSpec) -> fx.Node:
+        """Where all steps of a mask let a key be seen."""
+        total: fx.Node | None = None
+        for step in mask:
+            assert isinstance(step, (Added, Replaced))
+            total = self._seen(step, spec) if total is None else self._emit(calls.both, total, self._seen(step, spec))
+        assert total is not None
+        return total
+
+    def _seen(self, step: Added | Replaced, spec: AttentionSpec) -> fx.Node:
+        if isinstance(step, Added):
+            return self._emit(calls.above, self._laid(step.indexed, spec), self._facts.assumed.masked_from, step.negative)
+        return self._emit(calls.holds, self._laid(step.condition, spec), step.keep_where)
+
+    def _bias(self, mask: Mask, spec: AttentionSpec, dtype: torch.dtype) -> fx.Node:
+        """The numbers that the steps of a mask leave of scores of 0.
+
+        Raises:
+            Refused: A step is no sum and no replacement.
+        """
+        total: fx.Node | None = None
+        for step in mask:
+            if isinstance(step, Added):
+                total = self._emit(calls.added, total, self._laid(step.indexed, spec), step.negative, dtype)
+            elif isinstance(step, Replaced):
+                total = self._emit(calls.replaced, total, self._seen(step, spec), step.fill, dtype)
+            else:
+                assert isinstance(step, (Scaled, Floored))
+                raise Refused("scaled-mask", "masked scores are multiplied or held above a number")
+        if total is None:
+            raise Refused("scaled-mask", "the mask has no step")
+        return total
+
+    def _laid(self, indexed: Any, spec: AttentionSpec) -> fx.Node:
+        """A value of a mask as (b or 1, n or 1, s or 1, t or 1)."""
+        node = self._known.get(indexed.value)
+        if node is None:
+            raise Refused("inner-value", f"the mask '{indexed.value.name}' is no tensor of the captured graph")
+        return layout.arrange(self._emit, node, indexed.axes, spec.axes.scores)
+
+    def _flex(self, site: CapturedSite, plan: Plan, operands: tuple[fx.Node, fx.Node, fx.Node]) -> fx.Node:
+        """Flex attention with the rule and the bias of a mask."""
+        query, key, value = operands
+        rule, bias = Compiler(site.spec), Compiler(site.spec)
+        program = rule.program(site.meaning.allowed)
+        read = self._read(rule)
+        added: Program | None = None
+        for part in site.meaning.biases:
+            found = bias.program(part)
+            added = found if added is None else ("Add", added, found)
+        blocks = (
+            self._blocks(program, read, query, key)
+            if site.meaning.allowed != TRUE
+            else self._blocks(("number", True), (), query, key)
+        )
+        arguments = (program, read, added, self._read(bias), site.spec.scale, site.spec.softcap, plan.rows, self._compiled)
+        return self._emit(flex.attend, query, key, value, blocks, *arguments)
+
+    def _blocks(self, program: Program, read: tuple[fx.Node, ...], query: fx.Node, key: fx.Node) -> fx.Node:
+        """The blocks of a rule, made once for all attentions of the same lengths."""
+        shapes = [tuple(map(str, self._traced.fakes[node].shape)) for node in (query, key) if node in self._traced.fakes]
+        mark = flex.block_mask, program, read, tuple(shapes)
+        if len(shapes) < 2 or mark not in self._made:
+            self._made[mark] = self._graph.call_function(flex.block_mask, (program, read, query, key, self._compiled))
+        return self._made[mark]
+
+    def _read(self, compiler: Compiler) -> tuple[fx.Node, ...]:
+        """The tensors that a program reads.
+
+        Raises:
+            Refused: One is no tensor of the captured graph.
+        """
+        nodes = [self._known.get(value) for value in compiler.values]
+        if None in nodes:
+            raise Refused("inner-value", "the mask is read from a value that is no tensor of the captured graph")
+        return tuple(node for node in nodes if node is not None)
+
+    def _sweep(self, node: fx.Node) -> None:
+        """Erases what nothing looks at any more, upwards; what is written to in place, only where nobody else sees it."""
+        pending = [node]
+        while pending:
+            item = pending.pop()
+            if (
+                item.users
+                or item.op in {"placeholder", "output"}
+                or item.graph is not self._graph
+                or getattr(item, "_erased", False)
+            ):
+                continue
+            if _writes(item) and not self._is_own(item):
+                continue
+            inputs = item.all_input_nodes
+            self._graph.erase_node(item)
+            pending += inputs
+
+    def _is_own(self, item: fx.Node) -> bool:
+        """Whether an operator writes to a tensor that was made for it alone."""
+        target = item.args[0] if item.args else None
+        if not isinstance(target, fx.Node) or target.op == "placeholder" or set(target.users) != {item}:
+            return False
+        fake = self._traced.fakes.get(target)
+        others = [node for node, other in self._traced.fakes.items() if node not in {item, target} and _shares(other, fake)]
+        return fake is not None and not any(node.users or node.op == "placeholder" for node in others)
+
+
+def _shares(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is not None and other is not None and storage_of(one) == storage_of(other)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a node writes to its first operand."""
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__")
+    if node.op != "call_function":
+        return False
+    name = getattr(node.target, "__name__", "")
+    return node.target in _WRITING or (name.endswith("_") and not name.endswith("__")) or bool(node.kwargs.get("inplace"))
+
+
+_WRITING: frozenset[Any] = frozenset([
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.iand, operator.ior, operator.ixor,
+])  # fmt: skip

@@ -1,0 +1,130 @@
+"""Attentions of a captured graph: each softmax read as the engine reads one of an exported model, with its dropout and origin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import onnx_ir as ir
+from torch import fx
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning, understand
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match.sinks import with_sink
+from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
+from onnx_attnfuse.attention.match.softmax_attention import read_site
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.language.registry.discovery import load
+from onnx_attnfuse.options import Options
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.training.pytorch.emitter import OPSET
+from onnx_attnfuse.training.pytorch.trace import Traced
+from onnx_attnfuse.training.report import TrainingSiteReport
+from onnx_attnfuse.verify.runtime import available
+from onnx_attnfuse.verify.verifier import Verifier
+
+_IR_VERSION = 10
+_READING = Subject("reading an attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedSite:
+    """One attention of a captured graph."""
+
+    spec: AttentionSpec
+    meaning: Meaning
+    dropout: float
+    """The share of weights that is dropped at each step."""
+    call: fx.Node | None
+    """The `scaled_dot_product_attention` that computes it; None where it is spelled out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """One softmax: its attention, or why it is not read."""
+
+    report: TrainingSiteReport
+    site: CapturedSite | None
+
+
+class SiteReader:
+    """Reads the attentions of a captured graph."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        graph = traced.graph
+        self.facts = Facts(graph)
+        self.bounds, self.reader = Bounds(self.facts), Reader(self.facts)
+        self._readers = load(Options()).readers
+        model = ir.Model(graph, ir_version=_IR_VERSION)
+        scope = Scope(graph.name or "captured", graph, self.facts, OPSET)
+        builder = Builder(graph, self.facts, OPSET, all_names(model))
+        verifier = Verifier(Options(ep="cpu", verify=None if available() else "none"), keep_evidence=False)
+        self._context = GraphContext(scope, model, builder, verifier)
+
+    def read(self) -> Iterator[Reading]:
+        """Every softmax that is an attention, in the order of the graph."""
+        for node in self.traced.graph:
+            softmax = find_softmax(node, self.facts, OPSET)
+            reading = None if softmax is None else self._read(with_sink(softmax, self.facts))
+            if reading is not None:
+                yield reading
+
+    def _read(self, softmax: Softmax) -> Reading | None:
+        name = self._name(softmax)
+        report = TrainingSiteReport(name, None)
+        with contained(_READING, name) as attempt:
+            spec = dataclasses.replace(read_site(softmax, self.facts, self._readers), name=name)
+            meaning = self._context.check_mask(spec, understand(spec, self.reader))
+            report = dataclasses.replace(report, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
+            site = CapturedSite(spec, meaning, self._dropout(spec), self.traced.calls.get(softmax.node))
+            return Reading(dataclasses.replace(report, dropout=site.dropout), site)
+        reason = attempt.reason
+        assert reason is not None
+        return None if reason.code == "not-attention" else Reading(_with(report, reason), None)
+
+    def _dropout(self, spec: AttentionSpec) -> float:
+        """The dropout of the weights.
+
+        Raises:
+            Refused: The weights are dropped more than once.
+        """
+        shares = [
+            share for node in spec.nodes for share, training in [self.traced.drops.get(node, (0.0, False))] if training and share
+        ]
+        if len(shares) > 1:
+            raise Refused("several-dropouts", "the weights are dropped more than once")
+        return shares[0] if shares else 0.0
+
+    def _name(self, softmax: Softmax) -> str:
+        """The place of the module that computes a softmax, as its attributes lead there."""
+        call = self.traced.calls.get(softmax.node) or self.traced.nodes.get(softmax.weights)
+        stack: dict[str, tuple[str, Any]] = {} if call is None else call.meta.get("nn_module_stack") or {}
+        path = [place for place, _ in stack.values()]
+        own = "softmax" if call is None else call.name
+        return f"{_path(path[-1])}/{own}" if path else own
+
+
+def _path(place: str) -> str:
+    """`L['self'].layers[0].attention` without what Dynamo puts in front."""
+    for sign in ("L['self'].", "L['fn']."):
+        place = place.removeprefix(sign)
+    return place.replace("_modules['", "").replace("']", "")
+
+
+def _with(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
+    return dataclasses.replace(report, reasons=(reason,))
+
+
+def _shape(spec: AttentionSpec) -> str:
+    """Heads and head size for a reader."""
+    heads, size = length(spec.axes.n), length(spec.axes.h)
+    return f"{heads} heads of {size}" if isinstance(size, int) and isinstance(heads, int) else ""

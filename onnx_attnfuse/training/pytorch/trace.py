@@ -1,0 +1,258 @@
+"""A captured graph written down as ONNX operators, so that attention in it is read by the same engine as in an exported model.
+
+The graph is run on the fake tensors that Dynamo captured it with. Each node runs as it stands, and the operators of PyTorch below
+it are seen one by one (views, products, sums): each becomes an ONNX node, or an opaque one where ONNX has none. So every spelling
+ends as the same few operators, and every node of the captured graph has the values that it computes.
+
+    traced = trace(gm, fake inputs, constants)
+    traced.graph                the ONNX graph
+    traced.values[node]         the value of a node of the captured graph
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onnx_attnfuse.training.pytorch import operators
+from onnx_attnfuse.training.pytorch.emitter import DTYPES, Emitter, without_modes
+
+Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
+"""By the id of a fake tensor what the tensor holds, for buffers of the module."""
+_DROPOUTS = frozenset([torch.nn.functional.dropout, torch.dropout])
+_HOLDS_GRAPHS: Any = importlib.import_module("torch._ops").HigherOrderOperator
+_SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+@dataclasses.dataclass
+class Traced:
+    """A captured graph, and what it is in ONNX."""
+
+    module: fx.GraphModule
+    graph: ir.Graph
+    nodes: dict[ir.Value, fx.Node]
+    """The node of the captured graph that has a value, if one has."""
+    drops: dict[ir.Node, tuple[float, bool]]
+    """Nodes that stand for a dropout: the share that is dropped, and whether it is."""
+    calls: dict[ir.Node, fx.Node]
+    """Softmaxes inside of a `scaled_dot_product_attention`, and that."""
+    fakes: dict[fx.Node, torch.Tensor]
+    """The fake tensor of each node that computes one."""
+    nested: list[tuple[fx.GraphModule, list[Any]]]
+    """Graphs inside, with the fake inputs that they run on."""
+    constants: dict[ir.Value, int]
+    """Values of buffers, with the ids of their fake tensors."""
+
+
+def trace(module: fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, constants: Constants) -> Traced:
+    """Writes a captured graph down.
+
+    Args:
+        module: The graph.
+        inputs: Fake tensors, and numbers, for its placeholders.
+        mode: The mode that the fake tensors belong to.
+        constants: What buffers among the inputs hold.
+    """
+    recorder = Recorder(constants)
+    interpreter = _Interpreter(module, recorder)
+    with mode, torch.no_grad(), _ambient(), recorder:
+        interpreter.run(*inputs)
+    ends = [value for node in interpreter.results for value in [recorder.known(interpreter.fakes.get(node))] if value is not None]
+    return Traced(
+        module,
+        recorder.emitter.graph(ends),
+        recorder.nodes,
+        recorder.drops,
+        recorder.calls,
+        interpreter.fakes,
+        interpreter.nested,
+        recorder.constants,
+    )
+
+
+@contextlib.contextmanager
+def _ambient() -> Generator[None]:
+    """Puts autocast back as it was, whatever nodes of a graph switch."""
+    kinds = ["cpu", "cuda"]
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, enabled, dtype in before:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operator that runs on fake tensors."""
+
+    def __init__(self, constants: Constants) -> None:
+        super().__init__()
+        self.emitter = Emitter()
+        self.drops: dict[ir.Node, tuple[float, bool]] = {}
+        self.calls: dict[ir.Node, fx.Node] = {}
+        self.nodes: dict[ir.Value, fx.Node] = {}
+        self.constants: dict[ir.Value, int] = {}
+        self._given = constants
+        self._values: dict[int, ir.Value] = {}
+        self._alive: list[torch.Tensor] = []
+        self._sharing: dict[int, set[int]] = {}
+        """The tensors that share a storage."""
+        self._is_quiet = False
+
+    @contextlib.contextmanager
+    def quiet(self) -> Generator[None]:
+        """Writes nothing down inside of the block."""
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given: dict[str, Any] = kwargs or {}
+        found = func(*args, **given)
+        if func.namespace != "prim" and not self._is_quiet and any(isinstance(item, torch.Tensor) for item in _flat(found)):
+            self.record(func, args, given, found)
+        return found
+
+    def record(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """Writes one call down."""
+        named = operators.named_arguments(func, args, kwargs)
+        changed = [named[item.name] for item in func._schema.arguments if item.alias_info and item.alias_info.is_write]
+        results = [item for item in _flat(found) if isinstance(item, torch.Tensor)]
+        values = operators.translate(func, named, results, self) or [
+            self.emitter.op("opaque", [self.value(item) for item in _flat(args) if isinstance(item, torch.Tensor)], None, item,
+                            domain="aten")
+            for item in results
+        ]  # fmt: skip
+        for tensor in changed:
+            if isinstance(tensor, torch.Tensor):
+                self._forget(tensor)
+        for tensor, value in zip(results, values, strict=True):
+            self.bind(tensor, value)
+
+    def bind(self, tensor: torch.Tensor, value: ir.Value) -> None:
+        """Makes a value that of a tensor from now on."""
+        self._alive.append(tensor)
+        self._values[id(tensor)] = value
+        self._sharing.setdefault(storage_of(tensor), set()).add(id(tensor))
+
+    def value(self, tensor: torch.Tensor) -> ir.Value:
+        """The value of a tensor; an input of the graph if nothing computed it here."""
+        found = self._values.get(id(tensor))
+        if found is None:
+            found = self._constant(tensor) or self._leaf(tensor)
+            self.bind(tensor, found)
+        return found
+
+    def known(self, tensor: torch.Tensor | None) -> ir.Value | None:
+        """The value of a tensor, if it has one."""
+        return None if tensor is None else self._values.get(id(tensor))
+
+    def _leaf(self, tensor: torch.Tensor) -> ir.Value:
+        """A tensor that is given: what has a gradient holds ordinary numbers, what has none may be a mask."""
+        if tensor.requires_grad:
+            return self.emitter.op("trained", [], None, tensor, domain="aten")
+        return self.emitter.leaf(tensor, "given")
+
+    def _constant(self, tensor: torch.Tensor) -> ir.Value | None:
+        read = self._given.get(id(tensor))
+        array = None if read is None or tensor.dtype not in DTYPES else read()
+        if array is None:
+            return None
+        value = self.emitter.constant(array, "buffer", DTYPES[tensor.dtype])
+        self.constants[value] = id(tensor)
+        return value
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        """Forgets what tensors hold whose storage is written to."""
+        for other in self._sharing.pop(storage_of(tensor), set()):
+            self.nodes.pop(self._values.pop(other), None)  # type: ignore[arg-type]
+            self._given = {key: read for key, read in self._given.items() if key != other}
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs the nodes of a captured graph, and notes which values each has."""
+
+    def __init__(self, module: fx.GraphModule, recorder: Recorder) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._recorder = recorder
+        self.fakes: dict[fx.Node, torch.Tensor] = {}
+        self.nested: list[tuple[fx.GraphModule, list[Any]]] = []
+        self.results: list[fx.Node] = []
+        """Nodes that are looked at by more than what is written down."""
+        self._node: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Runs a node; one that holds a graph, or that fakes cannot run, has what Dynamo noted for it."""
+        self._node = n
+        if n.op == "output":
+            self.results += n.all_input_nodes
+        if n.op == "call_function" and isinstance(n.target, _HOLDS_GRAPHS):
+            self.results += n.all_input_nodes
+            found = self._held(n)
+        else:
+            try:
+                found = super().run_node(n)
+            except Exception:  # noqa: BLE001 - what fakes cannot run is opaque
+                self.results += n.all_input_nodes
+                found = n.meta.get("example_value")
+        if isinstance(found, torch.Tensor):
+            self.fakes[n] = found
+            if n.op != "output":
+                self._recorder.nodes.setdefault(self._recorder.value(found), n)
+        return found
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function; dropouts and whole attentions are known as such."""
+        if target in _DROPOUTS:
+            return operators.dropout(self._recorder, *args, **kwargs)
+        if target is _SDPA:
+            found = operators.attention(self._recorder, *args, **kwargs)
+            if found is not None:
+                output, softmax = found
+                assert self._node is not None
+                self._recorder.calls[softmax] = self._node
+                return output
+        return super().call_function(target, args, kwargs)
+
+    def _held(self, node: fx.Node) -> Any:
+        """The result of an operator that holds graphs; those of checkpoints are read in their turn."""
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        graphs = [item for item in args if isinstance(item, fx.GraphModule)]
+        if len(graphs) == 1 and args[0] is graphs[0]:
+            self.nested.append((graphs[0], list(args[1:])))
+        return node.meta.get("example_value")
+
+
+def _flat(found: Any) -> list[Any]:
+    if isinstance(found, (list, tuple)):
+        return [inner for item in cast("Sequence[Any]", found) for inner in _flat(item)]
+    return [found]
+
+
+def storage_of(tensor: Any) -> int:
+    """A mark of the memory that a tensor is a view of."""
+    return tensor.untyped_storage()._cdata
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
+    """What a tensor holds, on the host."""
+    if tensor.dtype not in DTYPES:
+        return None
+    with without_modes():
+        held = tensor.detach().cpu()
+        wide = held.float().numpy() if tensor.dtype == torch.bfloat16 else held.numpy()
+        return np.array(wide, dtype=DTYPES[tensor.dtype].numpy())

@@ -1,0 +1,109 @@
+"""What a mask means decides the call: rules, each beside a near miss, with every padding, forward and backward."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.training.pytorch import masked
+from tests.training.pytorch.comparing import check
+from tests.training.pytorch.masked import LOWEST, Masked, given
+
+
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf, -1e4])
+@pytest.mark.parametrize("rule", [masked.triangle, masked.buffer])
+@pytest.mark.parametrize("added", [False, True])
+def test_a_triangle_is_handed_over_by_attribute_however_it_is_spelled(rule, fill, added) -> None:
+    (site,) = check(Masked(rule, fill, added=added), given()).sites
+    assert (site.kernel, site.handed, site.mask) == ("flash (CPU)", "causal by attribute", "causal")
+
+
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf])
+@pytest.mark.parametrize("added", [False, True])
+def test_a_triangle_that_begins_a_key_later_is_handed_over_whole_with_its_row_without_a_key(fill, added) -> None:
+    (site,) = check(Masked(masked.shifted, fill, added=added), given()).sites
+    assert site.handed == "its mask as truth values, rows without a key apart"
+
+
+@pytest.mark.parametrize(
+    ("rule", "names", "kind"),
+    [
+        (masked.window, (), "sliding_window + causal"),
+        (masked.two_sided, (), "arbitrary"),
+        (masked.documents, ("documents",), "causal + segments"),
+        (masked.prefix, ("numbers",), "prefix"),
+    ],
+)
+@pytest.mark.parametrize("flex", [None, True])
+def test_rules_are_read_and_handed_over_as_rules_where_that_is_wanted(rule, names, kind, flex) -> None:
+    (site,) = check(Masked(rule), given(*names), flex=flex).sites
+    assert site.fused
+    if kind != "arbitrary":
+        assert site.mask == kind
+        assert (site.kernel == "flex") == (flex is True)
+
+
+@pytest.mark.parametrize(("rule", "names"), [(masked.almost_a_window, ()), (masked.almost_documents, ("documents",))])
+def test_masks_that_are_almost_a_rule_are_handed_over_as_they_are(rule, names) -> None:
+    (site,) = check(Masked(rule), given(*names), flex=True).sites
+    assert site.handed == "its mask as truth values"
+    assert "arbitrary" in site.mask
+
+
+@pytest.mark.parametrize("padding", masked.PADDINGS)
+@pytest.mark.parametrize("rule", [masked.padding, masked.padded_triangle])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf])
+def test_every_padding_gives_what_it_gave_in_rows_without_a_key_too(padding, rule, added, fill) -> None:
+    (site,) = check(Masked(rule, fill, added=added), given("mask", padding=padding)).sites
+    assert site.handed == "its mask as truth values, rows without a key apart"
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "all"])
+@pytest.mark.parametrize("added", [False, True])
+def test_flex_attention_gives_rows_without_a_key_equal_weights(padding, added) -> None:
+    (site,) = check(Masked(masked.padded_triangle, added=added), given("mask", padding=padding), flex=True).sites
+    assert (site.kernel, site.handed) == ("flex", "its mask as a rule, rows without a key apart")
+
+
+def test_flex_attention_is_not_taken_where_rows_without_a_key_are_nan() -> None:
+    (site,) = check(Masked(masked.padded_triangle, -math.inf), given("mask", padding="left"), flex=True).sites
+    assert site.kernel == "flash (CPU)"
+    assert ("flex", "mixed-mask") in [(name, reason.code) for name, reason in site.others]
+
+
+@pytest.mark.parametrize("flex", [None, True])
+def test_slopes_are_added_as_numbers_or_by_a_rule(flex) -> None:
+    (site,) = check(Masked(masked.triangle, spell=masked.alibi), given(), flex=flex).sites
+    assert (site.kernel, site.mask) == ("flex" if flex else "flash (CPU)", "causal + alibi")
+
+
+def test_a_soft_cap_stays_where_flex_attention_is_not_wanted() -> None:
+    (site,) = check(Masked(masked.triangle, spell=masked.capped), given()).sites
+    assert [reason.code for reason in site.reasons] == ["softcap"]
+    (site,) = check(Masked(masked.triangle, spell=masked.capped), given(), flex=True).sites
+    assert site.kernel == "flex"
+
+
+@pytest.mark.parametrize("flex", [None, True])
+def test_shared_heads_are_not_repeated(flex) -> None:
+    (site,) = check(Masked(masked.window, heads=2), given(), flex=flex).sites
+    assert site.fused
+
+
+def test_rules_are_compiled_with_the_rest_as_well() -> None:
+    (site,) = check(Masked(masked.documents), given("documents"), flex=True, rest="aot_eager").sites
+    assert site.kernel == "flex"
+
+
+def test_a_mask_that_a_caller_gives_is_added_as_it_is() -> None:
+    mask = torch.zeros(masked.BATCH, 1, masked.LENGTH, masked.LENGTH)
+    mask[0, 0, 3] = LOWEST
+    mask[0, 0, 4, 10:] = LOWEST
+    mask[1, 0, 5] = LOWEST
+    mask[1, 0, 5, :4] = -math.inf
+    module = Masked(None, spell=lambda scores, i, j, module, given: scores + given["bias"])
+    (site,) = check(module, {**given(), "bias": mask}).sites
+    assert site.handed == "its mask as a bias, rows without a key apart"

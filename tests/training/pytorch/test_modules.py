@@ -1,0 +1,74 @@
+"""Every spelling of an attention that training meets, on PyTorch: result and gradients as the module has them unfused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.training.modules import CASES, Case
+from tests.training.pytorch.comparing import check
+
+LEFT = {"capped": "softcap", "gated": "scaled-weights", "triangle_and_padding": "mixed-mask"}
+"""What stays, and why. Each differs in one thing from one that is fused."""
+KEPT = {"torch_causal", "torch_masked"}
+WITHOUT_DROPOUT = [name for name in CASES if name not in {"dropout", "dropout_padding"}]
+
+
+def as_tried(case: Case) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A module and its inputs, in float64 where float32 is rounded too much to tell."""
+    module, inputs = case.module(), case.inputs()
+    if case.double:
+        module = module.double()
+        inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+    return module, inputs
+
+
+@pytest.mark.sampled(every=4)
+@pytest.mark.parametrize("name", WITHOUT_DROPOUT)
+def test_a_spelling_gives_what_it_gave(name) -> None:
+    (site,) = check(*as_tried(CASES[name])).sites
+    assert site.fused == (name not in LEFT)
+    assert [reason.code for reason in site.reasons] == ([LEFT[name]] if name in LEFT else [])
+    assert (site.handed == "the module's own call") == (name in KEPT)
+
+
+@pytest.mark.parametrize("name", ["plain", "triangle", "autocast_padding"])
+def test_under_autocast_operands_are_in_half_precision(name) -> None:
+    module, inputs = CASES[name].module(), CASES[name].inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        (site,) = check(module, inputs, tolerance=0.02).sites
+    assert site.kernel == "flash (CPU)"
+
+
+def test_a_float32_mask_beside_half_precision_would_be_rounded_and_stays() -> None:
+    module, inputs = CASES["autocast_bias"].module(), CASES["autocast_bias"].inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        (site,) = check(module, inputs).sites
+    assert [reason.code for reason in site.reasons] == ["narrowed-mask"]
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout_padding"])
+def test_what_is_dropped_has_the_same_share_and_expectation(name, monkeypatch) -> None:
+    """Dropout draws other numbers in a kernel: the mean over many draws is held against the module without dropout."""
+    module, inputs = CASES[name].module(), CASES[name].inputs()
+    inputs = {key: value.repeat(400, *[1] * (value.dim() - 1)) for key, value in inputs.items()}
+    from tests.training.pytorch.comparing import compiled
+
+    call, reports = compiled(module)
+    with torch.no_grad():
+        found = call(**inputs).view(400, 3, 7, 32).mean(0)
+        expected = dataclasses.replace(CASES[name], attend=_kept(name)).module()
+        expected.load_state_dict(module.state_dict())
+        whole = expected(**{key: value[:3] for key, value in inputs.items()})
+    (site,) = reports[-1].sites
+    assert (site.dropout, site.fused) == (0.25, True)
+    assert (found - whole).abs().max() < 0.12
+    assert (found - whole).abs().mean() < 0.02
+
+
+def _kept(name: str):
+    from tests.training import modules
+
+    return modules.scaled_query if name == "dropout" else modules.added

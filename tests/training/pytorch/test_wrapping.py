@@ -1,0 +1,233 @@
+"""Fused modules are modules: state, hooks, checkpointing, accumulation, evaluation, other shapes, changed buffers, options."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.training import fuse, wrap
+from tests.training.modules import CASES, LOWEST
+from tests.training.pytorch import masked
+from tests.training.pytorch.comparing import compiled, outcome, same
+from tests.training.pytorch.masked import Masked, given
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+
+
+def fused(module: torch.nn.Module, **options) -> torch.nn.Module:
+    return fuse(module, rest="eager", **options)
+
+
+def test_a_fused_module_is_the_module_with_its_state_and_hooks() -> None:
+    module = Masked(masked.triangle)
+    before, seen = dict(module.state_dict()), list[str]()
+    module.register_forward_hook(lambda *_: seen.append("hook"))
+    found = fused(module)
+    found(**given())
+    assert found is module
+    assert list(found.state_dict()) == list(before)
+    assert seen == ["hook"]
+    assert [report.fused for report in found.attention_reports] == [1]
+
+
+def test_the_backend_has_a_name_for_torch_compile() -> None:
+    points = importlib.metadata.entry_points(group="torch_dynamo_backends")
+    assert {point.value for point in points if point.name == "attnfuse"} <= {"onnx_attnfuse.training.pytorch.backend:attnfuse"}
+
+
+class Checkpointed(torch.nn.Module):
+    """An attention that is computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Masked(masked.buffer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def test_attention_inside_of_a_checkpoint_is_fused() -> None:
+    module = Checkpointed()
+    call, reports = compiled(module)
+    same(outcome(module, module, given()), outcome(module, call, given()))
+    assert [(site.kernel, site.handed) for site in reports[-1].sites] == [("flash (CPU)", "causal by attribute")]
+
+
+def test_gradients_accumulate() -> None:
+    module = Masked(masked.triangle)
+    call, _ = compiled(module)
+    for model in (module, call):
+        model(**given()).sum().backward()
+    once = module.query.weight.grad.clone()
+    module.zero_grad()
+    module(**given()).sum().backward()
+    torch.testing.assert_close(once, 2 * module.query.weight.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_evaluation_drops_nothing_and_training_does() -> None:
+    module = CASES["plain"].module()
+    module.attend = lambda query, key, value, module, mask: (
+        torch.nn.functional.dropout((query @ key.transpose(2, 3)).softmax(-1), 0.5, module.training) @ value
+    )
+    call, reports = compiled(module)
+    inputs = CASES["plain"].inputs()
+    assert not torch.equal(call(**inputs), call(**inputs))
+    module.eval()
+    torch.testing.assert_close(call(**inputs), module(**inputs))
+    assert [report.sites[0].dropout for report in reports] == [0.5, 0.0]
+
+
+def test_other_lengths_are_captured_anew_with_lengths_that_change() -> None:
+    module = Masked(masked.padded_triangle)
+    call, reports = compiled(module)
+    for length in (37, 23, 11):
+        inputs = given("mask", length=length, padding="none")
+        same(outcome(module, module, inputs), outcome(module, call, inputs))
+    assert [report.fused for report in reports] == [1, 1]
+
+
+def test_axes_that_change_are_told_before() -> None:
+    module = fused(Masked(masked.buffer), dynamic_shapes={"x": {1: "length"}})
+    for length in (37, 23, 11):
+        module(**given(length=length))
+    assert [report.sites[0].handed for report in module.attention_reports] == ["causal by attribute"]
+
+
+def test_a_mask_may_be_missing_in_one_step_and_given_in_the_next() -> None:
+    module = CASES["padding"].module()
+    module.attend = lambda query, key, value, module, mask: (
+        (query @ key.transpose(2, 3) * 0.3 + (0.0 if mask is None else mask)).softmax(-1) @ value
+    )
+    call, reports = compiled(module)
+    inputs = CASES["padding"].inputs()
+    for step in ({"x": inputs["x"]}, inputs, {"x": inputs["x"]}):
+        same(outcome(module, module, step), outcome(module, call, step))
+    assert [report.sites[0].handed for report in reports] == ["without a mask", "its mask as a bias, rows without a key apart"]
+
+
+def test_a_buffer_that_is_written_to_is_read_again() -> None:
+    module = Masked(masked.buffer)
+    call, reports = compiled(module)
+    same(outcome(module, module, given()), outcome(module, call, given()))
+    module.triangle[:, 3] = True
+    same(outcome(module, module, given()), outcome(module, call, given()))
+    module.triangle = torch.ones(64, 64, dtype=torch.bool).tril(2)
+    same(outcome(module, module, given()), outcome(module, call, given()))
+    handed = [report.sites[0].handed for report in reports]
+    assert handed[0] == "causal by attribute"
+    assert handed[1:] == ["its mask as truth values, rows without a key apart", "its mask as truth values"]
+
+
+def test_a_buffer_that_is_written_with_what_it_held_is_not_read_again() -> None:
+    module = Masked(masked.buffer)
+    call, reports = compiled(module)
+    call(**given())
+    module.load_state_dict(module.state_dict())
+    call(**given())
+    assert len(reports) == 1
+
+
+def test_scores_that_are_masked_in_place_are_read() -> None:
+    module = CASES["plain"].module()
+
+    def attend(query, key, value, module, mask):
+        scores = query @ key.transpose(2, 3)
+        scores *= 0.3
+        scores.masked_fill_(torch.ones(7, 7, dtype=torch.bool).triu(1), LOWEST)
+        return scores.softmax(-1) @ value
+
+    module.attend = attend
+    call, reports = compiled(module)
+    inputs = CASES["plain"].inputs()
+    same(outcome(module, module, inputs), outcome(module, call, inputs))
+    assert [site.handed for site in reports[-1].sites] == ["causal by attribute"]
+
+
+def test_scores_whose_part_is_written_to_are_left_alone() -> None:
+    module = CASES["plain"].module()
+
+    def attend(query, key, value, module, mask):
+        scores = query @ key.transpose(2, 3) * 0.3
+        scores[:, :, 2] = 0.0
+        return scores.softmax(-1) @ value
+
+    module.attend = attend
+    call, reports = compiled(module)
+    inputs = CASES["plain"].inputs()
+    same(outcome(module, module, inputs), outcome(module, call, inputs))
+    assert [report.fused for report in reports] == [0]
+
+
+def test_weights_that_are_looked_at_are_left_alone() -> None:
+    module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    call, reports = compiled(module)
+    x = given()["x"]
+    expected, actual = module(x, x, x), call(x, x, x)
+    torch.testing.assert_close(expected, actual)
+    assert [site.reasons[0].code for site in reports[-1].sites] == ["inner-value-used"]
+
+
+def test_policies_switch_kernels_off_and_say_so(monkeypatch) -> None:
+    module = fused(CASES["plain"].module(), policy=Policy(flash=False))
+    module(**CASES["plain"].inputs())
+    ((site,),) = [report.sites for report in module.attention_reports]
+    assert site.kernel == "math"
+    assert [(name, reason.code) for name, reason in site.others] == [("flash (CPU)", "switched-off")]
+    monkeypatch.setenv("ATTNFUSE_USE_FLASH_ATTENTION", "0")
+    other = fused(CASES["plain"].module())
+    other(**CASES["plain"].inputs())
+    assert other.attention_reports[0].sites[0].kernel == "math"
+    assert "ATTNFUSE_USE_FLASH_ATTENTION=0" in other.attention_reports[0].lines()[0]
+
+
+def test_kernels_that_are_switched_off_do_not_run() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    for policy, runs in ((Policy(), True), (Policy(flash=False), False)):
+        module = fused(CASES["plain"].module(), policy=policy)
+        module(**CASES["plain"].inputs())
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            module(**CASES["plain"].inputs())
+        names = {item.key for item in found.key_averages()}
+        assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in names) == runs
+
+
+def test_examples_are_captured_at_once_and_change_nothing() -> None:
+    module = Masked(masked.triangle)
+    state = torch.random.get_rng_state()
+    fused(module, example_inputs=given())
+    assert len(module.attention_reports) == 1
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_one_way_in_for_both_back_ends() -> None:
+    module = wrap(Masked(masked.triangle), backend="torch", rest="eager")
+    module(**given())
+    assert module.attention_reports[0].fused == 1
+    with pytest.raises(OptionError, match="choose torch, ortmodule or auto"):
+        wrap(Masked(masked.triangle), backend="jax")  # pyright: ignore[reportArgumentType]
+
+
+def test_options_that_are_not_there_are_one_clear_error() -> None:
+    with pytest.raises(OptionError, match="choose inductor, eager"):
+        fuse(Masked(masked.triangle), rest="nowhere")
+    with pytest.raises(OptionError, match="dynamic_shapes names 'y'; choose from x"):
+        fuse(Masked(masked.triangle), dynamic_shapes={"y": {0: "batch"}})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_compiles_the_rest() -> None:
+    module = Masked(masked.padded_triangle)
+    call, reports = compiled(module, rest="inductor")
+    inputs = given("mask", padding="left")
+    same(outcome(module, module, inputs), outcome(module, call, inputs))
+    assert reports[-1].fused == 1
