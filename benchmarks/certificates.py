@@ -155,8 +155,8 @@ def page(records: Sequence[Record]) -> str:
     """The whole of `certificates.md`."""
     parts = [
         "# Certificates: what is proved, what is refuted",
-        "Written by `python benchmarks/certificates.py`. CPU times of one process on a shared machine of two cores; z3 5.4.1, cvc5 "
-        "1.4.2, ONNX Runtime 1.31.1. The target is the CPU.",
+        "Written by `python benchmarks/certificates.py`. CPU times of one process on a shared machine of two cores; z3 5.4.1, "
+        "cvc5 1.4.2, ONNX Runtime 1.31.1. The target is the CPU.",
         *_proved([item for item in records if item["what"] == "proofs"]),
         *_refuted([item for item in records if item["what"] == "wrong"]),
         *_layered([item for item in records if item["what"] == "layers"]),
@@ -195,7 +195,10 @@ def _proved(records: Sequence[Record]) -> Iterator[str]:
         "cvc5 says all",
     ]
     yield "## Real exports"
-    yield "Values that are computed in another way, each proved for all sizes and masks. The last two columns count the models whose certificate the solver confirmed."
+    yield (
+        "Values that are computed in another way, each proved for all sizes and masks. The last two columns count the models "
+        "whose certificate the solver confirmed."
+    )
     yield _table(head, rows)
     for item in records:
         if "error" in item:
@@ -214,14 +217,14 @@ def _refuted(records: Sequence[Record]) -> Iterator[str]:
         return
     yield "## Rewrites that are wrong on purpose"
     yield (
-        f"{len(records)} changes of fused models, each of one thing (`tests/support/wrong_rewrites.py`), of which {len(real)} change what "
-        "is computed. *Proved and wrong* would be a defect of the prover."
+        f"{len(records)} changes of fused models, each of one thing (`tests/support/wrong_rewrites.py`), of which {len(real)} "
+        "change what is computed. *Proved and wrong* would be a defect of the prover."
     )
     rows: list[list[object]] = [[name, counted[name]] for name in ("refuted", "open", "proved and wrong", "equal", "no model")]
     yield _table(["verdict", "changes"], rows)
     tried = [item for item in real if item["runs"] != "not run"]
     seen = sum(item["runs"] != "equal" for item in tried)
-    yield f"The hostile runs of `attnfuse verify` alone, eight cases on the whole models, see {seen} of {len(tried)} that they were given."
+    yield f"The hostile runs of `attnfuse verify` alone, eight cases on whole models, see {seen} of {len(tried)} given to them."
     kinds: dict[str, list[Record]] = {}
     for item in real:
         kinds.setdefault(item["change"].partition(" at ")[0], []).append(item)

@@ -321,6 +321,7 @@ def rebuilt(term: Term, args: tuple[Term, ...]) -> Term:
 def substitute(term: Term, places: Mapping[Term, Term]) -> Term:
     """The term with other terms for some of its indices or atoms."""
     done: dict[Term, Term] = dict(places)
+    brought = frozenset[Term]().union(*map(free, places.values()))
 
     def walk(item: Term) -> Term:
         found = done.get(item)
@@ -328,7 +329,7 @@ def substitute(term: Term, places: Mapping[Term, Term]) -> Term:
             if not item.args:
                 found = item
             elif item.op in BINDERS:
-                found = _under_binder(item, walk, done)
+                found = _under_binder(item, walk, done, brought)
             else:
                 args = tuple(map(walk, item.args))
                 found = item if args == item.args else rebuilt(item, args)
@@ -338,9 +339,9 @@ def substitute(term: Term, places: Mapping[Term, Term]) -> Term:
     return walk(term)
 
 
-def _under_binder(item: Term, walk: Callable[[Term], Term], done: dict[Term, Term]) -> Term:
+def _under_binder(item: Term, walk: Callable[[Term], Term], done: dict[Term, Term], brought: frozenset[Term]) -> Term:
     bound, body, *others = item.args
-    if bound in done and done[bound] is not bound:  # an inner index of the same name is another one
+    if bound in brought or (bound in done and done[bound] is not bound):  # an inner index of the same name is another one
         inner = fresh(bound.args[0])
         body = substitute(body, {bound: inner})
         bound = inner
