@@ -74,7 +74,7 @@ def _left_out(name: str, spec: AttentionSpec, facts: Facts) -> LeftOut:
 
 def settle(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
     """Puts the roundings of attentions back that were not fused; how many attentions these are."""
-    left, done = list(left), {site.name for site in sites if site.is_rewritten}
+    left, done = list(left), _done(sites)
     again = [item for item in left if item.name not in done]
     nodes = [detached for item in left for detached in item.nodes]
     for item in again:
@@ -86,6 +86,11 @@ def settle(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
 
 def counted(left: Sequence[LeftOut], sites: Iterable[SiteReport]) -> tuple[int, int]:
     """How many attentions were fused without their roundings, and how many roundings these are."""
-    done = {site.name for site in sites if site.is_rewritten}
+    done = _done(sites)
     kept = [item for item in left if item.name in done]
     return len(kept), sum(len({rounded for _, _, rounded in item.uses}) for item in kept)
+
+
+def _done(sites: Iterable[SiteReport]) -> set[str]:
+    """The names of attentions that are fused, or stand as their execution provider fuses them."""
+    return {site.name for site in sites if site.is_rewritten or site.status == "spelled-out"}
