@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.candidates import Candidate
-from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.attention.spec import AttentionSpec, plain_masks
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rounding import read_pair
@@ -57,18 +57,22 @@ def leave_out(candidates: Iterable[Candidate], facts: Facts) -> list[LeftOut]:
 
 def _left_out(name: str, spec: AttentionSpec, facts: Facts) -> LeftOut:
     own = set(spec.nodes)
-    masks = [item.pair.dequantize for item in spec.roundings if item.place == "mask"]
     uses: list[tuple[ir.Node, int, ir.Value]] = []
     nodes: list[Detached] = []
-    for node in (*masks, *spec.nodes):
-        pair = read_pair(node, facts)
-        if pair is None:
-            continue
-        for user, place in list(pair.after.uses()):
+
+    def take_out(rounded: ir.Value, plain: ir.Value) -> None:
+        for user, place in list(rounded.uses()):
             if user in own:
-                user.replace_input_with(place, pair.before)
-                uses.append((user, place, pair.after))
-        nodes.append(detach([pair.after]))
+                user.replace_input_with(place, plain)
+                uses.append((user, place, rounded))
+        nodes.append(detach([rounded]))
+
+    for rounded, plain in plain_masks(spec).items():
+        take_out(rounded, plain)
+    for node in spec.nodes:
+        pair = read_pair(node, facts)
+        if pair is not None:
+            take_out(pair.after, pair.before)
     return LeftOut(name, tuple(reversed(uses)), tuple(reversed(nodes)))
 
 

@@ -92,9 +92,9 @@ def without_roundings(model: ir.Model) -> ir.Model:
     """
     copy = model.clone()
     for pair in _roundings(copy):
-        graph, name = pair.dequantize.graph, pair.after.name
+        graph, name, before = pair.dequantize.graph, pair.after.name, pair.quantize.inputs[0]
         assert graph is not None
-        plain = ir.Node("", "Identity", [pair.before], name=pair.dequantize.name)
+        plain = ir.Node("", "Identity", [before], name=pair.dequantize.name)
         graph.insert_before(pair.dequantize, plain)
         pair.after.name = f"{name}_rounded"
         value = plain.outputs[0]
