@@ -316,15 +316,21 @@ def mask_operands(mask: Mask) -> Iterator[IndexedValue]:
                 pass
 
 
+def plain_masks(spec: AttentionSpec) -> dict[ir.Value, ir.Value]:
+    """For each rounded mask what it is before it is rounded, however often that is."""
+    found: dict[ir.Value, ir.Value] = {}
+    for item in spec.roundings:
+        if item.place == "mask":
+            found[item.pair.after] = found.get(item.pair.before, item.pair.before)
+    return found
+
+
 def with_plain_mask(spec: AttentionSpec) -> AttentionSpec:
     """The attention with what is added to its scores as it is before it is rounded."""
-    plain = {item.pair.after: item.pair.before for item in spec.roundings if item.place == "mask"}
-    steps = (
-        dataclasses.replace(
-            step, indexed=dataclasses.replace(step.indexed, value=plain.get(step.indexed.value, step.indexed.value))
-        )
-        if isinstance(step, Added)
-        else step
-        for step in spec.mask
-    )
+    plain = plain_masks(spec)
+
+    def bare(indexed: IndexedValue) -> IndexedValue:
+        return dataclasses.replace(indexed, value=plain.get(indexed.value, indexed.value))
+
+    steps = (dataclasses.replace(step, indexed=bare(step.indexed)) if isinstance(step, Added) else step for step in spec.mask)
     return dataclasses.replace(spec, mask=tuple(steps))

@@ -53,8 +53,12 @@ def _measured(run: Run, source: ir.Model, record: DequantisedAttention) -> Dequa
 def _check(run: Run, source: ir.Model) -> None:
     from onnx_attnfuse.verify.quantised.dequantised import check_dequantised
 
-    with run.verifier.timer.step("verify the whole model"):
-        verdict = check_dequantised(source, run.model)
+    try:
+        with run.verifier.timer.step("verify the whole model"):
+            verdict = check_dequantised(source, run.model)
+    except ModelError as error:
+        run.notes.append(f"the whole model could not be verified without roundings: {error}")
+        return
     if verdict.undecided is not None:
         run.notes.append(f"the whole model could not be verified without roundings: {verdict.undecided}")
     elif not verdict.equal:

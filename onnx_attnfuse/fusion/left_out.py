@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.candidates import Candidate
-from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.attention.spec import AttentionSpec, plain_masks
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rounding import read_pair
@@ -57,24 +57,28 @@ def leave_out(candidates: Iterable[Candidate], facts: Facts) -> list[LeftOut]:
 
 def _left_out(name: str, spec: AttentionSpec, facts: Facts) -> LeftOut:
     own = set(spec.nodes)
-    masks = [item.pair.dequantize for item in spec.roundings if item.place == "mask"]
     uses: list[tuple[ir.Node, int, ir.Value]] = []
     nodes: list[Detached] = []
-    for node in (*masks, *spec.nodes):
-        pair = read_pair(node, facts)
-        if pair is None:
-            continue
-        for user, place in list(pair.after.uses()):
+
+    def take_out(rounded: ir.Value, plain: ir.Value) -> None:
+        for user, place in list(rounded.uses()):
             if user in own:
-                user.replace_input_with(place, pair.before)
-                uses.append((user, place, pair.after))
-        nodes.append(detach([pair.after]))
+                user.replace_input_with(place, plain)
+                uses.append((user, place, rounded))
+        nodes.append(detach([rounded]))
+
+    for rounded, plain in plain_masks(spec).items():
+        take_out(rounded, plain)
+    for node in spec.nodes:
+        pair = read_pair(node, facts)
+        if pair is not None:
+            take_out(pair.after, pair.before)
     return LeftOut(name, tuple(reversed(uses)), tuple(reversed(nodes)))
 
 
 def settle(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
     """Puts the roundings of attentions back that were not fused; how many attentions these are."""
-    left, done = list(left), {site.name for site in sites if site.is_rewritten}
+    left, done = list(left), _done(sites)
     again = [item for item in left if item.name not in done]
     nodes = [detached for item in left for detached in item.nodes]
     for item in again:
@@ -86,6 +90,11 @@ def settle(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
 
 def counted(left: Sequence[LeftOut], sites: Iterable[SiteReport]) -> tuple[int, int]:
     """How many attentions were fused without their roundings, and how many roundings these are."""
-    done = {site.name for site in sites if site.is_rewritten}
+    done = _done(sites)
     kept = [item for item in left if item.name in done]
     return len(kept), sum(len({rounded for _, _, rounded in item.uses}) for item in kept)
+
+
+def _done(sites: Iterable[SiteReport]) -> set[str]:
+    """The names of attentions that are fused, or stand as their execution provider fuses them."""
+    return {site.name for site in sites if site.is_rewritten or site.status == "spelled-out"}

@@ -212,7 +212,9 @@ def test_a_rounded_mask_of_two_attentions_stays_for_the_one_that_is_not_fused() 
     graph = GraphBuilder()
     scale, point = np.float32(0.5), np.asarray(0, np.int8)
     given = graph.given("mask", [2, 1, 5, 5])
-    mask = graph.op("DequantizeLinear", graph.op("QuantizeLinear", given, scale, point), scale, point)
+    mask = given
+    for step in (np.float32(0.3), scale):
+        mask = graph.op("DequantizeLinear", graph.op("QuantizeLinear", mask, step, point), step, point)
     for number, capped in enumerate((True, False)):
         query, key, value = (graph.given(f"{name}{number}", [2, 3, 5, 8]) for name in "qkv")
         scores = graph.op("MatMul", query, graph.op("Transpose", key, perm=[0, 1, 3, 2]))

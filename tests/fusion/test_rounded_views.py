@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 import onnx_attnfuse
 from tests.support.bundled import Array, cases, run
@@ -126,6 +127,16 @@ def test_roundings_go_to_the_products_of_a_provider_that_wants_them_there(
     for scale in (1e-3, 1.0, 100.0):
         before, after = run(model, feeds(scale)), run(result.model, feeds(scale))
         assert np.array_equal(before["out"], after["out"])
+
+
+def test_a_rounding_whose_scale_took_a_factor_is_still_one_of_the_source() -> None:
+    model = attention(key=(BYTES, 0.125, "turn"), inside=True)
+    result = onnx_attnfuse.optimize(model, ep="tensorrt", dequantise_attention=True, verify="model")
+    assert result.report.dequantised is not None
+    scales = {item.name: numpy_helper.to_array(item) for item in result.model.graph.initializer}
+    (node,) = (node for node in result.model.graph.node if node.op_type == "QuantizeLinear")
+    assert scales[node.input[1]] == BYTES[0] / 8
+    assert onnx_attnfuse.verify_models(model, result.model).equal
 
 
 def test_a_scale_that_would_leave_the_type_takes_no_factor() -> None:

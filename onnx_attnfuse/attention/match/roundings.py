@@ -65,12 +65,14 @@ def weight_roundings(steps: Iterable[Taken[WeightStep]]) -> Iterator[Rounding]:
 
 
 def mask_roundings(steps: Iterable[Taken[ScoreStep]], facts: Facts) -> Iterator[Rounding]:
-    """The roundings of what is added to scores."""
+    """The roundings of what is added to scores, right where it is added, the earliest of each first."""
     for taken in steps:
-        if isinstance(taken.step, Added):
-            pair = read_pair(taken.step.operand.producer(), facts)
-            if pair is not None:
-                yield Rounding("mask", pair)
+        found: list[Rounding] = []
+        value = taken.step.operand if isinstance(taken.step, Added) else None
+        while value is not None and (pair := read_pair(value.producer(), facts)) is not None:
+            found.append(Rounding("mask", pair))
+            value = pair.before
+        yield from reversed(found)
 
 
 def operand_roundings(place: Place, operand: ir.Value, facts: Facts) -> tuple[Rounding, ...]:

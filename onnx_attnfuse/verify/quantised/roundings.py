@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
@@ -91,9 +92,9 @@ def without_roundings(model: ir.Model) -> ir.Model:
     """
     copy = model.clone()
     for pair in _roundings(copy):
-        graph, name = pair.dequantize.graph, pair.after.name
+        graph, name, before = pair.dequantize.graph, pair.after.name, pair.quantize.inputs[0]
         assert graph is not None
-        plain = ir.Node("", "Identity", [pair.before], name=pair.dequantize.name)
+        plain = ir.Node("", "Identity", [before], name=pair.dequantize.name)
         graph.insert_before(pair.dequantize, plain)
         pair.after.name = f"{name}_rounded"
         value = plain.outputs[0]
@@ -106,7 +107,7 @@ def without_roundings(model: ir.Model) -> ir.Model:
 
 
 def added_roundings(source: ir.Model, result: ir.Model) -> int:
-    """How many roundings the result has that are none of the source, by their scales and zero points."""
+    """How many roundings the result has that are none of the source, by the digits of their scales and by their zero points."""
     return (Counter(map(_grid, _roundings(result))) - Counter(map(_grid, _roundings(source)))).total()
 
 
@@ -121,5 +122,12 @@ def _is_tensor(pair: Pair, facts: Facts) -> bool:
 
 
 def _grid(pair: Pair) -> tuple[object, ...]:
-    arrays = [constant_array(value) for value in pair.dequantize.inputs[1:]]
-    return pair.dtype, pair.block_size, *(None if array is None else array.tobytes() for array in arrays)
+    """What tells grids apart: not a power of two in their scales, as a factor may stand before the rounding or behind it."""
+    scale, *points = (constant_array(value) for value in pair.dequantize.inputs[1:])
+    digits = None if scale is None else np.frexp(scale.astype(np.float64))[0].tobytes()
+    return (
+        pair.dtype,
+        pair.block_size,
+        digits,
+        *(None if array is None else array.astype(np.float64).tobytes() for array in points),
+    )
