@@ -14,6 +14,10 @@ CASES = [
 ]
 
 
+IN_SINGLE = {("llama", "eager"), ("vit", "eager")}
+"""These take the softmax in float32, whatever the type."""
+
+
 def gradients(model: torch.nn.Module, call, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradient of every parameter, and the result."""
     model.zero_grad(set_to_none=True)
@@ -28,15 +32,18 @@ def gradients(model: torch.nn.Module, call, inputs: dict[str, torch.Tensor]) -> 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(("name", "spelling", "padding"), CASES)
 def test_a_model_gives_what_it_gave(name, spelling, padding) -> None:
-    model = models.model(name, spelling).double()
-    inputs = {key: value.double() if value.is_floating_point() else value for key, value in models.inputs(name, padding).items()}
+    single = (name, spelling) in IN_SINGLE
+    model = models.model(name, spelling).to(torch.float32 if single else torch.float64)
+    given = models.inputs(name, padding).items()
+    inputs = {key: value.to(model.dtype) if value.is_floating_point() else value for key, value in given}
     expected = gradients(model, model, inputs)
     call, reports = compiled(model)
     found = gradients(model, call, inputs)
     assert found.keys() == expected.keys()
     largest = max(float(value.abs().max()) for value in expected.values() if value.isfinite().all())
+    near = 1e-5 if single else 1e-9
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, atol=1e-9 * max(largest, 1.0), rtol=1e-7, equal_nan=True)
+        torch.testing.assert_close(found[key], value, atol=near * max(largest, 1.0), rtol=100 * near, equal_nan=True)
     sites = [site for report in reports for site in report.sites]
     assert sites
     assert all(site.fused for site in sites)
