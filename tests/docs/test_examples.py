@@ -14,6 +14,7 @@ _WRITTEN = {
     "after_torchscript_export": {"exported.onnx": 0, "model.onnx": 1},
     "in_a_pass_manager": {"model.onnx": 2},
     "quantise_around_attention": {"quantised.onnx": 0, "model.onnx": 2},
+    "train_on_pytorch": {},
     "with_onnx_runtime": {},
 }
 """The models that each example writes, and how many fused attentions are in them."""

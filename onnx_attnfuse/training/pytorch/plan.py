@@ -195,7 +195,7 @@ class Planner:
         """
         if self._sees_a_key(spec, meaning) and not spec.row_rules:
             return "none"
-        kind = treatment(spec, meaning, self._bounds)
+        kind = treatment(spec, meaning, self._reader, self._bounds)
         if kind == "none":
             return "none"
         fills = meaning.fills

@@ -83,6 +83,7 @@ class SiteReader:
         report = TrainingSiteReport(name, None)
         with contained(_READING, name) as attempt:
             spec = dataclasses.replace(read_site(softmax, self.facts, self._readers), name=name)
+            self._check_width(spec, softmax)
             meaning = self._context.check_mask(spec, understand(spec, self.reader))
             report = dataclasses.replace(report, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
             site = CapturedSite(spec, meaning, self._dropout(spec), self.traced.calls.get(softmax.node))
@@ -90,6 +91,16 @@ class SiteReader:
         reason = attempt.reason
         assert reason is not None
         return None if reason.code == "not-attention" else Reading(_with(report, reason), None)
+
+    def _check_width(self, spec: AttentionSpec, softmax: Softmax) -> None:
+        """Checks that the softmax has no narrower type than the products, where a fill may be infinite that was not.
+
+        Raises:
+            Refused: It has.
+        """
+        own = self.facts.dtype(softmax.scores)
+        if spec.dtype is not None and own is not None and own.itemsize < spec.dtype.itemsize:
+            raise Refused("mixed-types", f"the softmax is taken in {own.name.lower()}, the products in {spec.dtype.name.lower()}")
 
     def _dropout(self, spec: AttentionSpec) -> float:
         """The dropout of the weights.

@@ -72,3 +72,20 @@ def _kept(name: str):
     from tests.training import modules
 
     return modules.scaled_query if name == "dropout" else modules.added
+
+
+def test_a_softmax_in_a_narrower_type_than_the_products_stays() -> None:
+    """A fill may be infinite there that is not in the type of the products; in a wider type all is well."""
+    case = CASES["plain"]
+    module = dataclasses.replace(case, attend=_in_single).module().double()
+    inputs = {name: value.double() for name, value in case.inputs().items()}
+    (site,) = check(module, inputs).sites
+    assert [reason.code for reason in site.reasons] == ["mixed-types"]
+    with torch.autocast("cpu", torch.bfloat16):
+        (site,) = check(dataclasses.replace(case, attend=_in_single).module(), case.inputs(), tolerance=0.02).sites
+    assert site.fused
+
+
+def _in_single(query, key, value, module, mask):
+    weights = (query @ key.transpose(2, 3) * 0.3).softmax(-1, dtype=torch.float32)
+    return weights.to(query.dtype) @ value
