@@ -97,7 +97,7 @@ def _attention(
 
 
 def _masked(graph: Any, scores: Any, mask: Any, query: Any) -> Any:
-    """The weights of masked scores, in the type of the queries; rows without a key have equal weights, or zeros where eager gives zeros."""
+    """The weights of masked scores, in the type of queries; rows without a key are zeros where eager gives zeros, else NaN."""
     torch: Any = importlib.import_module("torch")
     scalars: Any = torch.onnx.JitScalarType
     is_bool = scalars.from_value(mask) == scalars.BOOL
