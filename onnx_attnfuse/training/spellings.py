@@ -89,19 +89,19 @@ def _attention(
     product = _pytorchs("scaled_dot_product_attention")(graph, query, key, value, None, 0.0, is_causal, scale)
     weights = next(product.node().inputs())
     if masked:
-        weights = _masked(graph, next(weights.node().inputs()), mask)
+        weights = _masked(graph, next(weights.node().inputs()), mask, query)
     if share:
         symbolic: Any = importlib.import_module("torch.onnx.symbolic_opset12")
         weights = symbolic.dropout(graph, weights, share, True)
     return graph.op("MatMul", weights, value) if masked or share else product
 
 
-def _masked(graph: Any, scores: Any, mask: Any) -> Any:
-    """The weights of masked scores; rows without a key have equal weights, or zeros where eager gives zeros."""
+def _masked(graph: Any, scores: Any, mask: Any, query: Any) -> Any:
+    """The weights of masked scores, in the type of queries; rows without a key are zeros where eager gives zeros, else NaN."""
     torch: Any = importlib.import_module("torch")
     scalars: Any = torch.onnx.JitScalarType
     is_bool = scalars.from_value(mask) == scalars.BOOL
-    dtypes = [scalars.from_value(value, scalars.FLOAT).dtype() for value in (scores, scores if is_bool else mask)]
+    dtypes = [scalars.from_value(value, scalars.FLOAT).dtype() for value in (query, query if is_bool else mask)]
     zero, nothing, low = (
         graph.op("Constant", value_t=torch.tensor(number, dtype=dtype))
         for number, dtype in zip((0.0, 0.0, -torch.inf), (*dtypes, dtypes[1]), strict=True)

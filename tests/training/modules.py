@@ -339,6 +339,7 @@ CASES: Mapping[str, Case] = {
     "autocast_triangle": Case(triangle, autocast=True),
     "autocast_padding": Case(padded, attention_mask, autocast=True),
     "autocast_bias": Case(added, numbers, autocast=True, refused="narrowed-mask"),
+    "autocast_zeroed": Case(torch_masked, kept(dead=True), autocast=True, zeroed=True),
     "capped": Case(capped, refused="softcap"),
     "guarded": Case(guarded, kept(), refused="row-rule"),
     "gated": Case(gated, refused="scaled-weights"),

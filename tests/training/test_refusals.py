@@ -89,6 +89,34 @@ def test_other_dropout_is_refused() -> None:
     assert [reason.code for reason in site.reasons] == ["other-dropout"]
 
 
+def _gradient_is_kept(model: ir.Model) -> None:
+    zeroed = node(model, "SoftmaxGrad_13").inputs[0].producer()
+    zeroed.outputs[0].replace_all_uses_with(zeroed.inputs[1])
+
+
+def _along_another_axis(model: ir.Model) -> None:
+    node(model, "ReduceMax").attributes["axes"] = ir.AttrInt64s("axes", [-2])
+
+
+def _set_to_another_number(model: ir.Model) -> None:
+    zeroed = next(user for user, _ in node(model, "Softmax").outputs[0].uses() if user.op_type == "Where")
+    model.graph.register_initializer(ir.Value(name="one", const_value=ir.tensor(np.float32(1.0), name="one")))
+    zeroed.replace_input_with(2, model.graph.initializers["one"])
+
+
+@pytest.mark.parametrize("change", [_gradient_is_kept, _along_another_axis, _set_to_another_number])
+def test_rows_that_are_set_to_0_otherwise_are_refused(change: Callable[[ir.Model], None]) -> None:
+    untouched = ir.from_proto(recorded("torch_zeroed"))
+    assert fuse_graph(untouched.graph, CPU, Policy()).fused == 1
+    model = ir.from_proto(recorded("torch_zeroed"))
+    change(model)
+    before = sorted(map(str, ir.to_proto(model).graph.node))
+    report = fuse_graph(model.graph, CPU, Policy())
+    assert not report.fused
+    assert {reason.code for site in report.sites for reason in site.reasons} <= {"row-rule"}
+    assert sorted(map(str, ir.to_proto(model).graph.node)) == before
+
+
 def test_bias_softmax_is_read_as_what_it_does_and_put_back() -> None:
     model = ir.from_proto(recorded("bias"))
     softmax = node(model, "Softmax")

@@ -114,7 +114,7 @@ def test_without_shape_inference_it_is_trained_and_told(monkeypatch, capfd) -> N
 def test_what_nothing_is_fused_in_fails_as_it_did(monkeypatch) -> None:
     monkeypatch.setattr(SymbolicShapeInference, "infer_shapes", staticmethod(lambda *_, **__: 1 / 0))
     with pytest.raises(ZeroDivisionError):
-        step(ortmodule().ORTModule(Grouped()), {"x": images()})
+        step(ortmodule().ORTModule(Unflattened(1)), {"x": images()})
 
 
 @pytest.mark.parametrize("axis", [1, -2])
