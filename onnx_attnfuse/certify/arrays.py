@@ -192,7 +192,8 @@ def _formula(array: NumPyArray, sort: Sort) -> Read | None:
     columns: NumPyArray = np.arange(width)
     changed = np.flatnonzero(squeezed[0] != squeezed[0, 0])
     offset = int(changed[0]) - 1 if len(changed) else -1
-    formed: NumPyArray = np.asarray(np.where(columns <= rows + offset, low, high))
+    formed: NumPyArray = np.full_like(squeezed, high)
+    formed[columns <= rows + offset] = low
     if not np.array_equal(squeezed, formed):
         return None
     below, above = literal(low, sort), literal(high, sort)
