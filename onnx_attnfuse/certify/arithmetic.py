@@ -189,9 +189,24 @@ def divide(term: Term, divisor: Term) -> Term:
     quotient, rest, known = _parts(term, divisor)
     if known:
         return quotient
+    whole = _whole(term, divisor)
+    if whole is not None:
+        return divide(*whole)
     if rest.op == "div" and is_nonnegative(rest.args[1]) and is_nonnegative(divisor):
         return add(quotient, divide(rest.args[0], multiply(rest.args[1], divisor)))
     return add(quotient, make("div", "Int", (rest, divisor)))
+
+
+def _whole(term: Term, divisor: Term) -> tuple[Term, Term] | None:
+    """Term and divisor without a number that both are divided by, of which the term leaves a rest."""
+    parts = polynomial(divisor)
+    if len(parts) != 1 or divisor.op == "const":
+        return None
+    ((atoms, factor),) = parts.items()
+    if factor <= 1:
+        return None
+    quotient, _, known = _parts(term, number(factor))
+    return (quotient, from_polynomial({atoms: 1}, "Int")) if known else None
 
 
 def modulo(term: Term, divisor: Term) -> Term:

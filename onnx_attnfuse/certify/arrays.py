@@ -179,7 +179,7 @@ def _formula(array: NumPyArray, sort: Sort) -> Read | None:
     if bool((array == first).all()):
         return lambda _: literal(first, sort)
     axes = [axis for axis, length in enumerate(array.shape) if length > 1]
-    squeezed: NumPyArray = np.squeeze(array)
+    squeezed: NumPyArray = array.reshape([length for length in array.shape if length > 1])
     if len(axes) == 1 and sort == "Int":
         step = squeezed[1] - squeezed[0]
         if bool((squeezed == squeezed[0] + step * np.arange(len(squeezed))).all()):
@@ -187,11 +187,14 @@ def _formula(array: NumPyArray, sort: Sort) -> Read | None:
     if len(axes) != 2:
         return None
     low, high = squeezed[-1, 0], squeezed[0, -1]
-    rows: NumPyArray = np.arange(array.shape[axes[0]])[:, None]
-    columns: NumPyArray = np.arange(array.shape[axes[1]])
+    count, width = (int(array.shape[axis]) for axis in axes)
+    rows: NumPyArray = np.arange(count).reshape(count, 1)
+    columns: NumPyArray = np.arange(width)
     changed = np.flatnonzero(squeezed[0] != squeezed[0, 0])
     offset = int(changed[0]) - 1 if len(changed) else -1
-    if not np.array_equal(squeezed, np.where(columns <= rows + offset, low, high)):
+    formed: NumPyArray = np.full_like(squeezed, high)
+    formed[columns <= rows + offset] = low
+    if not np.array_equal(squeezed, formed):
         return None
     below, above = literal(low, sort), literal(high, sort)
     return lambda place: ite(arithmetic.at_most(place[axes[1]], add(place[axes[0]], number(offset))), below, above)

@@ -217,7 +217,7 @@ class Pair:
 def _aliases(facts: Facts) -> dict[str, Dim]:
     found: dict[str, Dim] = {}
     for pair in facts.equalities:
-        ordered = sorted(pair, key=lambda dim: (len(sizes.symbols(dim)), str(dim)))
+        ordered = sorted(_without_difference(*pair), key=lambda dim: (len(sizes.symbols(dim)), str(dim)))
         for alias, dim in (ordered, ordered[::-1]):
             if (
                 not isinstance(alias, sizes.Size)
@@ -231,6 +231,16 @@ def _aliases(facts: Facts) -> dict[str, Dim]:
                 found[name] = dim
                 break
     return found
+
+
+def _without_difference(left: Dim, right: Dim) -> tuple[Dim, Dim]:
+    """Two equal sizes with what is subtracted on one side added on the other, as a difference may be below 0."""
+    for _ in range(2):
+        taken = [part for part in sizes.summands(right) if (part if isinstance(part, int) else part.factor) < 0]
+        for part in taken:
+            left, right = sizes.add(left, part * -1), sizes.add(right, part * -1)
+        left, right = right, left
+    return left, right
 
 
 def _reached(dim: Dim, aliases: dict[str, Dim]) -> set[str]:

@@ -72,7 +72,6 @@ def number(value: float | Number, sort: Sort = "Int") -> Term:
 TRUE, FALSE = make("const", "Bool", (), data=True), make("const", "Bool", (), data=False)
 ZERO, ONE = number(0), number(1)
 NINF, NAN = make("ninf", "Real"), make("nan", "Real")
-"""Minus infinity, which masks a score, and what a row of nothing else comes to."""
 
 
 def truth(value: bool) -> Term:
@@ -365,7 +364,11 @@ def depth(term: Term) -> int:
 
 def bind(op: str, bound: Term, body: Term, sort: Sort, *others: Term, data: Any = None) -> Term:
     """A term with a bound index, which is named after its depth: two that differ in its name only are one."""
-    named = index(f"@{depth(body)}", bound.args[0])
+    level = depth(body)
+    named = index(f"@{level}", bound.args[0])
+    while named is not bound and named in free(body):
+        level += 1
+        named = index(f"@{level}", bound.args[0])
     return make(op, sort, (named, substitute(body, {bound: named}), *others), data)
 
 

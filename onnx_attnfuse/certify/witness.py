@@ -147,7 +147,7 @@ def _difference(one: Array, other: Array) -> float | None:
         return float("nan")
     error = float(np.nan_to_num(np.abs(first - second)).max())
     magnitude = float(np.nan_to_num(np.abs(first), posinf=0, neginf=0).max())
-    return error if error > _TOLERANCE.get(one.dtype.name, 1e-3) * (0.05 + magnitude) else None
+    return error if error > _TOLERANCE.get(str(one.dtype), 1e-3) * (0.05 + magnitude) else None
 
 
 def _sizes(symbols: Sequence[Term], proof: Proof, solver: Solver | None) -> Iterator[Mapping[Term, int]]:
