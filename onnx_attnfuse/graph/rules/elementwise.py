@@ -38,6 +38,11 @@ def _broadcast(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [broadcast([input_dims(node, index, facts) for index in range(len(node.inputs))], facts)]
 
 
+def _chosen(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """The shape of what is chosen from, rather than that of the condition, which may be repeated along it."""
+    return [broadcast([input_dims(node, index, facts) for index in (1, 2, 0)], facts)]
+
+
 def _reduce(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     dims = input_dims(node, 0, facts)
     if dims is None:
@@ -75,7 +80,8 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("DynamicQuantizeLinear", _same_and_numbers),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),
     **rules("ScatterND ScatterElements Scatter TensorScatter ReverseSequence", _same),
-    **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean Where PRelu", _broadcast),
+    **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean PRelu", _broadcast),
+    **rules("Where", _chosen),
     **rules("And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual", _broadcast),
     **rules("BitwiseAnd BitwiseOr BitwiseXor BitShift", _broadcast),
     **rules(
