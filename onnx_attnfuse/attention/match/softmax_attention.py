@@ -44,10 +44,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     axes, key_axis = _softmax_axes(softmax, facts)
     weights = read_weights(IndexedValue(softmax.weights, axes), key_axis, facts, readers)
     scores = read_scores(IndexedValue(softmax.scores, axes), key_axis, facts, readers)
-    nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
-    _check_parameters(nodes)
-    if not keep_outputs:
-        _check_inner_uses(nodes, weights)
+    nodes = _own_nodes(softmax, scores, weights, keep_outputs=keep_outputs)
     _check_sink(softmax, scores)
     voided = _voided(softmax, scores, weights, facts)
     product = scores.product
@@ -91,6 +88,15 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         wider=_wider(beside, key_axis, softmax, facts),
     )
     return with_roles(spec, softmax.nodes, scores, weights, facts)
+
+
+def _own_nodes(softmax: Softmax, scores: ScorePath, weights: WeightPath, *, keep_outputs: bool) -> tuple[ir.Node, ...]:
+    """The nodes of an attention, which nothing else may look into unless that is to be kept."""
+    nodes = tuple(dict.fromkeys((*scores.nodes, *softmax.nodes, *weights.nodes)))
+    _check_parameters(nodes)
+    if not keep_outputs:
+        _check_inner_uses(nodes, weights)
+    return nodes
 
 
 def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
