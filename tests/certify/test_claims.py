@@ -15,7 +15,7 @@ from onnx_attnfuse.certify import claims, terms
 from onnx_attnfuse.certify.pairing import Pair
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver, SolverName
-from onnx_attnfuse.certify.witness import refute
+from onnx_attnfuse.certify.witness import counterexample, refute
 from onnx_attnfuse.graph import io
 from tests.support.wrong_rewrites import wrong_rewrites
 
@@ -133,3 +133,15 @@ def test_an_output_that_is_missing_is_told(tmp_path: pathlib.Path) -> None:
     source, result = fused("llama_past__dyn18__sdpa", tmp_path)
     after = _edited(result, lambda model: model.graph.output.pop())
     assert len(Pair(io.load(source), after).missing()) == 1
+
+
+def test_a_counterexample_is_found_by_the_name_of_the_value(tmp_path: pathlib.Path) -> None:
+    source = str(BUNDLED / "bert__dyn18__sdpa.onnx")
+    value, model = next(
+        (value, model) for name, value, model in _mutants("bert__dyn18__sdpa", tmp_path) if name.startswith("scale")
+    )
+    wrong = ir.serde.deserialize_model(model)
+    found = counterexample(io.load(source), wrong, value, Solver("z3"))
+    assert found is not None
+    assert "the two differ by" in str(found)
+    assert counterexample(io.load(source), io.load(source), value, Solver("z3")) is None
