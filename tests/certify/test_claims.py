@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -145,3 +146,15 @@ def test_a_counterexample_is_found_by_the_name_of_the_value(tmp_path: pathlib.Pa
     assert found is not None
     assert "the two differ by" in str(found)
     assert counterexample(io.load(source), io.load(source), value, Solver("z3")) is None
+
+
+def test_a_node_that_no_valid_model_has_is_not_proved_and_stops_nothing(tmp_path: pathlib.Path) -> None:
+    source, result = fused("gpt2__ts17__eager", tmp_path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = next(item for item in model.graph.node if item.op_type == "Slice")
+        axes = onnx.numpy_helper.from_array(np.array([9], np.int64), "no such axis")
+        model.graph.initializer.append(axes)
+        node.input[3] = axes.name
+
+    assert not all(proof.proved for proof in proofs(io.load(source), _edited(result, edit)))
