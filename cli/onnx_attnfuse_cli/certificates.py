@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from onnx_attnfuse.options import Options
 
 _MAX_ROUNDS = 4
+_TRIED = 3
+"""How many claims that are not proved are tried on concrete inputs."""
 _EXAMPLES = [
     Example("attnfuse check-certificate model.onnx model.attnfuse.onnx model.cert", "Exits 0 if all of it is proved, 3 if not."),
     Example("attnfuse check-certificate a.onnx b.onnx out.cert --solver cvc5", "Has another solver decide."),
@@ -104,7 +106,21 @@ def write(model: pathlib.Path, out: pathlib.Path, wanted: Wanted) -> tuple[str, 
         return ()
     found = certify(model, out, wanted.solver)
     wanted.certify.write_text(found.text, encoding="utf-8")
-    return tuple(_lines(found, wanted.certify))
+    return (*_differences(model, out, found, wanted), *_lines(found, wanted.certify))
+
+
+def _differences(model: pathlib.Path, out: pathlib.Path, found: Certificate, wanted: Wanted) -> Iterator[str]:
+    """Lines on inputs for which the first claims that are not proved do not hold."""
+    if not found.open:
+        return
+    from onnx_attnfuse.certify.solvers import Solver
+    from onnx_attnfuse.certify.witness import counterexample
+    from onnx_attnfuse.graph import io
+
+    for claim in found.open[:_TRIED]:
+        against = counterexample(io.load(str(model)), io.load(str(out)), claim.name, Solver(wanted.solver))
+        if against is not None:
+            yield f"'{claim.name}' is wrong: {against}"
 
 
 def _lines(found: Certificate, path: pathlib.Path) -> Iterator[str]:

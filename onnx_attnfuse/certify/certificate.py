@@ -78,7 +78,6 @@ class Certificate:
     """Inputs and outputs that only one of the models has."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """SHA-256 of the files, if they are files."""
-    counterexamples: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     @property
     def is_complete(self) -> bool:

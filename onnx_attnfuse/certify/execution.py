@@ -15,6 +15,8 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 
 _MAX_READ_BYTES = 1 << 22
+_UNKNOWN = (Unsupported, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+"""What reading a node ends with that has no meaning here, or that no valid model has: its results are uninterpreted."""
 
 
 Symbols = Callable[[str], Term]
@@ -112,7 +114,7 @@ class Execution:
         given = [None if item is None else self._arrays[item] for item in inputs]
         try:
             results = self._computed(node, given)
-        except Unsupported:
+        except _UNKNOWN:
             results = list[Array]()
         if not results:
             self._arrays[value] = self._end(value)
@@ -145,7 +147,7 @@ class Execution:
         def read(at: Index) -> Term:
             try:
                 return array.at(*at)
-            except Unsupported:
+            except _UNKNOWN:
                 return element(name, array.sort, at)
 
         return Array(array.shape, array.dtype, read)

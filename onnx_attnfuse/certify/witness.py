@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.claims import Piece, Proof
+from onnx_attnfuse.certify import terms
+from onnx_attnfuse.certify.claims import Piece, Proof, prove
 from onnx_attnfuse.certify.pairing import Pair
 from onnx_attnfuse.certify.pieces import piece
+from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver
 from onnx_attnfuse.certify.terms import Term, number, substitute, walk
 from onnx_attnfuse.errors import MissingDependencyError
@@ -164,6 +166,30 @@ def _sizes(symbols: Sequence[Term], proof: Proof, solver: Solver | None) -> Iter
     yield from asked[40::3]
     if symbols:
         yield {symbol: 16 + place for place, symbol in enumerate(symbols)}
+
+
+def counterexample(before: ir.Model, after: ir.Model, name: str, solver: Solver) -> Counterexample | None:
+    """An input on which the value of a name differs in two models; None if it is proved equal, or none was found.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+    """
+    pair = Pair(before, after)
+    for claim in pair.claims:
+        if claim.name == name:
+            terms.restart()
+            proof = prove(pair, claim, _Asking(solver))
+            return None if proof.proved else refute(pair, proof, solver if solver.name == "z3" else None)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asking:
+    solver: Solver
+
+    def holds(self, asked: Obligation) -> bool:
+        """Whether the solver says so."""
+        return self.solver.decide(asked.text) == "unsat"
 
 
 def refute(pair: Pair, proof: Proof, solver: Solver | None = None, seconds: float = _SECONDS) -> Counterexample | None:

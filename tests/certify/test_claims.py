@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -15,7 +16,7 @@ from onnx_attnfuse.certify import claims, terms
 from onnx_attnfuse.certify.pairing import Pair
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver, SolverName
-from onnx_attnfuse.certify.witness import refute
+from onnx_attnfuse.certify.witness import counterexample, refute
 from onnx_attnfuse.graph import io
 from tests.support.wrong_rewrites import wrong_rewrites
 
@@ -73,7 +74,7 @@ def _mutants(name: str, folder: pathlib.Path) -> list[tuple[str, str, onnx.Model
     return list(found.values())
 
 
-@pytest.mark.parametrize("name", ["bert__dyn18__sdpa", "gpt2__ts17__eager"])
+@pytest.mark.parametrize("name", ["bert__dyn18__sdpa", pytest.param("gpt2__ts17__eager", marks=pytest.mark.exhaustive)])
 def test_no_wrong_rewrite_is_proved(name: str, tmp_path: pathlib.Path) -> None:
     source = str(BUNDLED / f"{name}.onnx")
     mutants = _mutants(name, tmp_path)
@@ -133,3 +134,27 @@ def test_an_output_that_is_missing_is_told(tmp_path: pathlib.Path) -> None:
     source, result = fused("llama_past__dyn18__sdpa", tmp_path)
     after = _edited(result, lambda model: model.graph.output.pop())
     assert len(Pair(io.load(source), after).missing()) == 1
+
+
+def test_a_counterexample_is_found_by_the_name_of_the_value(tmp_path: pathlib.Path) -> None:
+    source = str(BUNDLED / "bert__dyn18__sdpa.onnx")
+    value, model = next(
+        (value, model) for name, value, model in _mutants("bert__dyn18__sdpa", tmp_path) if name.startswith("scale")
+    )
+    wrong = ir.serde.deserialize_model(model)
+    found = counterexample(io.load(source), wrong, value, Solver("z3"))
+    assert found is not None
+    assert "the two differ by" in str(found)
+    assert counterexample(io.load(source), io.load(source), value, Solver("z3")) is None
+
+
+def test_a_node_that_no_valid_model_has_is_not_proved_and_stops_nothing(tmp_path: pathlib.Path) -> None:
+    source, result = fused("gpt2__ts17__eager", tmp_path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        node = next(item for item in model.graph.node if item.op_type == "Slice")
+        axes = onnx.numpy_helper.from_array(np.array([9], np.int64), "no such axis")
+        model.graph.initializer.append(axes)
+        node.input[3] = axes.name
+
+    assert not all(proof.proved for proof in proofs(io.load(source), _edited(result, edit)))
