@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pytorch.opened import open_calls
 from onnx_attnfuse.training.pytorch.plan import Planner, Wishes
 from onnx_attnfuse.training.pytorch.rewrite import Rewriter
 from onnx_attnfuse.training.pytorch.sites import CapturedSite, Reading, SiteReader
@@ -46,6 +47,7 @@ def rewrite_graph(
         wishes: What a caller wants of the calls.
         compiled: The graph is compiled as a whole afterwards.
     """
+    open_calls(module, mode)
     traced = trace(module, inputs, mode, constants)
     reader = SiteReader(traced)
     run = _Run(traced, reader, wishes, Rewriter(traced, reader.facts, compiled=compiled))

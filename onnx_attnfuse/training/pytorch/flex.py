@@ -54,7 +54,8 @@ def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Ten
     partial = (counts > 0) & ~full
     sorted_blocks = [part for blocks in (partial, full) for part in _sorted(blocks)]
     turned = [part for blocks in (partial, full) for part in _sorted(blocks.transpose(2, 3))]
-    made = BlockMask((rows, keys), *sorted_blocks, *turned, BLOCK_SIZE=(_BLOCK, _BLOCK))
+    rule = _rule(program, query, key)
+    made = BlockMask((rows, keys), *sorted_blocks, *turned, BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=rule)
     return tuple(made.as_tuple()[:-1])
 
 

@@ -30,9 +30,9 @@ from onnx_attnfuse.training.pytorch.emitter import DTYPES, Emitter, without_mode
 
 Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
 """By the id of a fake tensor what the tensor holds, for buffers of the module."""
-_DROPOUTS = frozenset([torch.nn.functional.dropout, torch.dropout])
+_DROPOUTS = frozenset([torch.nn.functional.dropout, torch.dropout, torch.ops.aten.dropout.default])
 _HOLDS_GRAPHS: Any = importlib.import_module("torch._ops").HigherOrderOperator
-_SDPA = torch.nn.functional.scaled_dot_product_attention
+_SDPA = frozenset([torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default])
 
 
 @dataclasses.dataclass
@@ -219,7 +219,7 @@ class _Interpreter(fx.Interpreter):
         """Calls a function; dropouts and whole attentions are known as such."""
         if target in _DROPOUTS:
             return operators.dropout(self._recorder, *args, **kwargs)
-        if target is _SDPA:
+        if target in _SDPA:
             found = operators.attention(self._recorder, *args, **kwargs)
             if found is not None:
                 output, softmax = found

@@ -6,12 +6,15 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
+from onnx_attnfuse.training.pytorch import flex
 from tests.training.pytorch import masked
 from tests.training.pytorch.comparing import check
 from tests.training.pytorch.masked import LOWEST, Masked, given
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("fill", [LOWEST, -math.inf, -1e4])
 @pytest.mark.parametrize("rule", [masked.triangle, masked.buffer])
 @pytest.mark.parametrize("added", [False, True])
@@ -52,6 +55,7 @@ def test_masks_that_are_almost_a_rule_are_handed_over_as_they_are(rule, names) -
     assert "arbitrary" in site.mask
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("padding", masked.PADDINGS)
 @pytest.mark.parametrize("rule", [masked.padding, masked.padded_triangle])
 @pytest.mark.parametrize("added", [False, True])
@@ -107,3 +111,19 @@ def test_a_mask_that_a_caller_gives_is_added_as_it_is() -> None:
     module = Masked(None, spell=lambda scores, i, j, module, given: scores + given["bias"])
     (site,) = check(module, {**given(), "bias": mask}).sites
     assert site.handed == "its mask as a bias, rows without a key apart"
+
+
+@pytest.mark.parametrize("lengths", [(700, 601), (256, 256), (100, 300)])
+def test_blocks_are_those_that_pytorch_sorts(lengths) -> None:
+    rows, keys = lengths
+    query, key = torch.zeros(2, 4, rows, 16), torch.zeros(2, 4, keys, 16)
+    marks = torch.stack([torch.arange(700) // 150, torch.arange(700) // 90])
+    same_mark = ("eq", ("sum", 0, (1, ("read", 0, ("b",), ("i",))), (-1, ("read", 0, ("b",), ("j",)))))
+    program = ("and", same_mark, ("le", ("sum", 0, (1, ("j",)), (-1, ("i",)))))
+    expected = create_block_mask(lambda b, n, i, j: (marks[b, i] == marks[b, j]) & (j <= i), 2, None, rows, keys, device="cpu")
+    for mine, theirs in zip(flex.block_mask(program, [marks], query, key, True), expected.as_tuple()[:-1], strict=True):
+        if isinstance(theirs, torch.Tensor):
+            assert mine.dtype == theirs.dtype
+            assert torch.equal(mine, theirs)
+        else:
+            assert mine == theirs

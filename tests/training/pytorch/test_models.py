@@ -28,7 +28,7 @@ def gradients(model: torch.nn.Module, call, inputs: dict[str, torch.Tensor]) -> 
     return {"result": result.detach(), **found}
 
 
-@pytest.mark.sampled(every=9)
+@pytest.mark.sampled(every=16)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(("name", "spelling", "padding"), CASES)
 def test_a_model_gives_what_it_gave(name, spelling, padding) -> None:

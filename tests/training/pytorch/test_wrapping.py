@@ -166,13 +166,35 @@ def test_scores_whose_part_is_written_to_are_left_alone() -> None:
     assert [report.fused for report in reports] == [0]
 
 
-def test_weights_that_are_looked_at_are_left_alone() -> None:
-    module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+class SelfAttention(torch.nn.Module):
+    """PyTorch's own attention over one input."""
+
+    def __init__(self, *, weights: bool) -> None:
+        super().__init__()
+        self.inner, self.weights = torch.nn.MultiheadAttention(32, 4, batch_first=True), weights
+
+    def forward(self, x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+        result, weights = self.inner(x, x, x, **given)
+        return result + weights.sum() if self.weights else result
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_torchs_own_attention_is_opened_and_stays_where_its_weights_are_looked_at(weights) -> None:
+    module = SelfAttention(weights=weights)
     call, reports = compiled(module)
-    x = given()["x"]
-    expected, actual = module(x, x, x), call(x, x, x)
-    torch.testing.assert_close(expected, actual)
-    assert [site.reasons[0].code for site in reports[-1].sites] == ["inner-value-used"]
+    inputs = {"x": given()["x"], "attn_mask": torch.ones(37, 37, dtype=torch.bool).triu(1)}
+    same(outcome(module, module, inputs), outcome(module, call, inputs))
+    (site,) = reports[-1].sites
+    assert site.fused != weights
+    assert [reason.code for reason in site.reasons] == ["inner-value-used"] * weights
+
+
+def test_torchs_own_layers_are_read_through() -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    call, reports = compiled(module)
+    same(*(outcome(module, lambda x, run=run: run(x), {"x": given()["x"]}) for run in (module, call)))
+    assert [(site.kernel, site.handed) for site in reports[-1].sites] == [("flash (CPU)", "the module's own call")] * 2
 
 
 def test_policies_switch_kernels_off_and_say_so(monkeypatch) -> None:
