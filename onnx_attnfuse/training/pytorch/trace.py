@@ -249,10 +249,12 @@ def storage_of(tensor: Any) -> int:
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
-    """What a tensor holds, on the host."""
+    """What a tensor holds, on the host; None for what stands for tensors elsewhere, as sharded ones do."""
     if tensor.dtype not in DTYPES:
         return None
     with without_modes():
         held = tensor.detach().cpu()
+        if type(held) is not torch.Tensor:
+            return None
         wide = held.float().numpy() if tensor.dtype == torch.bfloat16 else held.numpy()
         return np.array(wide, dtype=DTYPES[tensor.dtype].numpy())
