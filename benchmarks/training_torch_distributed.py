@@ -58,6 +58,7 @@ def losses(kind: str, mask: str, device: str, steps: int, rest: str) -> list[flo
         fuse(model, rest=rest)
     if kind == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
+    fused = [item.__dict__["attention_reports"] for item in model.modules() if "attention_reports" in item.__dict__]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs = chosen.inputs("cpu", torch.float32)
     share = slice(None) if kind == "one" else slice(rank * chosen.batch // WORLD, (rank + 1) * chosen.batch // WORLD)
@@ -73,6 +74,9 @@ def losses(kind: str, mask: str, device: str, steps: int, rest: str) -> list[flo
             dist.all_reduce(mean)
             mean /= WORLD
         found.append(float(mean))
+    reports = [report for item in fused for report in item]
+    if not sum(report.fused for report in reports) or any(report.defect for report in reports):
+        raise RuntimeError(f"{kind}, {mask}: {[report.lines() for report in reports]}")
     return found
 
 

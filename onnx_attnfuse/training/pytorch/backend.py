@@ -27,7 +27,7 @@ from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.pytorch.captured import rewrite_graph
 from onnx_attnfuse.training.pytorch.plan import Wishes
 from onnx_attnfuse.training.pytorch.reports import Reports
-from onnx_attnfuse.training.pytorch.trace import as_array
+from onnx_attnfuse.training.pytorch.trace import as_array, is_plain
 from onnx_attnfuse.training.report import TrainingReport
 
 REPORTS = Reports()
@@ -109,8 +109,11 @@ class _Compiled:
         self._module, self._settings, self._mode = module, settings, mode
         self._buffers: list[_Buffer] = []
         places = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self._held = frozenset(place for place, node in enumerate(places) if _is_buffer(node))  # told only while Dynamo captures
+        held = {place: node.meta["grapharg"].example for place, node in enumerate(places) if _is_buffer(node)}
+        self._held = frozenset(held)  # told only while Dynamo captures
+        self._first = {place: tensor for place, tensor in held.items() if is_plain(tensor)}
         self._run: Callable[..., Any] = self._build(inputs)
+        self._first = {}
         self.first = self if self._buffers else self._run
 
     def __call__(self, *inputs: Any) -> Any:
@@ -143,9 +146,11 @@ class _Compiled:
         if mode is None:
             return TrainingReport("cpu", ())
         held = {
-            id(fake): (place, inputs[place])
+            id(fake): (place, tensor)
             for place, fake in enumerate(fakes)
             if place in self._held and isinstance(fake, torch.Tensor)
+            for tensor in [inputs[place] if is_plain(inputs[place]) else self._first.get(place)]
+            if tensor is not None
         }
         constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
         wishes, compiled = Wishes(policy, self._settings.flex), self._settings.rest != "eager"

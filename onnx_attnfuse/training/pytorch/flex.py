@@ -16,7 +16,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 from torch.nn import functional
 from torch.nn.attention import flex_attention
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
 from onnx_attnfuse.training.pytorch.programs import Program, run, uses
 from onnx_attnfuse.training.pytorch.rows import gradient_term, level
@@ -52,10 +52,11 @@ def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Ten
     counts = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
     full = counts == _BLOCK * _BLOCK
     partial = (counts > 0) & ~full
-    sorted_blocks = [part for blocks in (partial, full) for part in _sorted(blocks)]
-    turned = [part for blocks in (partial, full) for part in _sorted(blocks.transpose(2, 3))]
-    rule = _rule(program, query, key)
-    made = BlockMask((rows, keys), *sorted_blocks, *turned, BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=rule)
+    found_blocks: dict[str, Any] = {}
+    for name, blocks in (("", partial), ("full_", full)):
+        found_blocks[f"{name}kv_num_blocks"], found_blocks[f"{name}kv_indices"] = _sorted(blocks)
+        found_blocks[f"{name}q_num_blocks"], found_blocks[f"{name}q_indices"] = _sorted(blocks.transpose(2, 3))
+    made = BlockMask(seq_lengths=(rows, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=noop_mask, **found_blocks)
     return tuple(made.as_tuple()[:-1])
 
 

@@ -248,13 +248,16 @@ def storage_of(tensor: Any) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def is_plain(tensor: Any) -> bool:
+    """Whether a tensor is itself what it holds: no fake, and no share of a distributed one."""
+    return type(tensor) in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+
+
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
-    """What a tensor holds, on the host; None for what stands for tensors elsewhere, as sharded ones do."""
-    if tensor.dtype not in DTYPES:
+    """What a tensor holds, on the host; None for a subclass, which may hold a share of it, or nothing."""
+    if tensor.dtype not in DTYPES or not is_plain(tensor):
         return None
     with without_modes():
         held = tensor.detach().cpu()
-        if type(held) is not torch.Tensor:
-            return None
         wide = held.float().numpy() if tensor.dtype == torch.bfloat16 else held.numpy()
         return np.array(wide, dtype=DTYPES[tensor.dtype].numpy())
