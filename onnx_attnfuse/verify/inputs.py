@@ -145,7 +145,7 @@ def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     kept = kept_positions(case.pattern, shape, rng)
     if case.encoding == "plain":
         return kept.astype(np.float32)
-    return np.where(kept, np.float32(0), np.float32(-np.inf if case.encoding == "infinite" else lowest))
+    return np.where(kept, 0.0, -np.inf if case.encoding == "infinite" else lowest)
 
 
 def kept_positions(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.bool_]:

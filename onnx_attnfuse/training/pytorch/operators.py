@@ -168,6 +168,10 @@ def _unary(name: str) -> Rule:
     return rule
 
 
+def _is_nan(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+    return recorder.emitter.op("IsNaN", [recorder.value(given["self"])], None, result)
+
+
 def _not(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
     source = given["self"]
     if result.dtype != torch.bool:
@@ -288,7 +292,7 @@ RULES: dict[str, Rule] = {
     "baddbmm": _sum_and_product("batch1", "batch2"),
     "bmm": _product,
     "cumsum": _cumsum,
-    "isnan": _unary("IsNaN"),
+    "isnan": _is_nan,
     **dict.fromkeys(["lift_fresh", "lift_fresh_copy"], _tensor_constant),
     "masked_fill": _masked_fill,
     "maximum": _binary("Max"),

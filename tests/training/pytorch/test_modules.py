@@ -12,8 +12,9 @@ from tests.training.pytorch.comparing import check
 
 LEFT = {"capped": "softcap", "gated": "scaled-weights", "triangle_and_padding": "mixed-mask"}
 """What stays, and why. Each differs in one thing from one that is fused."""
-KEPT = {"torch_causal", "torch_masked"}
-WITHOUT_DROPOUT = [name for name in CASES if name not in {"dropout", "dropout_padding"}]
+KEPT = {name for name in CASES if name.startswith("torch_")} | {"autocast_zeroed"}
+"""Calls of scaled_dot_product_attention whose mask is its own already."""
+WITHOUT_DROPOUT = [name for name in CASES if "dropout" not in name]
 
 
 def as_tried(case: Case) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
