@@ -30,7 +30,7 @@ quick: .venv/dev  ## Format, lint, import contracts, and the tests that take the
 	$(LINT)
 	$(BIN)/pytest --numprocesses auto -m "not exhaustive" $(QUICK)
 
-test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in 100 seconds.
+test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in two minutes.
 	$(LINT)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pytest --numprocesses auto -m "not exhaustive" tests
