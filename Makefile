@@ -17,7 +17,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-genai test-openvino test-qnn test-webgpu test-web providers test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-browser: .venv/browser  ## The report's page in Chromium, with screenshots;
 
 test-olive: .venv/olive  ## The example for Olive.
 	$(BIN)/pytest tests/olive/pass_of_olive.py
+
+test-models: .venv/dev .venv/models  ## Models of transformers in training on PyTorch: losses and gradients of every parameter.
+	$(BIN)/pytest tests/training/pytorch/models_of_transformers.py
 
 test-genai: .venv/genai  ## Decoders with a shared cache in onnxruntime-genai, token by token beside transformers; some minutes.
 	$(BIN)/python -m benchmarks.genai_tokens --to benchmarks/results/genai_cpu.md
@@ -127,7 +130,7 @@ clean:  ## Take away environments and everything that was built.
 
 .venv-lowest/done: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv .venv-lowest
-	$(LOWEST)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[cpu,report]' \
+	$(LOWEST)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[cpu,proof,report]' \
 		hypothesis justhtml pytest pytest-xdist torch
 	touch $@
 
