@@ -194,7 +194,7 @@ _LEVELS: dict[ir.DataType, tuple[int, int]] = {
 def quantized_number(node: ir.Node, number: float | None, scale: float | None, point: float | None, facts: Known) -> float | None:
     """The integer that QuantizeLinear makes of a number, by one scale; None where that is not known."""
     levels = _LEVELS.get(facts.dtype(node.outputs[0]) or ir.DataType.UNDEFINED)
-    if number is None or not scale or point is None or levels is None or np.isnan(number):
+    if number is None or not scale or not np.isfinite(scale) or point is None or levels is None or np.isnan(number):
         return None
     with np.errstate(over="ignore"):
         quotient: Array = np.asarray(number, np.float32) / np.asarray(scale, np.float32)
@@ -204,7 +204,7 @@ def quantized_number(node: ir.Node, number: float | None, scale: float | None, p
 
 def dequantized_number(code: float | None, scale: float | None, point: float | None) -> float | None:
     """The number that DequantizeLinear makes of an integer, by one scale; None where that is not known."""
-    if code is None or scale is None or point is None:
+    if code is None or scale is None or point is None or not np.isfinite(scale):
         return None
     with np.errstate(over="ignore"):
         product: Array = np.asarray(code - point, np.float32) * np.asarray(scale, np.float32)

@@ -17,6 +17,7 @@ from tests.support.bundled import run
 from tests.support.graph_builder import GraphBuilder
 from tests.support.quantised import SETTINGS, dynamically_quantised, quantised, source, with_small_weights
 
+SYMMETRIC = pytest.param("symmetric", marks=pytest.mark.newest)  # the quantiser of onnxruntime 1.28 writes scales that are inf
 SITES = {
     "bert__dyn18__sdpa": 2,
     "bert__ts17__eager": 2,
@@ -31,7 +32,7 @@ SITES = {
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("setting", [*SETTINGS, "qnn"])
+@pytest.mark.parametrize("setting", [*(name for name in SETTINGS if name != "symmetric"), SYMMETRIC, "qnn"])
 @pytest.mark.parametrize("name", SITES)
 def test_every_attention_is_found_and_stays_as_it_is(name: str, setting: str) -> None:
     model = quantised(name, setting)

@@ -82,6 +82,7 @@ def test_bfloat16_is_tried_where_a_kernel_is_known_or_it_is_asked_for(ep: str, o
     assert run._dtypes(INFOS[op], ep, "bfloat16") == ("bfloat16",)
 
 
+@pytest.mark.newest  # before onnx 1.23 its reference multiplies no matrices of bfloat16
 def test_bfloat16_is_cast_inside_as_no_session_is_fed_it() -> None:
     info = INFOS["MultiHeadAttention"]
     form = next(form for form in forms(info, run.attributes(info), ("bfloat16",)) if form.mask == "bias")
