@@ -10,13 +10,14 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
-    "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range", "finite-exponentials",
-    "padded-rows-unused", "padding-at-the-ends", "wide-subgroups",
+    "large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range",
+    "finite-exponentials", "padded-rows-unused", "padding-at-the-ends", "wide-subgroups",
 ]  # fmt: skip
 
 ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "large-fills": "a number of -1000 or less that is added to a score, or put in its place, masks it",
     "bounded-scores": "scores, and what is added to them that is no mask, stay between -900 and 900",
+    "level-rows": "in rows without a key, scores are so small that the number that masks them all leaves nothing of them",
     "named-sizes": "sizes of the same name are the same number",
     "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
     "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
@@ -31,6 +32,11 @@ ON_REQUEST: frozenset[AssumptionName] = frozenset(["wide-subgroups"])
 """Assumptions that are made only where a caller names them: devices are known on which they do not hold."""
 DEFAULT = "default"
 """All others together."""
+
+
+def named_in_order(*names: AssumptionName) -> tuple[AssumptionName, ...]:
+    """Each of these names once, in the order in which assumptions are documented."""
+    return tuple(name for name in ASSUMPTIONS if name in names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import named_in_order
 from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of, read_candidate
@@ -156,7 +157,9 @@ class SiteFuser:
             kernel=kernel_of(built.plan, plan_context.device),
             layout=built.emitted.layouts,
             verified=built.verified,
-            assumptions=(*found.assumptions, *assumed_of(built.plan, spec, plan_context.device)),
+            assumptions=named_in_order(
+                *found.assumptions, *built.emitted.assumes, *assumed_of(built.plan, spec, plan_context.device)
+            ),
             reasons=built.reasons,
         )
         self.album.after(node, spec, built.emitted, self.graph.scope)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.spec import Layouts
@@ -112,6 +113,8 @@ class Emitted:
     """Values between `operands` and the attention that serve nothing else once it is fused."""
     presents: tuple[tuple[ir.Value, ir.Value], ...] = ()
     """Keys and values with those of earlier positions, as the source has them and as the operator gives them."""
+    assumes: tuple[AssumptionName, ...] = ()
+    """What is taken for granted of the scores."""
 
     @property
     def results(self) -> tuple[tuple[ir.Value, ir.Value], ...]:

@@ -12,6 +12,7 @@ import math
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added, understand
@@ -19,11 +20,13 @@ from onnx_attnfuse.attention.masks.expression import Apply, Expression
 from onnx_attnfuse.attention.masks.fully_masked import (
     SUMMED_IN_HALF,
     Fills,
+    MaskedKeys,
     choose_fills,
     implied,
     lowest_sum,
     masked_keys,
     sees_a_key,
+    takes_rows_level,
 )
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.traverse import parts_of
@@ -66,6 +69,8 @@ class Rows:
     """Rows whose scores must all be equal."""
     refills: tuple[Refill, ...] = ()
     """Rows of the result that become a number."""
+    assumes: tuple[AssumptionName, ...] = ()
+    """What is taken for granted of rows without a key."""
 
 
 def read_rows(
@@ -103,14 +108,17 @@ def read_rows(
     has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"
+    assumes: tuple[AssumptionName, ...] = ()
     if emitter is not None and not has_key and not spec.unshifted:
         _check_narrowed_sums(spec, context)
         absorbs = _absorbing(spec, context)
-        fills = choose_fills(masked_keys(spec.mask, context.reader, context.bounds, absorbs), absorbs)
+        masked = masked_keys(spec.mask, context.reader, context.bounds, absorbs)
+        fills = choose_fills(masked, absorbs)
+        assumes = _levels(masked, absorbs, context)
     if emitter is not None and spec.sink is None:
         _check_half_sums(spec, context)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
-    rows = Rows(compact)
+    rows = Rows(compact, assumes=assumes)
     if compact is not None and emitter is not None and not has_key:
         rows = _with_dead_rows(rows, compact, emitter, spec, fills, context, zeroes=zeroes)
     for rule in rules:
@@ -158,6 +166,19 @@ def _with_dead_rows(
         rows = _refill_dead_rows(rows, compact, bound, 0.0 if guards else math.nan, context.builder)
     levelled = _levelled_below(spec, lowest, context)
     return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
+
+
+def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[AssumptionName, ...]:
+    """What is taken for granted where scores of rows without a key are rounded away by what masks them.
+
+    Raises:
+        Refused: It may not be.
+    """
+    if not takes_rows_level(masked, absorbs):
+        return ()
+    if not context.bounds.level_rows:
+        raise Refused("rounded-mask", "rows without a key keep what the number that masks them leaves of their scores")
+    return ("level-rows",)
 
 
 def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:

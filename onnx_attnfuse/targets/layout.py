@@ -248,7 +248,7 @@ def replacing(
     layouts = Layouts(query, key, value, einops(result, end.axes, names))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
     kept = presents(builder, spec, spec.cache, shared_heads(spec), node) if cached and spec.cache is not None else ()
-    return Emitted(end.value, final, node, layouts, mask, scale, presents=kept)
+    return Emitted(end.value, final, node, layouts, mask, scale, presents=kept, assumes=rows.assumes)
 
 
 def _finished(builder: Builder, result: ir.Value, spec: AttentionSpec, rows: Rows, factor: float, axes: Axes4) -> ir.Value:

@@ -92,7 +92,7 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond else PATTERNS
 
 
-def _is_small(recipe: Recipe) -> bool:
+def is_small(recipe: Recipe) -> bool:
     """Whether what is said of a model holds for small scores only: beside -1e4 in float16 they are level up to 4."""
     return (recipe.dtype == "float16" and recipe.ep == "cuda") or recipe.softmax in {"exp", "logsumexp"}
 
@@ -102,12 +102,12 @@ def filled(given: Given, sizes: Sizes, pattern: str, rng: np.random.Generator, r
     shape = tuple(sizes.of(dim) for dim in given.dims)
     dtype = _TYPES[given.dtype]
     if given.role == "normal":
-        ordinary = _SMALL if _is_small(recipe) else 1.0
+        ordinary = _SMALL if is_small(recipe) else 1.0
         return np.asarray(rng.standard_normal(shape) * (_LARGE if pattern == "large" and len(shape) > 2 else ordinary)).astype(
             dtype
         )
     if given.role == "number":
-        return np.asarray(rng.uniform(0.4, 1.0 if _is_small(recipe) else 2.5)).astype(dtype)
+        return np.asarray(rng.uniform(0.4, 1.0 if is_small(recipe) else 2.5)).astype(dtype)
     if given.role == "mask":
         return _kept(shape, pattern, rng).astype(dtype)
     if given.role == "bias_mask":

@@ -25,6 +25,8 @@ class Written:
     model: onnx.ModelProto
     inputs: Mapping[str, Given]
     results: Sequence[Dims]
+    scores: Sequence[str]
+    """Scores before their masks, a layer each."""
 
 
 def write(recipe: Recipe, sizes: Sizes) -> Written:
@@ -40,7 +42,7 @@ def write(recipe: Recipe, sizes: Sizes) -> Written:
         if not last:
             x = layer.next_states(x, result)
     g.gives_as(result, "out", *layer.shape())
-    return Written(g.model(), g.inputs, g.results)
+    return Written(g.model(), g.inputs, g.results, layer.scores)
 
 
 class _Layer:
@@ -50,6 +52,7 @@ class _Layer:
         self.frame, self.sources, self.masks = frame, sources, masks
         self.g, self.recipe = frame.g, frame.recipe
         self._kept: str | None = None
+        self.scores: list[str] = []
 
     def result(self, x: str | None, number: int) -> str:
         """The result of a layer."""
@@ -154,6 +157,7 @@ class _Layer:
             scores = self._capped(scores)
         if recipe.temperature == "before":
             scores = g.op("Div", scores, g.feed("temperature", (), "number"))
+        self.scores.append(scores)
         scores = self.masks.applied(scores, number)
         if late and factor is not None:
             scores = g.op("Mul", scores, factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName
+from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.traverse import elements_of
@@ -16,8 +16,7 @@ from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
 
 def assumed_by(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> tuple[AssumptionName, ...]:
     """The assumptions that the reading of `spec` and its mask rests on, in the order in which they are documented."""
-    found = set(_assumed(spec, meaning, facts))
-    return tuple(name for name in ASSUMPTIONS if name in found)
+    return named_in_order(*_assumed(spec, meaning, facts))
 
 
 def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[AssumptionName]:

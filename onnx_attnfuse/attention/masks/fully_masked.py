@@ -53,6 +53,8 @@ SUMMED_IN_HALF = "a mask is summed with a bias, or multiplied, in float16, which
 _MAX_EVENTS = 6
 _ROUNDED_AWAY = 32.0
 """Scores up to this are rounded away by numbers from `ROUNDS_ALL` down."""
+_ROUNDED_AWAY_HALF = 4.0
+"""Scores up to this are rounded away by numbers from `LEVELS_HALF` down, where sums are rounded to float16."""
 _DIGITS = 1e-6
 """Numbers that differ by less than this part of them may be the same in float32."""
 
@@ -100,6 +102,10 @@ class MaskedKeys:
     """A mask of float16 is summed with something else, or multiplied."""
     scaled: bool = False
     """Masked scores are multiplied."""
+    weakest: float = -math.inf
+    """The highest number that is known to be added to scores in order to mask them."""
+    soft: float | None = None
+    """A number that is added to scores of some keys, masks none, and yet is too large to be rounded away beside one that does."""
     gain: float = 1.0
     """What all numbers that are added are multiplied by afterwards, once what they leave nothing of is gone."""
 
@@ -145,9 +151,26 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     scaled = any(isinstance(step, Scaled) for step in mask)
     others = mask if absorbs == ABSORBS else rounding  # a device that rounds all sums does so between other steps, too
     summed = any(_is_summed_in_half(step, others, reader, bounds) for step in mask)
+    fills, small = _added_numbers(mask, reader, MASKS), _ROUNDED_AWAY if absorbs == ABSORBS else _ROUNDED_AWAY_HALF
     return MaskedKeys(
-        tuple(found), biased, later, floored, len(rounding), _rounded(mask, reader, bounds), summed, scaled, _gain(mask)
+        tuple(found),
+        biased,
+        later,
+        floored,
+        len(rounding),
+        _rounded(mask, reader, bounds),
+        summed,
+        scaled,
+        weakest=max(fills, default=-math.inf),
+        soft=min(_added_numbers(mask, reader, -small) - fills, default=None),
+        gain=_gain(mask),
     )
+
+
+def _added_numbers(mask: Mask, reader: Reader, limit: float) -> frozenset[float]:
+    """The numbers from `limit` down that are known to be added to scores, times what later steps multiply by."""
+    sums = [(step, gain) for step, gain in zip(mask, step_gains(mask), strict=True) if isinstance(step, Added)]
+    return frozenset(fill for step, gain in sums for fill in split_added(step, gain, reader, limit).fills)
 
 
 def _near_next_float(number: float) -> bool:
@@ -236,11 +259,12 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     """
     replaced = [key for key in masked.keys if not key.scored]
     scored = [key for key in masked.keys if key.scored]
-    rounding = [key.high for key in scored if absorbs < key.high < ROUNDS and key.rounds(masked.gain)]
+    soft = masked.soft is not None
+    rounding = [key.high for key in scored if absorbs < key.high < ROUNDS and (soft or key.rounds(masked.gain))]
     rounding = rounding if masked.additions > 1 else []
     _refuse_rounding(rounding[0] if rounding else masked.rounded)
-    leaves = any((key.high if masked.scaled else key.low) > LEVELS_HALF for key in scored)
-    if masked.summed_in_half and (absorbs == ABSORBS or leaves):
+    leaves = soft or masked.weakest > LEVELS_HALF or any((key.high if masked.scaled else key.low) > LEVELS_HALF for key in scored)
+    if (masked.summed_in_half or (soft and absorbs != ABSORBS)) and (absorbs == ABSORBS or leaves):
         raise Refused("rounded-mask", SUMMED_IN_HALF)
     for key, other in itertools.product(replaced, scored):
         if not key.absorbs(absorbs) and not other.low >= key.high + MASKS_APART:
@@ -262,6 +286,19 @@ def _stays_below(replaced: MaskedKey, scored: MaskedKey) -> bool:
         return True
     above = scored.low > replaced.high and scored.low >= replaced.high + max(MASKS_APART, _DIGITS * -replaced.high)
     return above and scored.low >= ABOVE_NEARLY_LOWEST
+
+
+def takes_rows_level(masked: MaskedKeys, absorbs: float = ABSORBS) -> bool:
+    """Whether fully masked rows come out as in the source only where their scores are small (`level-rows`).
+
+    Args:
+        masked: The masked keys.
+        absorbs: From here down an added number leaves nothing of a score; higher where sums are rounded to a half type.
+    """
+    finite = [key for key in masked.keys if key.scored and key.high > -math.inf]
+    if absorbs != ABSORBS:
+        return any(key.low <= LEVELS_HALF for key in finite)
+    return masked.additions > 1 and any(key.low <= ROUNDS_ALL and absorbs < key.high < ROUNDS for key in finite)
 
 
 def implied(premise: Expression, conclusion: Expression) -> bool:

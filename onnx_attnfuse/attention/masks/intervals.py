@@ -42,6 +42,11 @@ class Bounds:
         """From here down a number that is added to a score, or put in its place, masks it."""
         return self._facts.assumed.masked_from
 
+    @property
+    def level_rows(self) -> bool:
+        """Whether scores of rows without a key are taken to be so small that what masks them leaves nothing of them."""
+        return "level-rows" in self._facts.assumed.names
+
     def may_mask(self, bias: Expression) -> bool:
         """Whether something that is added to the scores may be so low that it masks a key.
 

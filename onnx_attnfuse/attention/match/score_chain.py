@@ -19,7 +19,9 @@ from onnx_attnfuse.attention.match import steps
 from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken
 from onnx_attnfuse.attention.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
+from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.thresholds import ORDINARY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ class _Folder:
         if any(not self._columns.isdisjoint(leaves(axis)) for axis in indexed.axes):
             if step.divide or not is_binary(element(indexed.refined(), self._reader)):
                 raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
-            if self._bounds.lowest(tuple(self._mask)) == -math.inf:
+            if self._may_be_infinite(taken):
                 message = f"scores that may be -inf are multiplied by '{name}', which is 0 for some keys; these become NaN"
                 raise Refused("scale-by-key", message, taken.node.name)
             self._zeroed = taken.node
@@ -114,6 +116,12 @@ class _Folder:
         self._scale_values.append(ScaleValue(indexed, step.divide))
         if self._mask:
             self._masks(Scaled(indexed, step.divide), taken)
+
+    def _may_be_infinite(self, taken: Taken[ScoreStep]) -> bool:
+        """Whether masked scores are -inf, or may lie below the range of their type."""
+        dtype = self._facts.dtype(taken.node.outputs[0])
+        lowest = -math.inf if dtype is None else -largest(dtype)
+        return bool(self._mask) and self._bounds.lowest(tuple(self._mask)) - ORDINARY < lowest
 
     def _multiplied(self, number: float, taken: Taken[ScoreStep]) -> None:
         if number < 0 and replaces(self._mask):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName
+from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.assumed import assumed_by
 from onnx_attnfuse.attention.masks.classify import understand
@@ -256,7 +256,7 @@ class _Sharing:
             kernel=kernel_of_forecast(forecast(params, plan_context.device), plan_context.device),
             layout=attended.emitted.layouts,
             verified=verified,
-            assumptions=tuple(name for name in ASSUMPTIONS if name in {*found.assumptions, *assumed}),
+            assumptions=named_in_order(*found.assumptions, *assumed),
         )
 
 

@@ -40,9 +40,16 @@ PICKED = model(
     f"masked = Where(mask, scores, fill) {SOFTMAX}",
     "float fill = {-inf}",
 )
+TWICE = model(
+    ", bool[b, 1, 1, t] mask, bool[s, t] seen",
+    "lost = Where(mask, zero, fill) first = Add(scores, lost) unseen = Where(seen, zero, fill) "
+    f"masked = Add(first, unseen) {SOFTMAX}",
+    "float zero = {0}, float fill = {-1e9}",
+)
 REFUSED = {
     "large-fills": (WHERE, "soft-fill"),
     "bounded-scores": (CEILING, "unreadable-score-step"),
+    "level-rows": (TWICE, "rounded-mask"),
     "nonempty-axes": (WHERE, "empty-axis"),
     "masks-fit": (OWN_BATCH, "wide-mask"),
     "finite-exponentials": (EXPONENTIALS, "unshifted-exponentials"),
@@ -70,6 +77,7 @@ def test_what_rests_on_an_assumption_is_left_where_it_is_taken_back(name: str) -
     ("source", "names"),
     [
         (WHERE, {"large-fills", "bounded-scores", "named-sizes", "nonempty-axes"}),
+        (TWICE, {"large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes"}),
         (OWN_BATCH, {"named-sizes", "nonempty-axes", "masks-fit"}),
         (EXPONENTIALS, {"named-sizes", "nonempty-axes", "finite-exponentials"}),
         (PICKED, {"named-sizes", "nonempty-axes", "indices-in-range"}),
@@ -116,3 +124,28 @@ def test_what_a_number_rounds_it_rounds_whether_it_is_taken_to_mask_or_not(witho
     assert (refused.status, refused.reasons[0].code) == ("skipped", "rounded-mask")
     assert site(stepwise(-1e5, summed=True), without=without).status == "fused"
     assert site(stepwise(-1e4), without=without).status == "fused"
+
+
+HALF = """<ir_version: 10, opset_import: ["" : 18]>
+attention (float16[b, 2, s, 4] q, float16[b, 2, t, 4] k, float16[b, 2, t, 4] v, bool[b, 1, 1, t] mask)
+    => (float16[b, 2, s, 4] out)
+<float zero32 = {0}, float fill32 = {%s}>
+{ zero = Cast<to = 10>(zero32) fill = Cast<to = 10>(fill32) kt = Transpose<perm = [0, 1, 3, 2]>(k) scores = MatMul(q, kt)
+  lost = Where(mask, zero, fill) masked = Add(scores, lost) weights = Softmax<axis = -1>(masked) out = MatMul(weights, v) }"""
+
+
+@pytest.mark.parametrize(
+    ("ep", "fill", "level"),
+    [
+        pytest.param("cuda", "-10000", True, id="rounded to float16 on a GPU"),
+        pytest.param("cpu", "-10000", False, id="added in float32 on a CPU"),
+        pytest.param("cuda", "-inf", False, id="nothing is left whatever the score"),
+    ],
+)
+def test_rows_are_level_where_the_device_rounds_scores_beside_a_mask(ep: str, fill: str, level: bool) -> None:
+    source = onnx.parser.parse_model(HALF % fill)
+    (found,) = onnx_attnfuse.optimize(source, ep=ep, verify="none").report.sites
+    assert (found.status, "level-rows" in found.assumptions) == ("fused", level)
+    kept = tuple(name for name in ASSUMPTIONS if name != "level-rows")
+    (without,) = onnx_attnfuse.optimize(source, ep=ep, assume=kept, verify="none").report.sites
+    assert [reason.code for reason in without.reasons][:1] == (["rounded-mask"] if level else [])

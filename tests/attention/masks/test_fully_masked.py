@@ -77,6 +77,29 @@ def test_sums_of_two_numbers_absorb_a_score_where_they_lie_on_a_float(number: fl
             choose_fills(masked)
 
 
+@pytest.mark.parametrize(("soft", "kept"), [(None, True), (-100.0, False)])
+def test_a_number_that_masks_nothing_is_rounded_away_beside_a_mask_only_if_it_is_as_small_as_scores(
+    soft: float | None, kept: bool
+) -> None:
+    masked = MaskedKeys((MaskedKey(True, -1e9, -1e9),), additions=2, soft=soft)
+    if kept:
+        assert choose_fills(masked) == "lowest"
+    else:
+        with pytest.raises(Refused, match="order"):
+            choose_fills(masked)
+    assert choose_fills(dataclasses.replace(masked, additions=1)) == "lowest", "what is summed before is the same sum"
+
+
+@pytest.mark.parametrize(("weakest", "kept"), [(-1e3, False), (-1e4, True)])
+def test_the_weakest_of_several_masks_in_one_float16_sum_has_to_leave_nothing_of_scores(weakest: float, kept: bool) -> None:
+    masked = MaskedKeys((MaskedKey(True, -65504.0, weakest),), summed_in_half=True, weakest=weakest)
+    if kept:
+        assert choose_fills(masked, ABSORBS_HALF) == "lowest"
+    else:
+        with pytest.raises(Refused, match="float16"):
+            choose_fills(masked, ABSORBS_HALF)
+
+
 _HALF = """<ir_version: 10, opset_import: ["" : 18]>
 attention (float16[2, 2, 3, 4] q, float16[2, 2, 3, 4] k, float16[2, 2, 3, 4] v, bool[2, 1, 1, 3] seen) => (float16[2, 2, 3, 4] o)
 <float16 zero = {0}, float low32 = {%s}, bool[3, 3] causal = {1, 0, 0, 1, 1, 0, 1, 1, 1}, float[1, 2, 1, 1] more32 = {1, 2}>
