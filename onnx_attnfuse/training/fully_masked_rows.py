@@ -31,7 +31,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
 from onnx_attnfuse.attention.masks.index_reader import Reader
-from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.match.score_chain import replaces
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder, largest
@@ -82,6 +82,7 @@ def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bou
         return "zeroed"
     masked = masked_keys(spec.mask, reader, bounds)
     numbers = {number for key in masked.keys for number in (key.low, key.high)}
+    numbers |= {number for bias in meaning.biases if bounds.may_mask(bias) for number in outcomes(bias)}
     rounding = sorted(number for number in numbers if ROUNDS_ALL < number < ROUNDS)
     if rounding and spec.dtype != ir.DataType.FLOAT16:
         raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")

@@ -31,6 +31,7 @@ from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
 from onnx_attnfuse.training.buffers import Buffers
+from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import KERNELS
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
@@ -211,19 +212,9 @@ def _check(spec: AttentionSpec) -> None:
     """
     if spec.softcap is not None:
         raise Refused("softcap", "the scores are capped by tanh, which no kernel with a gradient does")
-    if spec.sink is not None:
-        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
-    if spec.scale_values:
-        raise Refused(
-            "computed-scale", f"the scores are scaled by '{spec.scale_values[0].indexed.value.name}', which is no plain number"
-        )
     if spec.row_rules:
         raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
-    if spec.result_scales:
-        raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
-    types = {spec.dtype, spec.output_dtype}
-    if len(types) > 1 or None in types:
-        raise Refused("mixed-types", "operands and result are of different or unknown types")
+    check_differentiable(spec)
 
 
 def _demand(site: TrainingSite, facts: Facts) -> Demand:

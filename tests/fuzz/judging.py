@@ -141,9 +141,11 @@ class Subject:
         return Opinions(self.original, wide, self.recipe, narrow)
 
     def prepare(self) -> None:
-        """Runs the original; what it refuses is told by `outcome`."""
+        """Runs the original, and loads it as the result will be loaded; what it refuses is told by `outcome`."""
         with contextlib.suppress(Impossible, RuntimeRefusal):
             self.cases()
+            if self.recipe.journey == "optimize_enabled":
+                _Session(self.model, enabled=True)
 
     def outcome(self, level: str) -> Outcome:
         """Makes the journey with verification or without, and judges what comes back."""

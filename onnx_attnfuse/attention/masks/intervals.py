@@ -6,8 +6,10 @@ numbers; what a user feeds may be anything.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +30,10 @@ _ORDINARY: Interval = (-ORDINARY, ORDINARY)
 _UNIT: Interval = (0.0, 1.0)
 _MOVING = REARRANGES | REPEATS | SLICES | GATHERS | CASTS | {"CastLike"}
 _MAX_EXPRESSION_DEPTH = 64
+_OUTCOMES: Mapping[str, Callable[[float, float], float]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Max": max, "Min": min,
+}  # fmt: skip
+"""Operators on two numbers."""
 
 
 class Bounds:
@@ -161,6 +167,20 @@ def _in_half(bounds: Interval) -> Interval:
 
 def _union(*parts: Interval) -> Interval:
     return min(part[0] for part in parts), max(part[1] for part in parts)
+
+
+def outcomes(part: Expression) -> frozenset[float]:
+    """The numbers that a mask computed from constants may come to; what is read from elsewhere counts as 0."""
+    match part:
+        case Number(value):
+            return frozenset([value])
+        case Choice(_, chosen, other):
+            return outcomes(chosen) | outcomes(other)
+        case Apply(op, (left, right)) if op in _OUTCOMES:
+            pairs = itertools.product(outcomes(left), outcomes(right))
+            return frozenset(_OUTCOMES[op](one, another) for one, another in pairs)
+        case _:
+            return frozenset([0.0])
 
 
 def added(left: Interval, right: Interval) -> Interval:

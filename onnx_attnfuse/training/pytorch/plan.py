@@ -19,6 +19,7 @@ from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.thresholds import ABSORBS_HALF, ROUNDS_ALL
+from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH, EFFICIENT, FLASH
@@ -284,14 +285,6 @@ def _check(spec: AttentionSpec) -> None:
     Raises:
         Refused: A sink, a computed scale, weights that are multiplied, or rows that are set to 0 where data says so.
     """
-    if spec.sink is not None:
-        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
-    if spec.scale_values:
-        name = spec.scale_values[0].indexed.value.name
-        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is no plain number")
     if any(rule.condition is not None for rule in spec.row_rules):
         raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
-    if spec.result_scales:
-        raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
-    if len({spec.dtype, spec.output_dtype}) > 1 or spec.dtype is None:
-        raise Refused("mixed-types", "operands and result are of different or unknown types")
+    check_differentiable(spec)

@@ -10,8 +10,8 @@ import pytest
 
 from onnx_attnfuse import thresholds
 from onnx_attnfuse.assumptions import Assumed
-from onnx_attnfuse.attention.masks.expression import Choice, Element, Expression, Number
-from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Number, Truth
+from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.graph.facts import Facts
 
 
@@ -73,3 +73,11 @@ def test_a_bias_may_mask_a_key_from_minus_1000_down(bias: Expression, may_mask: 
 def test_without_the_assumption_on_fills_only_numbers_beyond_any_score_mask() -> None:
     assert Assumed().masked_from == thresholds.MASKS
     assert Assumed.of(["bounded-scores"]).masked_from == thresholds.MASKS_ANY_SCORE
+
+
+def test_the_numbers_of_a_mask_are_those_of_every_choice() -> None:
+    first, second = (Choice(Truth(value=True), Number(0.0), Number(number)) for number in (-1e9, -65504.0))
+    bias = Element(ir.Value(name="bias"), ())
+    both = Apply("Add", (Apply("Add", (bias, first)), second))
+    assert outcomes(both) == {0.0, -1e9, -65504.0, -1e9 - 65504.0}
+    assert outcomes(Apply("Mul", (Apply("Max", (both, Number(-1e5))), Number(0.5)))) == {0.0, -32752.0, -5e4}

@@ -1,0 +1,27 @@
+"""Attentions that calls of PyTorch compute and differentiate, whichever part of a module they stand in."""
+
+from __future__ import annotations
+
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.reasons import Refused
+
+
+def check_differentiable(spec: AttentionSpec) -> None:
+    """Refuses what no call with a gradient computes.
+
+    A factor that is not positive is among it: where a triangle is asked for, kernels multiply what they have masked with -inf.
+
+    Raises:
+        Refused: A sink, a factor that is computed or not positive, weights that are multiplied, or several types.
+    """
+    if spec.sink is not None:
+        raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
+    if spec.scale_values:
+        name = spec.scale_values[0].indexed.value.name
+        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is no plain number")
+    if not spec.scale > 0:
+        raise Refused("negative-scale", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
+    if spec.result_scales:
+        raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
+    if spec.dtype is None or spec.output_dtype != spec.dtype:
+        raise Refused("mixed-types", "operands and result are of different or unknown types")
