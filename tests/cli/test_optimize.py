@@ -147,7 +147,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optimize"], "Missing argument 'MODEL...'."),
+        (["optimize"], "Missing argument 'MODEL...'; attnfuse optimize --help says what goes where"),
         (
             ["optimize", "model.onnx", "--ep", "tpu"],
             "Invalid value for '--ep': 'tpu' is not one of 'auto', 'coreml', 'cpu', 'cuda', 'dml', ",
@@ -169,6 +169,11 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
         (["optimize", "model.onnx", "-o", "./model.onnx"], "-o is the model itself, model.onnx; choose another file"),
         (["optimize", "model.onnx", "-o", "."], ". is a folder; give the name of a file in it"),
         (["optimize", "model.onnx", "-o", "no/out.onnx"], "the folder no does not exist; make it first"),
+        (
+            ["convert", "model.onnx", "-o", "model.onnx/out.onnx"],
+            "model.onnx is a file, and model.onnx/out.onnx cannot be in it;",
+        ),
+        (["optimize", "model.onnx", "--patterns", "model.onnx"], "model.onnx is no Python file by its name; --patterns takes"),
         (["optimize", "model.onnx", "--report", "model.onnx"], "--report is a model, model.onnx; choose another file"),
         (
             ["optimize", "model.onnx", "--report", "model.attnfuse.onnx"],
