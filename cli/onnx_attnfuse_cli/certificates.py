@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnx_attnfuse_cli.exits import Exit
+from onnx_attnfuse_cli.files import check_place, same
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.suggestions import Choice
 
@@ -74,10 +75,10 @@ class Wanted:
             raise click.UsageError(f"{asked} compares models of one interface; leave --cache shared and --cuda-graph out")
         if self.certify and out is None:
             raise click.UsageError("--certify is about the file that is written; leave --dry-run out")
-        if self.certify and not self.certify.absolute().parent.is_dir():
-            raise click.UsageError(f"the folder {self.certify.parent} does not exist; make it first")
-        if self.certify and self.certify.resolve() in {item.resolve() for item in (model, out) if item is not None}:
-            raise click.UsageError(f"--certify is a model, {self.certify}; choose another file")
+        if self.certify:
+            check_place(self.certify)
+            if any(same(self.certify, item) for item in (model, out) if item is not None):
+                raise click.UsageError(f"--certify is a model, {self.certify}; choose another file")
         from onnx_attnfuse.certify.solvers import Solver
 
         Solver(self.solver)
@@ -101,11 +102,12 @@ def proved(model: pathlib.Path, options: Options, wanted: Wanted) -> Result:
 def write(model: pathlib.Path, out: pathlib.Path, wanted: Wanted) -> tuple[str, ...]:
     """Writes the certificate of a model that was written; returns lines on what is proved."""
     from onnx_attnfuse.certify.certificate import certify
+    from onnx_attnfuse.report.files import write_text
 
     if wanted.certify is None:
         return ()
     found = certify(model, out, wanted.solver)
-    wanted.certify.write_text(found.text, encoding="utf-8")
+    write_text(found.text, wanted.certify)
     return (*_differences(model, out, found, wanted), *_lines(found, wanted.certify))
 
 

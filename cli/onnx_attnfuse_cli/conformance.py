@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
+from onnx_attnfuse_cli.files import check_place
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import print_table
@@ -98,9 +99,8 @@ def command(
     from onnx_attnfuse.report.files import write_text
     from onnx_attnfuse.report.html import check_installed
 
-    for option, file in (("--json", path), ("--html", html)):
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            raise click.UsageError(f"{option} cannot be written to {file}; choose a file in a folder that exists")
+    for file in filter(None, (path, html)):
+        check_place(file)
     if html is not None:
         check_installed()
     with progress_bar(shown=True) as progress:

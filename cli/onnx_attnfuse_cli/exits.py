@@ -22,7 +22,8 @@ MEANINGS: Mapping[int, str] = {
     Exit.TOO_FEW: "Written, but fewer sites are fused than --min-fused or --require-all asks for.",
     Exit.BAD_INPUT: "The command line or the model cannot be used, or the result not be written; one line on stderr says why.",
     Exit.DIFFERS: (
-        "Sites differed when verified, or a pattern of yours failed; they were left as they were, so what was written is right. "
+        "Rewrites differed when verified, or a pattern of yours failed; these places stay as they were, and what was written "
+        "is right. "
         "Or the whole model differed (--verify model), or a conversion did, and nothing was written; "
         "or two models that were compared differ, or a certificate does not hold."
     ),

@@ -51,10 +51,7 @@ class Files:
             if same(report, self.model) or (self.out and same(report, self.out)):
                 raise click.UsageError(f"--report is a model, {report}; choose another file")
         for path in filter(None, (self.out, *self.reports)):
-            if path.is_dir():
-                raise click.UsageError(f"{path} is a folder; give the name of a file in it")
-            if not path.parent.is_dir():
-                raise click.UsageError(f"the folder {path.parent} does not exist; make it first")
+            check_place(path)
         self.check_packages()
 
     @property
@@ -78,6 +75,22 @@ def wrote(out: pathlib.Path, shared: Sequence[pathlib.Path]) -> str:
     """One line that names the file written, and the data files of the source that must stay beside it."""
     names = ", ".join(path.name for path in shared[:_FEW]) + (", ..." if len(shared) > _FEW else "")
     return f"wrote {out}, which needs {names} beside it, as the source does" if shared else f"wrote {out}"
+
+
+def check_place(path: pathlib.Path) -> None:
+    """Refuses early a file that could not be written where it is to go.
+
+    Raises:
+        click.UsageError: A folder or a device is there, or there is no folder to put it in.
+    """
+    if path.is_dir():
+        raise click.UsageError(f"{path} is a folder; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise click.UsageError(f"{path} is no regular file; give the name of one")
+    if path.parent.exists() and not path.parent.is_dir():
+        raise click.UsageError(f"{path.parent} is a file, and {path} cannot be in it; give a folder")
+    if not path.parent.is_dir():
+        raise click.UsageError(f"the folder {path.parent} does not exist; make it first")
 
 
 def same(one: pathlib.Path, other: pathlib.Path) -> bool:

@@ -167,8 +167,10 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     fused = report.fused + report.already_fused + report.spelled_out
     about = f"Error: {model}: " if model else "Error: "
     if report.differing:
-        what = f"{report.differing} of {report.candidates} sites differed when verified and stayed as they were"
-        click.echo(f"{about}{what}", err=True)
+        rewrites = f"{report.differing} rewrite{'s' * (report.differing != 1)}"
+        verb = "was" if report.differing == 1 else "were"
+        left = f"{report.differing_sites} of {report.candidates} sites are left unfused by that"
+        click.echo(f"{about}{rewrites} differed when verified and {verb} taken back; {left}", err=True)
         return Exit.DIFFERS
     if fused < wanted.min_fused:
         click.echo(f"{about}{fused} of {report.candidates} sites are fused, --min-fused asks for {wanted.min_fused}", err=True)

@@ -77,6 +77,8 @@ class Choices(Choice):
 
 def reported(error: click.ClickException) -> str:
     """The line that tells of an error in the arguments."""
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        return f"{error.format_message().rstrip('.')}; {error.ctx.command_path} --help says what goes where"
     if not isinstance(error, click.NoSuchOption):
         return error.format_message()
     near = list(error.possibilities or ())

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import onnx_ir as ir
@@ -24,7 +24,7 @@ from onnx_attnfuse.fusion import capturing, dequantising, passes, quantising
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.graph import io
-from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes
+from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, unknown_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.device import Device, resolve
@@ -109,6 +109,7 @@ class Fusion:
             ModelError: The model is to be captured, and an input does not say how many axes it has.
             OptionError: The model is to be captured, and sizes of its inputs are not told.
         """
+        notes = () if self.options.cache == "shared" else tuple(_untaken(model, self.options.dim))
         if self.options.cache != "shared" and capturing.fixes(model, self.options):
             capturing.fix(model, self.options)
         with collecting() as failures:
@@ -116,7 +117,14 @@ class Fusion:
                 tell(pack)
             report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
         failed = failures.all()
-        return dataclasses.replace(report, failures=failed, notes=(*report.notes, *map(str, failed)))
+        return dataclasses.replace(report, failures=failed, notes=(*notes, *report.notes, *map(str, failed)))
+
+
+def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
+    """A line on sizes that are told and that the model has not; one with a shared cache gets sizes of its own."""
+    if unknown := unknown_sizes(model, told):
+        there = ", ".join(input_sizes(model)) or "none"
+        yield f"no size of the model is called {', '.join(unknown)}, as --dim has it; its inputs have {there}"
 
 
 def _check_shared_cache(options: Options) -> None:

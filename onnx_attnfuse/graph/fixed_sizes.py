@@ -9,7 +9,7 @@ A size without a name is called after its place: `input_ids.1` is the second one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -36,6 +36,15 @@ def input_sizes(model: ir.Model) -> tuple[str, ...]:
     """The names of all symbolic sizes of a model's inputs, in their order."""
     shapes = (dims for dims in _input_shapes(model).values() if dims is not None)
     return tuple(dict.fromkeys(name for dims in shapes for dim in dims for name in sorted(sizes.symbols(dim))))
+
+
+def unknown_sizes(model: ir.Model, names: Iterable[str]) -> list[str]:
+    """Those of `names`, sorted, that no symbolic size of a model's inputs has, and none of what is computed of them."""
+    unknown = set(names) - set(input_sizes(model))
+    for scope in scopes(model) if unknown else ():
+        results = (value for node in scope.graph for value in node.outputs)
+        unknown -= {name for value in results for dim in scope.facts.dims(value) or () for name in sizes.symbols(dim)}
+    return sorted(unknown)
 
 
 def inputs_without_shape(model: ir.Model) -> tuple[str, ...]:

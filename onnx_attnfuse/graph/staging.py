@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
 from collections.abc import Generator
@@ -21,7 +22,13 @@ class Stage:
     _folders: list[pathlib.Path] = dataclasses.field(default_factory=list[pathlib.Path])
 
     def temporary(self, final: pathlib.Path) -> pathlib.Path:
-        """A name to write to now; it becomes `final` when the whole stage succeeds. Missing parent folders are made."""
+        """A name to write to now; it becomes `final` when the whole stage succeeds. Missing parent folders are made.
+
+        Raises:
+            OSError: `final` is a folder or a device, which no file may take the place of.
+        """
+        if final.exists() and not final.is_file():
+            raise OSError(errno.EEXIST, "it is there and no regular file", str(final))
         for folder in reversed([parent for parent in final.parents if not parent.exists()]):
             folder.mkdir()
             self._folders.append(folder)

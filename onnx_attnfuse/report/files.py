@@ -56,4 +56,4 @@ def write_text(text: str, path: pathlib.Path) -> None:
         with staged() as stage:
             stage.temporary(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another file for the report") from error
+        raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another file") from error

@@ -170,8 +170,9 @@ def last_line(report: Report, verb: str) -> str:
         "already fused": report.already_fused,
         "spelled out for their provider": report.spelled_out,
         "skipped": report.skipped,
-        "different when verified": report.differing,
+        "of these different when verified": report.differing_sites,
         "Softmax that are not attention": report.candidates and len(report.sites) - report.candidates,
     }
     rest = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{line} ({rest})" if rest else line
+    taken_back = f"; {report.differing} rewrite{'s' * (report.differing != 1)} taken back" if report.differing else ""
+    return f"{line} ({rest}){taken_back}" if rest else f"{line}{taken_back}"

@@ -181,7 +181,7 @@ class Report(JsonReport):
     notes: tuple[str, ...] = ()
     """Things worth a line that belong to no single site."""
     differing: int = 0
-    """Sites that verification found different and that were left as they were."""
+    """Rewrites that verification found different and that were taken back: of whole sites, and of what stands around them."""
     failures: tuple[Failure, ...] = ()
     """Exceptions that cost a place, a pattern or a pack; `notes` has a line on each."""
     patterns: tuple[PatternReport, ...] = ()
@@ -233,6 +233,11 @@ class Report(JsonReport):
     def skipped(self) -> int:
         """Number of attention sites left spelled out, or left to another operator than the one asked for."""
         return self._count("skipped")
+
+    @property
+    def differing_sites(self) -> int:
+        """Number of the skipped sites that stay spelled out because what was built for them differed when verified."""
+        return sum(site.status == "skipped" and any(reason.code == "differs" for reason in site.reasons) for site in self.sites)
 
     def _count(self, status: Status) -> int:
         return sum(site.status == status for site in self.sites)

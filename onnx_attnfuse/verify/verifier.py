@@ -72,7 +72,7 @@ class Verifier:
         """
         self.level = verification_level(options)
         self.differing = 0
-        """Sites that were found different."""
+        """How many rewrites were found different."""
         self.timer = StepTimer()
         """How long judging took, and whatever else the run times."""
         self.doubted: set[ir.Node] = set()

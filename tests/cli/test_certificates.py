@@ -42,6 +42,7 @@ def test_an_obligation_that_is_taken_out_is_missed(tmp_path: pathlib.Path, capsy
     ("more", "said"),
     [
         (["--certify", "{}/none/out.cert"], "does not exist; make it first"),
+        (["--certify", "{}"], "is a folder; give the name of a file in it"),
         (["--certify", "{}/out.onnx"], "--certify is a model"),
         (["--certify", "{}/out.cert", "--dry-run"], "leave --dry-run out"),
         (["--require-proof", "--cache", "shared"], "--require-proof compares models of one interface"),

@@ -70,8 +70,8 @@ def test_a_near_miss_is_fused_as_without(tmp_path: pathlib.Path, capsys: pytest.
         (["conformance", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, float16, bfloat16"),
         (["conformance", "--provider-option", "novalue"], "'novalue' is not NAME=VALUE"),
         (["conformance", "--limit", "0"], "0 is not in the range"),
-        (["conformance", "--json", "no/folder/x.json"], "--json cannot be written to no/folder/x.json; choose a file"),
-        (["conformance", "--html", "no/folder/x.html"], "--html cannot be written to no/folder/x.html; choose a file"),
+        (["conformance", "--json", "no/folder/x.json"], "the folder no/folder does not exist; make it first"),
+        (["conformance", "--html", "no/folder/x.html"], "the folder no/folder does not exist; make it first"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

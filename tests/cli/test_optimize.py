@@ -147,7 +147,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optimize"], "Missing argument 'MODEL...'."),
+        (["optimize"], "Missing argument 'MODEL...'; attnfuse optimize --help says what goes where"),
         (
             ["optimize", "model.onnx", "--ep", "tpu"],
             "Invalid value for '--ep': 'tpu' is not one of 'auto', 'coreml', 'cpu', 'cuda', 'dml', ",
@@ -169,6 +169,11 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
         (["optimize", "model.onnx", "-o", "./model.onnx"], "-o is the model itself, model.onnx; choose another file"),
         (["optimize", "model.onnx", "-o", "."], ". is a folder; give the name of a file in it"),
         (["optimize", "model.onnx", "-o", "no/out.onnx"], "the folder no does not exist; make it first"),
+        (
+            ["convert", "model.onnx", "-o", "model.onnx/out.onnx"],
+            "model.onnx is a file, and model.onnx/out.onnx cannot be in it;",
+        ),
+        (["optimize", "model.onnx", "--patterns", "model.onnx"], "model.onnx is no Python file by its name; --patterns takes"),
         (["optimize", "model.onnx", "--report", "model.onnx"], "--report is a model, model.onnx; choose another file"),
         (
             ["optimize", "model.onnx", "--report", "model.attnfuse.onnx"],
@@ -191,7 +196,7 @@ def test_bad_usage(arguments: list[str], message: str, model: pathlib.Path, caps
     assert names(model) == {"model.onnx"}
 
 
-def test_sites_that_differ_end_in_three(
+def test_rewrites_that_differ_end_in_three_and_are_no_sites(
     model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rewrite that differs is our defect, so a run that had one is made here from a good one."""
@@ -199,12 +204,14 @@ def test_sites_that_differ_end_in_three(
 
     def with_one_undone(*args: Any, **kwargs: Any) -> Any:
         result = optimize(*args, **kwargs)
-        return dataclasses.replace(result, report=dataclasses.replace(result.report, differing=1))
+        return dataclasses.replace(result, report=dataclasses.replace(result.report, differing=2))
 
     monkeypatch.setattr(onnx_attnfuse, "optimize", with_one_undone)
     assert main(["optimize", str(model), "-q", "--require-all"]) == 3
     assert model.with_name("model.attnfuse.onnx").exists()
-    assert capsys.readouterr().err == "Error: 1 of 1 sites differed when verified and stayed as they were\n"
+    assert capsys.readouterr().err == (
+        "Error: 2 rewrites differed when verified and were taken back; 0 of 1 sites are left unfused by that\n"
+    )
 
 
 def test_a_defect_leaves_a_report(

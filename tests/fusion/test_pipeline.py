@@ -105,3 +105,10 @@ def test_packing_is_one_pass_and_fusing_leaves_its_attentions_alone(monkeypatch:
         onnx_attnfuse.explain(BERT, verify="none", **choices)
         told.append((counts["packing the attentions of a graph"], counts["fusing the attentions of a graph"]))
     assert told == [(2, 0), (0, 2)]
+
+
+def test_a_length_for_a_size_that_the_model_has_not_is_told_and_one_that_it_has_is_not() -> None:
+    told = onnx_attnfuse.explain(BERT, verify="none", dim={"seq": 512, "sequence": 512}).notes
+    assert "no size of the model is called sequence, as --dim has it; its inputs have batch, seq" in told
+    right = onnx_attnfuse.explain(BERT, verify="none", dim={"seq": 512, "batch": 4}).notes
+    assert not [note for note in right if "--dim" in note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import numpy as np
@@ -135,6 +136,17 @@ def test_bad_targets(target: str, message: str, tmp_path: pathlib.Path) -> None:
     model = io.load(small_models.written(small_models.LINEAR, tmp_path / "m.onnx"))
     with pytest.raises(OptionError, match=message):
         io.save(model, tmp_path / target)
+
+
+if hasattr(os, "mkfifo"):  # devices, which root could replace, are tried by a pipe, which Windows has not among its files
+
+    def test_what_is_no_regular_file_is_not_replaced(tmp_path: pathlib.Path) -> None:
+        model = io.load(small_models.written(small_models.LINEAR, tmp_path / "m.onnx"))
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(OptionError, match="pipe: it is there and no regular file; choose another place"):
+            io.save(model, tmp_path / "pipe")
+        assert (tmp_path / "pipe").is_fifo()
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_full_disk_is_reported(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -153,9 +154,17 @@ def test_operators_that_changed() -> None:
 
 def test_last_line_accounts_for_every_site() -> None:
     sites = (fused(1), fused(2, status="already-fused"), skipped(1), SiteReport("/head/Softmax", "main", "not-attention"))
-    assert shown(report_of(*sites, differing=1)).splitlines()[-1] == (
-        "fused 1 of 3 attention sites (1 already fused, 1 skipped, 1 different when verified, 1 Softmax that are not attention)"
+    assert shown(report_of(*sites)).splitlines()[-1] == (
+        "fused 1 of 3 attention sites (1 already fused, 1 skipped, 1 Softmax that are not attention)"
     )
+
+
+def test_last_line_counts_sites_that_differed_apart_from_rewrites_around_them() -> None:
+    left = dataclasses.replace(skipped(2), reasons=(Reason("differs", "wrong by 3"),))
+    assert shown(report_of(fused(1), skipped(1), left, differing=5)).splitlines()[-1] == (
+        "fused 1 of 3 attention sites (2 skipped, 1 of these different when verified); 5 rewrites taken back"
+    )
+    assert shown(report_of(fused(1), differing=1)).splitlines()[-1] == "fused 1 of 1 attention site; 1 rewrite taken back"
 
 
 def test_nothing_found() -> None:

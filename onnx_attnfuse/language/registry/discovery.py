@@ -184,8 +184,8 @@ def _grains_in(thing: object) -> Iterator[Any]:
 def _run(path: pathlib.Path) -> types.ModuleType:
     name = f"attnfuse_patterns.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} is no Python file by its name; --patterns takes a file named *.py or a folder of them")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
