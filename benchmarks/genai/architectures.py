@@ -32,6 +32,9 @@ _TOKENS = {"vocab_size": _VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos
 _OPT = {"ffn_dim": 48, "word_embed_proj_dim": 4 * _HEAD, "activation_function": "gelu"}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "batched_mm"}
 
+_QWEN_EXPERTS = {"head_dim": _HEAD, "num_experts": 4, "moe_intermediate_size": 48, "num_experts_per_tok": 2}
+_QWEN_EXPERTS |= {"experts_implementation": "batched_mm"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
@@ -69,6 +72,7 @@ _ALL = (
     Decoder("mistral, window", "Mistral", _GROUPED | {"sliding_window": 6}),
     Decoder("qwen2, biases", "Qwen2", _GROUPED),
     Decoder("qwen3, norms of q and k", "Qwen3", _GROUPED | {"head_dim": _HEAD}),
+    Decoder("gemma, one head of keys", "Gemma", _GROUPED | {"head_dim": _HEAD, "num_key_value_heads": 1}, kv_heads=1),
     Decoder("gemma2, cap and windows", "Gemma2", _LOCAL | {"attn_logit_softcapping": 5.0}, attention="eager"),
     Decoder("gemma3, windows", "Gemma3", _LOCAL, config="Gemma3TextConfig"),
     Decoder("gpt2", "GPT2", _GPT2 | _TOKENS, 4, model="GPT2LMHeadModel"),
@@ -82,6 +86,7 @@ _ALL = (
     Decoder("smollm3, rotary in some layers", "SmolLM3", _GROUPED | {"no_rope_layers": [1, 0]}),
     Decoder("stablelm, partly rotary", "StableLm", _GROUPED),
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
+    Decoder("qwen3_moe, experts", "Qwen3Moe", _GROUPED | _QWEN_EXPERTS),
     Decoder("gpt_oss, sinks, windows, experts", "GptOss", _LOCAL | _EXPERTS, attention="eager"),
 )
 ARCHITECTURES = {item.name.partition(",")[0]: item for item in _ALL}

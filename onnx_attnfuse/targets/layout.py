@@ -171,11 +171,14 @@ def grouped(
 
 
 def shared_heads(spec: AttentionSpec) -> Axis:
-    """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all."""
+    """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all.
+
+    One for all queries is an axis without a factor, of length 1.
+    """
     heads = spec.axes.n
     present = [{leaf for axis in operand[-1].indexed.axes for leaf in leaves(axis)} for operand in (spec.key, spec.value)]
-    own = tuple(leaf for leaf in heads if leaf in present[0] and leaf in present[1])
-    return own if own and own == heads[: len(own)] and isinstance(length(own), int) else heads
+    own, other = (tuple(leaf for leaf in heads if leaf in found) for found in present)
+    return own if own == other == heads[: len(own)] and isinstance(length(own), int) else heads
 
 
 def operator(

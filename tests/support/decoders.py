@@ -9,13 +9,13 @@ import onnx.parser
 PROJECTED = "q{i} = MatMul({x}, wq{i}) k{i} = MatMul({x}, wk{i}) v{i} = MatMul({x}, wv{i})"
 _LAYER = """
    {projected}
-   q4{i} = Reshape(q{i}, queries) k4{i} = Reshape(k{i}, groups) v4{i} = Reshape(v{i}, groups)
+   q4{i} = Reshape(q{i}, queries) k4{i} = Reshape(k{i}, groups) v4{i} = Reshape(v{i}, others)
    qt{i} = Transpose<perm=[0, 2, 1, 3]>(q4{i}) kt{i} = Transpose<perm=[0, 2, 1, 3]>(k4{i})
    vt{i} = Transpose<perm=[0, 2, 1, 3]>(v4{i}) {rotated}
    present_key_{i} = Concat<axis=2>(past_key_{i}, kr{i}) present_value_{i} = Concat<axis=2>(past_value_{i}, vt{i})
-   ku{i} = Unsqueeze(present_key_{i}, second) ke{i} = Expand(ku{i}, twice) kj{i} = Reshape(ke{i}, joined)
+   ku{i} = Unsqueeze(present_key_{i}, second) ke{i} = Expand(ku{i}, shares) kj{i} = Reshape(ke{i}, joined)
    kx{i} = Transpose<perm=[0, 1, 3, 2]>(kj{i})
-   vu{i} = Unsqueeze(present_value_{i}, second) ve{i} = Expand(vu{i}, twice) vj{i} = Reshape(ve{i}, joined)
+   vu{i} = Unsqueeze(present_value_{i}, second) ve{i} = Expand(vu{i}, parts) vj{i} = Reshape(ve{i}, joined)
    qk{i} = MatMul(qr{i}, kx{i}) scaled{i} = Mul(qk{i}, scale) masked{i} = Add(scaled{i}, bias) {more}
    weights{i} = Softmax<axis=-1>({scores}) {after} mixed{i} = MatMul({weights}, vj{i})
    back{i} = Transpose<perm=[0, 2, 1, 3]>(mixed{i}) flat{i} = Reshape(back{i}, wide) out{i} = MatMul(flat{i}, wo{i})
@@ -32,11 +32,12 @@ _ANGLES = """
 """
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 decoder ({tokens}{inputs},
-         {t}[b, 2, past, {h}] past_key_0, {t}[b, 2, past, {h}] past_value_0,
-         {t}[b, 2, {other}, {h}] past_key_1, {t}[b, 2, {other}, {h}] past_value_1)
-     => ({t}[b, s, 99] logits, {t}[b, 2, total, {h}] present_key_0, {t}[b, 2, total, {h}] present_value_0,
-         {t}[b, 2, total1, {h}] present_key_1, {t}[b, 2, total1, {h}] present_value_1{outputs})
-<int64[4] queries = {{0, 0, 4, {h}}}, int64[4] groups = {{0, 0, 2, {h}}}, int64[5] twice = {{1, 1, 2, 1, 1}},
+         {t}[b, {keys}, past, {h}] past_key_0, {t}[b, {values}, past, {h}] past_value_0,
+         {t}[b, {keys}, {other}, {h}] past_key_1, {t}[b, {values}, {other}, {h}] past_value_1)
+     => ({t}[b, s, 99] logits, {t}[b, {keys}, total, {h}] present_key_0, {t}[b, {values}, total, {h}] present_value_0,
+         {t}[b, {keys}, total1, {h}] present_key_1, {t}[b, {values}, total1, {h}] present_value_1{outputs})
+<int64[4] queries = {{0, 0, 4, {h}}}, int64[4] groups = {{0, 0, {keys}, {h}}}, int64[4] others = {{0, 0, {values}, {h}}},
+ int64[5] shares = {{1, 1, {key_shares}, 1, 1}}, int64[5] parts = {{1, 1, {value_shares}, 1, 1}},
  int64[4] joined = {{0, 4, -1, {h}}}, int64[3] wide = {{0, 0, {width}}}, float scale32 = {{0.35}}, float nothing32 = {{0}},
  float fill32 = {{-60000}}, int64 zero = {{0}}, int64 one = {{1}}, int64 reach = {{3}}, int64[1] zeros = {{0}},
  int64[1] first = {{1}}, int64[1] second = {{2}}, int64[1] last = {{-1}}, int64[2] middle = {{1, 2}},
@@ -68,6 +69,7 @@ def decoder(
     seen: str = PADDED,
     causal: str = "LessOrEqual(j, i)",
     size: int = 16,
+    heads: tuple[int, int] = (2, 2),
     projected: str = PROJECTED,
     rotated: bool = True,
     given: bool = True,
@@ -89,6 +91,7 @@ def decoder(
         seen: What makes of `causal` which keys are `allowed`.
         causal: The triangle.
         size: Channels of a head.
+        heads: Heads of keys and of values, where there are 4 of queries.
         projected: What makes queries, keys and values of the input of a layer, each (b, s, heads · channels).
         rotated: Queries and keys are rotated.
         given: Positions are an input; else they are counted from the past on.
@@ -122,6 +125,10 @@ def decoder(
     text = _TEXT.format(
         t=dtype,
         h=size,
+        keys=heads[0],
+        values=heads[1],
+        key_shares=4 // heads[0],
+        value_shares=4 // heads[1],
         half=size // 2,
         width=4 * size,
         number=number,
@@ -138,18 +145,19 @@ def decoder(
         outputs=outputs,
     )
     model = onnx.parser.parse_model(text.replace("total1", "total" if other == "past" else "total1"))
-    for name, array in _weights(size).items():
+    for name, array in _weights(size, *heads).items():
         wanted = np.float32 if dtype == "float" or name == "frequencies" else np.float16
         model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(wanted), name))
     return model
 
 
-def _weights(size: int) -> dict[str, np.ndarray]:
+def _weights(size: int, keys: int, values: int) -> dict[str, np.ndarray]:
     """Weights by name; matrices keep the variance of what they are multiplied with, and a little more."""
     rng, width = np.random.default_rng(3), 4 * size
     shapes = {"head": (width, 99)}
     for i in range(2):
-        shapes |= {f"wq{i}": (width, width), f"wk{i}": (width, 2 * size), f"wv{i}": (width, 2 * size), f"wo{i}": (width, width)}
+        shapes |= {f"wq{i}": (width, width), f"wk{i}": (width, keys * size)}
+        shapes |= {f"wv{i}": (width, values * size), f"wo{i}": (width, width)}
     found = {name: 1.3 * rng.standard_normal(shape) / shape[0] ** 0.5 for name, shape in shapes.items()}
     found |= {"table": 1.3 * rng.standard_normal((99, width)), "sinks": rng.standard_normal((1, 4, 1, 1))}
     return found | {"frequencies": 0.3 ** np.arange(size // 2)}
