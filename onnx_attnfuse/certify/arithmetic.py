@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
+from onnx_attnfuse.certify.magnitudes import absorbed, rest_is_small
 from onnx_attnfuse.certify.terms import (
     FALSE,
     ONE,
@@ -22,7 +23,6 @@ from onnx_attnfuse.certify.terms import (
     from_polynomial,
     ite,
     make,
-    masklike,
     multiply,
     negate,
     number,
@@ -230,7 +230,7 @@ def at_most_zero(term: Term) -> Term:
             return TRUE
         if is_nonnegative(subtract(term, ONE)):
             return FALSE
-    if term.sort == "Real" and abs(polynomial(term).get((), 0)) >= -MASKS_ANY_SCORE and not masklike(term):
+    if term.sort == "Real" and abs(polynomial(term).get((), 0)) >= -MASKS_ANY_SCORE and rest_is_small(term):
         return truth(polynomial(term)[()] < 0)
     if term.op == "real" or (term.op == "sum" and _is_count(term.args[1])):
         return is_zero(term) if term.op == "sum" else at_most_zero(term.args[0])
@@ -245,7 +245,7 @@ def below_zero(term: Term) -> Term:
     if term.op == "const":
         return truth(term.data < 0)
     parts = polynomial(term)
-    if term.sort == "Real" and abs(parts.get((), 0)) >= -MASKS_ANY_SCORE and not masklike(term):
+    if term.sort == "Real" and abs(parts.get((), 0)) >= -MASKS_ANY_SCORE and rest_is_small(term):
         return truth(parts[()] < 0)
     if len(parts) == 1:  # a negative count, as in 0 < count
         ((atoms, factor),) = parts.items()
@@ -312,7 +312,7 @@ def _compared(left: Term, right: Term, ask: Callable[[Term], Term], *, equal: bo
         return FALSE
     if left.op == "ninf":
         return truth(equal) if right.op == "ninf" else TRUE
-    return FALSE if right.op == "ninf" else ask(subtract(left, right))
+    return FALSE if right.op == "ninf" else ask(_difference(left, right))
 
 
 def _is_special(term: Term) -> bool:
@@ -329,7 +329,12 @@ def equals(left: Term, right: Term) -> Term:
             return ite(one.args[0], equals(one.args[1], other), equals(one.args[2], other))
     if {"nan", "ninf"} & {left.op, right.op}:
         return truth(left is right and left.op == "ninf")
-    return is_zero(subtract(left, right))
+    return is_zero(_difference(left, right))
+
+
+def _difference(left: Term, right: Term) -> Term:
+    """What is to be compared with 0: of real numbers as floats have them."""
+    return subtract(absorbed(left), absorbed(right)) if left.sort == "Real" else subtract(left, right)
 
 
 def _implied(left: Term, right: Term) -> Term:

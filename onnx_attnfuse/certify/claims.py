@@ -16,7 +16,7 @@ from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.sizes import Sizes
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
-from onnx_attnfuse.certify.terms import MASKLIKE, Term
+from onnx_attnfuse.certify.terms import MASKLIKE, ONE, Term
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
@@ -174,6 +174,7 @@ def _compared(prover: Prover, before: Array, after: Array, places: tuple[Term, .
     for axis, lengths in enumerate(zip(before.shape, after.shape, strict=True)):
         if not prover.equal(*lengths, (), f"length of axis {axis}"):
             return False
+    prover.existing = tuple(arithmetic.at_most(ONE, length) for length in before.shape if length.op != "const")
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     return prover.equal(one, other, ())

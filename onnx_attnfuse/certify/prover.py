@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from onnx_attnfuse.certify import arithmetic, digits
-from onnx_attnfuse.certify.scores import absorbed, is_masked
+from onnx_attnfuse.certify.magnitudes import absorbed
+from onnx_attnfuse.certify.scores import is_masked
 from onnx_attnfuse.certify.smt import Obligation, obligation
+from onnx_attnfuse.certify.statements import informed, instances, outermost
 from onnx_attnfuse.certify.terms import (
-    BINDERS,
     FALSE,
     ONE,
     TRUE,
@@ -19,7 +20,6 @@ from onnx_attnfuse.certify.terms import (
     add,
     conjoin,
     disjoin,
-    element,
     free,
     from_polynomial,
     index,
@@ -50,6 +50,8 @@ class Prover:
     """Proofs of one claim; what was shown is in `shown`, what was not in `open`."""
 
     judge: Judge
+    existing: Facts = ()
+    """What is so because there is an element to compare: its axes are not empty."""
     shown: list[Obligation] = dataclasses.field(default_factory=list[Obligation])
     open: list[tuple[str, Obligation]] = dataclasses.field(default_factory=list[tuple[str, Obligation]])
     _count: int = 0
@@ -59,7 +61,7 @@ class Prover:
         """Whether a truth value holds wherever the facts do; noted as open where `what` says what it is for."""
         if goal is TRUE or FALSE in facts:
             return True
-        asked = obligation(_instances(facts, goal), goal)
+        asked = obligation(instances((*self.existing, *facts) if goal is FALSE else facts, goal), goal)
         if self.judge.holds(asked):
             self.shown.append(asked)
             return True
@@ -132,6 +134,8 @@ class Prover:
             if self.valid(FALSE, assumed):
                 continue
             one, other = (substitute(item, {condition: truth(holds)}) for item in pair)
+            if holds and condition.op == "all":
+                one, other = (informed(item, condition) for item in (one, other))
             narrowed = _narrowed(condition, holds=holds)
             if narrowed:
                 one, other = substitute(one, narrowed), substitute(other, narrowed)
@@ -147,8 +151,8 @@ class Prover:
     def _merged(self, one: Term, other: Term, facts: Facts) -> Term:
         """The second term with its sums replaced by those of the first that are equal."""
         places: dict[Term, Term] = {}
-        candidates = list(_bound(one))
-        for item in _bound(other):
+        candidates = list(outermost(one))
+        for item in outermost(other):
             if item in candidates:
                 continue
             for candidate in candidates:
@@ -311,27 +315,13 @@ def _leaves(term: Term, test: Term) -> Iterator[tuple[Term, Term]]:
         yield term, test
 
 
-def _bound(term: Term) -> Iterator[Term]:
-    """The outermost sums, softmaxes and the like in a term, in order."""
-    seen, pending = {term}, [term]
-    while pending:
-        item = pending.pop()
-        if item.op in BINDERS:
-            yield item
-            continue
-        for part in item.args:
-            if part not in seen:
-                seen.add(part)
-                pending.append(part)
-
-
 def _replaced(term: Term, places: dict[Term, Term]) -> Term:
     return substitute(term, places) if places else term
 
 
 def _weighed(body: Term, bound: Term) -> tuple[Term, Term] | None:
     """A softmax at an index, and what it is multiplied by; None if the summand is no such product."""
-    found = [item for item in _bound(body) if item.op == "softmax" and item.args[2] is bound]
+    found = [item for item in outermost(body) if item.op == "softmax" and item.args[2] is bound]
     if len(found) != 1 or not _is_linear(body, found[0]):
         return None
     nothing = substitute(body, {found[0]: number(0, "Real")})
@@ -357,42 +347,3 @@ def _is_linear(term: Term, atom: Term) -> bool:
 
 def _has(term: Term, atom: Term) -> bool:
     return any(item is atom for item in walk(term))
-
-
-def _instances(facts: Iterable[Term], goal: Term) -> list[Term]:
-    """Facts, and what is so of each statement on all values of an index: it holds for each that is free, or fails for some."""
-    given = list(facts)
-    statements = [item for item in dict.fromkeys(_all_bound([*given, goal])) if item.op == "all"]
-    places = sorted(frozenset[Term]().union(*map(free, [*given, goal])), key=lambda item: str(item.data))
-    found = list(given)
-    for count, item in enumerate(statements):
-        witness = element(f"witness{count}", "Int", sorted(free(item), key=lambda item: str(item.data)))
-        places.append(witness)
-        inside = conjoin(arithmetic.at_most(ZERO, witness), arithmetic.below(witness, item.args[0].args[0]))
-        found.append(disjoin(item, conjoin(inside, negate(substitute(item.args[1], {item.args[0]: witness})))))
-    for item in statements:
-        for place in _fitting(item, places):
-            held = _at_place(item, place)
-            found.append(disjoin(negate(item), held))
-            for inner in dict.fromkeys(part for part in _bound(held) if part.op == "all" and part not in statements):
-                found += [disjoin(negate(inner), _at_place(inner, other)) for other in _fitting(inner, places)]
-    return found
-
-
-def _fitting(statement: Term, places: Sequence[Term]) -> Sequence[Term]:
-    """The indices of the statement's length, and witnesses; all, if there is none of that length."""
-    length = statement.args[0].args[0]
-    found = [place for place in places if place.op != "index" or place.args[0] is length]
-    return found if any(place.op == "index" for place in found) else places
-
-
-def _at_place(statement: Term, place: Term) -> Term:
-    """What a statement on all values of an index says of one."""
-    bound, body = statement.args
-    inside = conjoin(arithmetic.at_most(ZERO, place), arithmetic.below(place, bound.args[0]))
-    return disjoin(negate(inside), substitute(body, {bound: place}))
-
-
-def _all_bound(terms: Iterable[Term]) -> Iterator[Term]:
-    for term in terms:
-        yield from _bound(term)

@@ -1,4 +1,4 @@
-"""What masks a score: which keys take no part in a row, and what is left of a masked score."""
+"""What masks a score: which keys take no part in a row; and constants that are roundings of one number."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from onnx_attnfuse.certify import arithmetic
-from onnx_attnfuse.certify.terms import FALSE, NINF, TRUE, Term, from_polynomial, ite, masklike, number, polynomial
-from onnx_attnfuse.thresholds import ABSORBS, MASKS
+from onnx_attnfuse.certify.magnitudes import are_small
+from onnx_attnfuse.certify.terms import FALSE, NINF, TRUE, Number, Term, from_polynomial, ite, number, polynomial
+from onnx_attnfuse.thresholds import MASKS
 
 
 def is_masked(term: Term) -> Term:
@@ -23,31 +24,19 @@ def _is_masked(term: Term) -> Term:
         return ite(term.args[0], is_masked(term.args[1]), is_masked(term.args[2]))
     if term is NINF:
         return TRUE
-    wild = masklike(term)
-    large = {atoms: factor for atoms, factor in polynomial(term).items() if abs(factor) >= -MASKS or not wild_free(atoms, wild)}
+    large = {atoms: factor for atoms, factor in polynomial(term).items() if not _is_ordinary(atoms, factor)}
     if not large:
         return FALSE
     return arithmetic.at_most(from_polynomial(large, "Real"), number(MASKS, "Real"))
 
 
-def wild_free(atoms: tuple[Term, ...], wild: Sequence[Term]) -> bool:
-    """Whether a product is of nothing that may mask."""
-    return not any(atom is item for atom in atoms for item in wild)
-
-
-def absorbed(term: Term) -> Term:
-    """A score of which a number that was added leaves nothing, as that number."""
-    if term.op == "ite":
-        return ite(term.args[0], absorbed(term.args[1]), absorbed(term.args[2]))
-    if term.op != "poly":
-        return term
-    lowest = polynomial(term).get((), 0)
-    return number(lowest, "Real") if lowest <= ABSORBS else term
+def _is_ordinary(atoms: tuple[Term, ...], factor: Number) -> bool:
+    return are_small(atoms, factor) if atoms else abs(factor) < -MASKS
 
 
 def snapped(term: Term, known: Sequence[Fraction], tolerance: float) -> Term:
     """The term with each real constant replaced by the one it is a rounding of."""
-    from onnx_attnfuse.certify.terms import BINDERS, Number, bind, rebuilt
+    from onnx_attnfuse.certify.terms import BINDERS, bind, rebuilt
 
     done: dict[Term, Term] = {}
 

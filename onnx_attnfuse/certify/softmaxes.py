@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.magnitudes import are_small, is_small
 from onnx_attnfuse.certify.terms import (
     FALSE,
     NAN,
@@ -21,13 +22,11 @@ from onnx_attnfuse.certify.terms import (
     is_constants,
     ite,
     make,
-    masklike,
     negate,
     number,
     polynomial,
     substitute,
 )
-from onnx_attnfuse.thresholds import ORDINARY
 
 Score = Callable[[Term], Term]
 
@@ -38,7 +37,8 @@ def is_minus_infinity(term: Term) -> Term:
         return ite(term.args[0], is_minus_infinity(term.args[1]), is_minus_infinity(term.args[2]))
     if term is NINF:
         return TRUE
-    return disjoin(*(make("element", "Bool", (item,), "infinite") for item in masklike(term)))
+    wild = [atom for atoms in polynomial(term) for atom in atoms if atom.op in {"element", "max"} and not is_small(atom)]
+    return disjoin(*(make("element", "Bool", (item,), "infinite") for item in wild))
 
 
 def is_nan(term: Term) -> Term:
@@ -91,7 +91,7 @@ def without_row(bound: Term, body: Term) -> Term:
     kept = {
         atoms: factor
         for atoms, factor in polynomial(body).items()
-        if abs(factor) > ORDINARY or any(bound in free(atom) for atom in atoms)
+        if not are_small(atoms, factor) or any(bound in free(atom) for atom in atoms)
     }
     return from_polynomial(kept, "Real")
 

@@ -105,16 +105,6 @@ def element(name: str, sort: Sort, args: Iterable[Term]) -> Term:
     return make("element", sort, tuple(args), name)
 
 
-def masklike(term: Term) -> list[Term]:
-    """The elements in a sum that may mask, or be minus infinity."""
-    return [
-        atom
-        for atoms in polynomial(term)
-        for atom in atoms
-        if atom.op == "element" and atom.sort == "Real" and str(atom.data).startswith(MASKLIKE)
-    ]
-
-
 def polynomial(term: Term) -> Polynomial:
     """The monomials of a number, each a sorted tuple of atoms, with its factor."""
     if term.op == "const":
@@ -308,10 +298,10 @@ def rebuilt(term: Term, args: tuple[Term, ...]) -> Term:
         "div": arithmetic.divide, "mod": arithmetic.modulo,
         "le0": arithmetic.at_most_zero, "eq0": arithmetic.is_zero, "lt0": arithmetic.below_zero,
     }  # fmt: skip
-    if term.op == "function":
-        from onnx_attnfuse.certify.softmaxes import function
+    if term.op == "function" or term.data == "infinite":
+        from onnx_attnfuse.certify.softmaxes import function, is_minus_infinity
 
-        return function(term.data, *args)
+        return is_minus_infinity(args[0]) if term.op == "element" else function(term.data, *args)
     if term.op in rules:
         return rules[term.op](*args)
     return make(term.op, term.sort, args, term.data)
@@ -352,6 +342,10 @@ def _under_binder(item: Term, walk: Callable[[Term], Term], done: dict[Term, Ter
     result = walk(body)
     if result is item.args[1] and turned is item.args[0] and all(walk(other) is other for other in others):
         return item
+    if item.op == "max":
+        from onnx_attnfuse.certify.softmaxes import largest
+
+        return largest(turned, result)
     return bind(item.op, turned, result, item.sort, *map(walk, others), data=item.data)
 
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.magnitudes import LOWEST, settled
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.meanings.heads import (
-    LOWEST,
     Score,
     attended,
     before,
@@ -58,7 +58,7 @@ def _masked(call: Call, score: Score, mask: Kept | None, rows: Term, keys: Term,
         added = zero if mask is None else ite(mask(b, i, j), zero, fill)
         if triangle:
             added = ite(before(i, j, offset), added, lowest)
-        return add(score(b, n, i, j), added)
+        return settled(add(score(b, n, i, j), added), dtype)
 
     return score_of
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.magnitudes import settled
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.softmaxes import function, is_minus_infinity, is_nan
 from onnx_attnfuse.certify.terms import (
@@ -56,6 +57,17 @@ def _binary(compute: Callable[..., Term], dtype: ir.DataType | None = None) -> M
     def meaning(call: Call) -> Sequence[Array]:
         inputs = [call.array(place) for place in range(len(call.inputs))]
         return [arrays.elementwise(inputs, dtype or inputs[0].dtype, compute)]
+
+    return meaning
+
+
+def _floating(compute: Callable[..., Term]) -> Meaning:
+    """The meaning of an operator whose result is rounded."""
+
+    def meaning(call: Call) -> Sequence[Array]:
+        inputs = [call.array(place) for place in range(len(call.inputs))]
+        dtype = inputs[0].dtype
+        return [arrays.elementwise(inputs, dtype, lambda *items: settled(compute(*items), dtype))]
 
     return meaning
 
@@ -199,8 +211,8 @@ def _sign(term: Term) -> Term:
 
 
 MEANINGS: Mapping[str, Meaning] = {
-    "Add": _binary(add), "Sum": _binary(_sum), "Sub": _binary(subtract), "Mul": _binary(multiply), "Div": _binary(_divide),
-    "Neg": _binary(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
+    "Add": _floating(add), "Sum": _floating(_sum), "Sub": _floating(subtract), "Mul": _floating(multiply),
+    "Div": _binary(_divide), "Neg": _binary(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
     "Pow": _binary(_power), "Reciprocal": _binary(inverse), "Max": _binary(_largest), "Min": _binary(_smallest),
     "Equal": _binary(arithmetic.equals, _BOOL), "Less": _binary(arithmetic.below, _BOOL),
     "LessOrEqual": _binary(arithmetic.at_most, _BOOL),

@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
+from onnx_attnfuse.certify.magnitudes import LOWEST, absorbed, is_small
 from onnx_attnfuse.certify.softmaxes import function, weight
-from onnx_attnfuse.certify.terms import NAN, NINF, ZERO, Term, add, fresh, ite, masklike, multiply, number, product
+from onnx_attnfuse.certify.terms import NAN, NINF, ZERO, Term, add, fresh, ite, multiply, number, product
 
 Score = Callable[[Term, Term, Term, Term], Term]
 """The score of batch entry, head, row and key."""
-LOWEST = {ir.DataType.FLOAT: -3.4028234663852886e38, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.3895313892515355e38}
 
 
 def split_heads(array: Array, heads: int) -> Array:
@@ -87,9 +87,10 @@ def unseen(term: Term, dtype: ir.DataType) -> Term:
     """A number of a mask, minus infinity where it is the lowest of its type."""
     if term.op == "ite":
         return ite(term.args[0], unseen(term.args[1], dtype), unseen(term.args[2], dtype))
-    if masklike(term) and dtype in LOWEST:
-        return ite(arithmetic.equals(term, number(LOWEST[dtype], "Real")), NINF, term)
-    return NINF if term.op == "const" and float(term.data) == LOWEST.get(dtype) else term
+    lowest, found = number(LOWEST.get(dtype, 0.0), "Real"), absorbed(term)
+    if dtype not in LOWEST or is_small(found):
+        return term
+    return ite(arithmetic.equals(found, lowest), NINF, term)
 
 
 def before(row: Term, key: Term, offset: Term = ZERO) -> Term:

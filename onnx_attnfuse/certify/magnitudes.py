@@ -1,0 +1,76 @@
+"""How large numbers are: beside a number that masks, ordinary ones leave nothing in floats, and what may mask is left in."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify.terms import MASKLIKE, NINF, Number, Term, ite, number, polynomial
+from onnx_attnfuse.thresholds import ABSORBS, LOWEST_FLOAT32, ORDINARY
+
+LOWEST = {ir.DataType.FLOAT: LOWEST_FLOAT32, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.3895313892515355e38}
+_BEYOND = {ir.DataType.FLOAT: -3.4028235677973366e38, ir.DataType.FLOAT16: -65520.0, ir.DataType.BFLOAT16: -3.3961775292304601e38}
+"""What is rounded to minus infinity, from here down."""
+_UNBOUNDED = frozenset(["exp", "pow", "log"])
+
+
+def is_small(term: Term) -> bool:
+    """Whether a real number is known to be no more than an ordinary score: made of activations, and of no mask, input or fill."""
+    if "small" not in term.memo:
+        term.memo["small"] = _is_small(term)
+    return bool(term.memo["small"])
+
+
+def _is_small(term: Term) -> bool:
+    if term.op == "const":
+        return abs(term.data) <= ORDINARY
+    if term.op == "element":
+        return not str(term.data).startswith(MASKLIKE)
+    if term.op in {"real", "softmax"}:
+        return True
+    if term.op in {"sum", "max"}:
+        return (term.op == "sum" and _is_product(term.args[1])) or is_small(term.args[1])
+    if term.op == "ite":
+        return all(map(is_small, term.args[1:]))
+    if term.op == "poly":
+        return all(are_small(atoms, factor) for atoms, factor in polynomial(term).items())
+    return term.op in {"group", "function"} and term.data not in _UNBOUNDED and all(map(is_small, term.args))
+
+
+def _is_product(body: Term) -> bool:
+    """Whether what is summed is made of products of arrays, as a score is: under `bounded-scores` it is no more than ordinary."""
+    if body.op == "ite":
+        return all(map(_is_product, body.args[1:]))
+    arrays = ({"element", "ite"}.intersection(atom.op for atom in atoms) and len(atoms) > 1 for atoms in polynomial(body))
+    return all(arrays) and all(abs(factor) <= ORDINARY for factor in polynomial(body).values())
+
+
+def are_small(atoms: tuple[Term, ...], factor: Number) -> bool:
+    """Whether a product is known to be no more than an ordinary score."""
+    return abs(factor) <= ORDINARY and all(map(is_small, atoms))
+
+
+def rest_is_small(term: Term) -> bool:
+    """Whether all of a sum but its constant is known to be no more than an ordinary score."""
+    if "rest is small" not in term.memo:
+        term.memo["rest is small"] = all(are_small(atoms, factor) for atoms, factor in polynomial(term).items() if atoms)
+    return bool(term.memo["rest is small"])
+
+
+def absorbed(term: Term) -> Term:
+    """A number to which one was added that leaves nothing of it, as that one."""
+    if term.op == "ite":
+        return ite(term.args[0], absorbed(term.args[1]), absorbed(term.args[2]))
+    if term.op != "poly":
+        return term
+    lowest = polynomial(term).get((), 0)
+    return number(lowest, "Real") if lowest <= ABSORBS and rest_is_small(term) else term
+
+
+def settled(term: Term, dtype: ir.DataType) -> Term:
+    """A sum as floats have it: without ordinary numbers beside one that masks, and infinite below all numbers of the type."""
+    if term.sort != "Real":
+        return term
+    if term.op == "ite":
+        return ite(term.args[0], settled(term.args[1], dtype), settled(term.args[2], dtype))
+    found = absorbed(term)
+    return NINF if found.op == "const" and dtype in _BEYOND and found.data <= _BEYOND[dtype] else found
