@@ -1,8 +1,12 @@
 """Training steps on PyTorch, forward and backward: eager, torch.compile, ours, and the same models written by hand.
 
-    PYTHONPATH=.:patterns:cli python benchmarks/training_torch.py OUT_FOLDER [--device cpu --small] [--seconds 330]
+    PYTHONPATH=.:patterns:cli python benchmarks/training_torch_all.py OUT_FOLDER --minutes 10
 
-Writes `training_torch.json` and `training_torch.md` after every measurement, and measures nothing new once the seconds are over.
+That is how to call it: `training_torch_all.py` measures all of this and more in the order of its importance, each in time, and
+writes after each. To try some of it by itself:
+
+    PYTHONPATH=.:patterns:cli python benchmarks/training_torch.py OUT_FOLDER [--device cpu --small] [--only vit] [--seconds 330]
+
 A step is a forward and a backward pass of a few blocks, without an optimizer; memory is the most that was allocated in a step.
 """
 
@@ -18,13 +22,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from benchmarks.training_torch_models import Case, Model, best, best_alone, blocks, blocks_alone, cases, dense, seen, spelled
 from onnx_attnfuse.training import fuse
 
-RUNS, WARM = 12, 4
+RUNS, WARM, PROFILED = 12, 4, 3
+SCALE = 4096.0
+"""What losses are multiplied by, as training in float16 does: gradients are too small for that type otherwise."""
 VARIANTS: dict[str, Callable[[Case], torch.nn.Module]] = {
     "eager": lambda case: Model(case, spelled, seen),
     "dense mask": lambda case: Model(case, dense, seen),
@@ -95,7 +102,7 @@ def step(module: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[floa
     """One pass; the loss, and the size of a gradient."""
     module.zero_grad(set_to_none=True)
     loss = module(**inputs)
-    loss.backward()
+    (loss * SCALE).backward()
     parameter = next(item for name, item in module.named_parameters() if name.endswith("query.weight"))
     assert parameter.grad is not None
     return float(loss.detach()), float(parameter.grad.float().norm())
@@ -106,12 +113,12 @@ def timed(module: torch.nn.Module, inputs: dict[str, torch.Tensor], device: str)
     module.zero_grad(set_to_none=True)
     if device == "cpu":
         start = time.perf_counter()
-        module(**inputs).backward()
+        (module(**inputs) * SCALE).backward()
         return 1e3 * (time.perf_counter() - start)
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     first.record()
-    module(**inputs).backward()
+    (module(**inputs) * SCALE).backward()
     last.record()
     torch.cuda.synchronize()
     return first.elapsed_time(last)
@@ -126,6 +133,49 @@ def peak(device: str) -> Iterator[list[float | None]]:
     yield found
     if device != "cpu":
         found[0] = torch.cuda.max_memory_allocated() / 1e9
+
+
+def case_of(name: str, *, small: bool) -> Case:
+    """The case of a name."""
+    return next(case for case in cases(small=small) if case.name == name)
+
+
+def profiled(case: Case, variant: str, device: str) -> dict[str, Any]:
+    """Where the time of a step goes: kernels by their names, and how long the GPU has nothing to do."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    module, inputs = VARIANTS[variant](case).to(device, dtype), case.inputs(device, dtype)
+    for _ in range(WARM):
+        step(module, inputs)
+    kinds = [torch.profiler.ProfilerActivity.CPU] + ([] if device == "cpu" else [torch.profiler.ProfilerActivity.CUDA])
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(PROFILED):
+            timed(module, inputs, device)
+    times: dict[str, list[float]] = {}
+    for event in profile.events() or ():
+        if device == "cpu" or str(event.device_type).endswith("CUDA"):
+            spent = event.self_cpu_time_total if device == "cpu" else event.self_device_time_total
+            times.setdefault(event.name[:70], []).append(spent / 1e3 / PROFILED)
+    ordered = sorted(times.items(), key=lambda item: -sum(item[1]))
+    return {
+        "case": case.name,
+        "variant": variant,
+        "whole": statistics.median(timed(module, inputs, device) for _ in range(RUNS)),
+        "busy": sum(map(sum, times.values())),
+        "launches": sum(map(len, times.values())) / PROFILED,
+        "kernels": [[name, sum(spent), len(spent) / PROFILED] for name, spent in ordered[:12]],
+    }
+
+
+def costs(found: list[dict[str, Any]]) -> str:
+    """Where the time goes, as text."""
+    lines = ["", "Where the time of a step goes, in milliseconds:", ""] if found else []
+    for item in found:
+        kernels = "; ".join(f"{spent:.2f} {name} ({count:g})" for name, spent, count in item["kernels"][:6])
+        whole = f"{item['whole']:.2f}, of which kernels {item['busy']:.2f} in {item['launches']:g}"
+        lines.append(f"- {item['case']}, {item['variant']}: {whole}: {kernels}")
+    return "\n".join(lines) + "\n" if lines else ""
 
 
 def table(cells: list[Cell], known: list[Case], machine: str) -> str:

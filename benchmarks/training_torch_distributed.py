@@ -8,10 +8,13 @@ Two processes, with NCCL on two GPUs or gloo on a CPU. Prints the losses, and ex
 from __future__ import annotations
 
 import argparse
+import datetime as dt
+import json
 import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,25 +83,45 @@ def losses(kind: str, mask: str, device: str, steps: int, rest: str) -> list[flo
     return found
 
 
-def worker(rank: int, store: str, device: str, steps: int, rest: str) -> None:
+def worker(rank: int, store: str, chosen: argparse.Namespace) -> None:
     """One process: every kind and mask, beside one process alone."""
+    device, steps, rest = chosen.device, chosen.steps, chosen.rest
     if device == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    backend, limit = "nccl" if device == "cuda" else "gloo", dt.timedelta(seconds=90)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=limit)
     wrong = False
-    for mask in ("triangle", "padding", "documents"):
+    for mask in chosen.masks.split(","):
         expected = losses("one", mask, device, steps, rest) if rank == 0 else []
         dist.barrier()
-        for kind in KINDS:
+        for kind in chosen.kinds.split(","):
             found = losses(kind, mask, device, steps, rest)
             if rank == 0:
                 apart = max(abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True))
                 wrong |= apart > _APART[device]
-                print(f"{kind}, {mask}: losses {found[0]:.6f} to {found[-1]:.6f}, beside one process {apart:.1e}", flush=True)
+                result = {"kind": kind, "mask": mask, "rest": rest, "first": found[0], "last": found[-1], "apart": apart}
+                words = f"{kind}, {mask}: losses {found[0]:.6f} to {found[-1]:.6f}, beside one process {apart:.1e}"
+                print(json.dumps(result) if chosen.json else words, flush=True)
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(int(wrong))  # threads of PyTorch that still run end a process that is torn down by an abort
+
+
+def table(found: Sequence[Mapping[str, Any]], machine: str) -> str:
+    """All results, a line for each way, mask and backend."""
+    lines = [
+        "# Two processes on PyTorch",
+        "",
+        f"Losses of the first and the last step, and how far all are from those of one process on the whole batch. {machine}",
+        "",
+        "| | mask | rest | first | last | apart |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for item in found:
+        numbers = f"{item['first']:.6f} | {item['last']:.6f} | {item['apart']:.1e}"
+        lines.append(f"| {item['kind']} | {item['mask']} | {item['rest']} | {numbers} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -107,10 +130,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rest", default="eager")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--masks", default="triangle,padding,documents")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each result")
     chosen = parser.parse_args()
     os.environ.setdefault("ATTNFUSE_DEBUG", "0")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (str(pathlib.Path(folder) / "store"), chosen.device, chosen.steps, chosen.rest)
+        arguments = (str(pathlib.Path(folder) / "store"), chosen)
         multiprocessing.start_processes(worker, arguments, nprocs=WORLD, start_method="spawn")
 
 

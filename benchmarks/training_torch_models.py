@@ -16,6 +16,8 @@ import torch
 from torch.nn import functional
 
 WINDOW = 512
+_PLAIN = frozenset(["none", "triangle", "computed triangle"])
+"""Masks that need neither a rule nor a tensor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +138,8 @@ def dense(block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
 
 def best(block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **given: Any) -> torch.Tensor:
     """The best call that is known for the mask."""
-    if block.case.mask in {"none", "triangle"}:
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=block.case.mask == "triangle")
+    if block.case.mask in _PLAIN:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=block.case.mask != "none")
     from torch.nn.attention.flex_attention import flex_attention
 
     return flex_attention(query, key, value, block_mask=given["blocks"], enable_gqa=query.shape[1] != key.shape[1])
@@ -149,6 +151,8 @@ def seen(case: Case, hidden: torch.Tensor, **given: Any) -> dict[str, Any]:
         return {}
     place = torch.arange(hidden.shape[1], device=hidden.device)
     causal = place <= place[:, None]
+    if case.mask == "computed triangle":
+        return {"seen": causal}
     if case.mask == "window":
         return {"seen": causal & (place > place[:, None] - case.window)}
     if case.mask == "padding":
@@ -159,7 +163,7 @@ def seen(case: Case, hidden: torch.Tensor, **given: Any) -> dict[str, Any]:
 
 def blocks(case: Case, hidden: torch.Tensor, **given: Any) -> dict[str, Any]:
     """The rule of the mask for flex attention, made once for all blocks."""
-    if case.mask in {"none", "triangle"}:
+    if case.mask in _PLAIN:
         return {}
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -181,7 +185,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def best_alone(block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **given: Any) -> torch.Tensor:
     """The best call in a model that is not compiled itself."""
-    if block.case.mask in {"none", "triangle"}:
+    if block.case.mask in _PLAIN:
         return best(block, query, key, value)
     from torch.nn.attention.flex_attention import flex_attention
 

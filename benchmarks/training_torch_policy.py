@@ -1,0 +1,194 @@
+"""What every setting of the policy variables comes to on PyTorch: what is chosen, why, and what a profiler saw run.
+
+    PYTHONPATH=.:patterns:cli python benchmarks/training_torch_policy.py OUT.md [--device cpu]
+
+Each setting is put into the environment, and one attention of each mask is trained for a step under the profiler of PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ |= {"KINETO_LOG_LEVEL": "5", "ATTNFUSE_DEBUG": "0"}
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.training import fuse
+
+FLASH, EFFICIENT, FALLBACK = "ATTNFUSE_USE_FLASH_ATTENTION", "ATTNFUSE_USE_EFFICIENT_ATTENTION", "ATTNFUSE_SDPA_FALLBACK"
+THEIRS = {"ORTMODULE_USE_FLASH_ATTENTION": "1", "ORTMODULE_USE_TRITON": "1"}
+SETTINGS: tuple[Mapping[str, str], ...] = (
+    *(
+        {name: value for name, value in ((FLASH, flash), (EFFICIENT, efficient)) if value}
+        for flash, efficient in itertools.product(("", "1", "0"), repeat=2)
+    ),
+    {FALLBACK: "1"},
+    THEIRS,
+    {"ORTMODULE_USE_FLASH_ATTENTION": "1"},
+    {**THEIRS, FLASH: "0"},
+)
+MASKS = ("none", "triangle", "padding", "bias", "window")
+BATCH, HEADS, LENGTH, SIZE = 2, 4, 128, 64
+_OPERATOR = re.compile(
+    r"aten::(_scaled_dot_product_\w*|_flash_attention_\w+|_efficient_attention_\w+|_cudnn_attention_\w+|_softmax\w*)"
+)
+_KERNEL = re.compile(r"flash_\w*?(?:fwd|bwd)\w*|fmha_cutlass[FB]|cudnn\w*sdpa\w*|triton_tem\w*|softmax_warp_\w+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a setting came to for one mask."""
+
+    setting: str
+    mask: str
+    kernel: str
+    others: str
+    operators: tuple[str, ...]
+    """What the profiler saw of PyTorch's operators."""
+    kernels: tuple[str, ...]
+    """What it saw of the GPU's kernels."""
+    apart: float
+    """How far the gradient of the queries is from eager's, in parts of its largest number."""
+
+
+class Attention(torch.nn.Module):
+    """One attention spelled out, with a mask."""
+
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """(b, n, s, h) each; a padding mask (b, t) or what is added (n, s, t)."""
+        scores = query @ key.transpose(2, 3) * SIZE**-0.5
+        place = torch.arange(query.shape[2], device=query.device)
+        if self.mask == "padding":
+            scores = scores.masked_fill(~given[:, None, None], torch.finfo(scores.dtype).min)
+        if self.mask == "bias":
+            scores = scores + given
+        if self.mask in {"triangle", "window"}:
+            kept = place <= place[:, None]
+            kept = kept & (place > place[:, None] - 32) if self.mask == "window" else kept
+            scores = scores.masked_fill(~kept, -torch.inf)
+        return scores.softmax(-1) @ value
+
+
+def operands(mask: str, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """What an attention is given."""
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(BATCH, HEADS, LENGTH, SIZE, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
+    bias = torch.randn(HEADS, LENGTH, LENGTH, generator=generator).to(device, dtype)
+    padding = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH // 2]])).to(device)
+    return [*made, bias if mask == "bias" else padding]
+
+
+@contextlib.contextmanager
+def environment(setting: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables alone of those that a policy is made of."""
+    names = [name for name in os.environ if name.startswith(("ATTNFUSE_USE", "ATTNFUSE_SDPA", "ORTMODULE_"))]
+    kept = {name: os.environ.pop(name) for name in names}
+    os.environ.update(setting)
+    try:
+        yield
+    finally:
+        for name in setting:
+            os.environ.pop(name, None)
+        os.environ.update(kept)
+
+
+def choice(setting: Mapping[str, str], mask: str, device: str) -> Choice:
+    """Trains one attention for a step, and tells what ran."""
+    torch._dynamo.reset()
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    with environment(setting):
+        module = fuse(Attention(mask), rest="eager")
+        expected, found = operands(mask, device, dtype), operands(mask, device, dtype)
+        weight = torch.linspace(-1, 1, SIZE, device=device, dtype=dtype)
+        (Attention(mask)(*expected) * weight).sum().backward()
+        (module(*operands(mask, device, dtype)) * weight).sum().backward()  # captures and compiles
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        kinds += [] if device == "cpu" else [torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=kinds) as profile:
+            (module(*found) * weight).sum().backward()
+            if device != "cpu":
+                torch.cuda.synchronize()
+    (site,) = module.__dict__["attention_reports"][-1].sites
+    seen = [event.name for event in profile.events() or ()]
+    one, other = expected[0].grad, found[0].grad
+    assert one is not None
+    assert other is not None
+    return Choice(
+        setting=_words(setting),
+        mask=mask,
+        kernel=site.kernel or "none: " + ", ".join(reason.code for reason in site.reasons),
+        others=", ".join(f"{name}: {reason.code}" for name, reason in site.others),
+        operators=_matches(_OPERATOR, seen),
+        kernels=_matches(_KERNEL, seen),
+        apart=float((one - other).abs().max() / one.abs().max()),
+    )
+
+
+def tried(setting: Mapping[str, str], mask: str, device: str) -> dict[str, Any]:
+    """A choice, or why it could not be seen, as plain data."""
+    try:
+        return dataclasses.asdict(choice(setting, mask, device))
+    except Exception as error:  # noqa: BLE001 - the others are tried all the same
+        words = f"{type(error).__name__}: {str(error).strip()[:200]}"
+        return dataclasses.asdict(Choice(_words(setting), mask, words, "", (), (), float("nan")))
+
+
+def _words(setting: Mapping[str, str]) -> str:
+    given = " ".join(f"{name}={value}" for name, value in setting.items()) or "nothing"
+    return f"{given} ({Policy.from_environment(setting)})"
+
+
+def _matches(pattern: re.Pattern[str], names: Sequence[str]) -> tuple[str, ...]:
+    found = (pattern.search(name) for name in names)
+    return tuple(dict.fromkeys(match.group(match.lastindex or 0) for match in found if match is not None))
+
+
+def table(choices: Sequence[Mapping[str, Any]], machine: str) -> str:
+    """All choices, a line for each setting and mask."""
+    lines = [
+        "# Policies on PyTorch",
+        "",
+        f"What each setting of the variables comes to for one attention ({BATCH}, {HEADS}, {LENGTH}, {SIZE}), and what",
+        f"the profiler of PyTorch saw in a forward and a backward pass. {machine}",
+        "",
+        "| setting | mask | chosen | not, and why | operators that ran | kernels of the GPU | from eager |",
+        "|---|---|---|---|---|---|---:|",
+    ]
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    order = [_words(setting) for setting in SETTINGS]
+    for item in sorted(choices, key=lambda item: (order.index(item["setting"]), MASKS.index(item["mask"]))):
+        ran, kernels = (", ".join(f"`{name}`" for name in item[field]) for field in ("operators", "kernels"))
+        alike.setdefault((item["setting"], item["kernel"], item["others"], ran, kernels), []).append(item)
+    for (setting, *rest), items in alike.items():
+        masks, apart = ", ".join(item["mask"] for item in items), max(item["apart"] for item in items)
+        lines.append(f"| {setting} | {masks} | {' | '.join(rest)} | {apart:.1e} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Tries every setting, and writes a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--device", default="cpu")
+    chosen = parser.parse_args()
+    found = [tried(setting, mask, chosen.device) for setting in SETTINGS for mask in MASKS]
+    gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else "CPU"
+    chosen.out.write_text(table(found, f"{gpu}, torch {torch.__version__}."))
+
+
+if __name__ == "__main__":
+    main()
