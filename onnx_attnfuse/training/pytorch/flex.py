@@ -86,12 +86,7 @@ def _whole(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tens
     """(b or 1, n or 1, s, t): a rule at all rows and keys, which a compiler never writes to memory; places have 32 bits."""
     lengths = _lengths(query, key)
     counts = {letter: length if letter in "ij" or uses(program, letter) else 1 for letter, length in lengths.items()}
-    at = {
-        letter: torch.arange(count, dtype=torch.int32, device=query.device).view(
-            [-1 if place == axis else 1 for axis in range(4)]
-        )
-        for place, (letter, count) in enumerate(counts.items())
-    }
+    at = {letter: _places(count, axis, query.device) for axis, (letter, count) in enumerate(counts.items())}
     found = run(program, at, tensors, lengths)
     known = found if isinstance(found, torch.Tensor) else torch.full((1,) * 4, bool(found), device=query.device)
     return known.expand(tuple(counts.values()))

@@ -133,8 +133,9 @@ def _sides(form: Linear) -> tuple[Linear, Linear]:
     """A form that is compared with 0 as two that are compared with each other, without what is certainly negative."""
     right = tuple((atom, -factor) for atom, factor in form.terms if isinstance(factor, int) and factor < 0)
     left = tuple((atom, factor) for atom, factor in form.terms if not isinstance(factor, int) or factor >= 0)
-    moved = isinstance(form.offset, int)
-    return Linear(left, 0 if moved else form.offset), Linear(right, -form.offset if moved else 0)
+    if isinstance(form.offset, int):
+        return Linear(left), Linear(right, -form.offset)
+    return Linear(left, form.offset), Linear(right)
 
 
 def uses(program: Any, letter: str) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training import fuse, wrap
+from onnx_attnfuse.training.pytorch.reports import Reports
 from tests.training.modules import CASES, LOWEST
 from tests.training.pytorch import masked
 from tests.training.pytorch.comparing import compiled, outcome, same
@@ -38,9 +38,14 @@ def test_a_fused_module_is_the_module_with_its_state_and_hooks() -> None:
     assert [report.fused for report in found.attention_reports] == [1]
 
 
-def test_the_backend_has_a_name_for_torch_compile() -> None:
-    points = importlib.metadata.entry_points(group="torch_dynamo_backends")
-    assert {point.value for point in points if point.name == "attnfuse"} <= {"onnx_attnfuse.training.pytorch.backend:attnfuse"}
+def test_torch_compile_knows_the_backend_by_its_name() -> None:
+    module, reports = Masked(masked.triangle), Reports()
+    call = torch.compile(module, backend="attnfuse", options={"rest": "eager", "reports": reports})
+    same(outcome(module, module, given()), outcome(module, call, given()))
+    assert [report.fused for report in reports] == [1]
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed, match="has no option 'speed'; choose rest, policy, flex"):
+        torch.compile(module, backend="attnfuse", options={"speed": 1})(**given())
 
 
 class Checkpointed(torch.nn.Module):
