@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
-from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training import fuse, wrap
 from onnx_attnfuse.training.pytorch.reports import Reports
@@ -248,6 +250,15 @@ def test_options_that_are_not_there_are_one_clear_error() -> None:
         fuse(Masked(masked.triangle), rest="nowhere")
     with pytest.raises(OptionError, match="dynamic_shapes names 'y'; choose from x"):
         fuse(Masked(masked.triangle), dynamic_shapes={"y": {0: "batch"}})
+
+
+def test_a_pytorch_that_is_too_old_is_one_clear_error(monkeypatch) -> None:
+    package = importlib.import_module("onnx_attnfuse.training.pytorch")
+    monkeypatch.setattr(torch, "__version__", "2.4.1")
+    with pytest.raises(MissingDependencyError, match=r"needs torch 2\.11 or newer, and 2\.4\.1 is installed; run pip install"):
+        importlib.reload(package)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    importlib.reload(package)
 
 
 @pytest.mark.exhaustive
