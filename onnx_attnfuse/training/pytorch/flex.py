@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
 from onnx_attnfuse.training.pytorch.programs import Program, run, uses
 from onnx_attnfuse.training.pytorch.rows import gradient_term, level
+from onnx_attnfuse.training.pytorch.trace import is_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +40,27 @@ def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: 
         key: (b, n or fewer, t, h)
         traced: This is part of a graph that is compiled.
     """
-    make = _blocks if traced or not query.is_cuda else _compiled(_blocks)
-    return make(program, tuple(tensors), query, key)
+    if traced:
+        return _blocks(program, tensors, query, key)
+    if tensors or not is_plain(query) or (query.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return _made(program, tuple(tensors), query, key)
+    stream = torch.cuda.current_stream(query.device).cuda_stream if query.is_cuda else 0
+    mark = program, tuple(_lengths(query, key).values()), query.device, stream
+    if mark not in _KEPT:
+        if len(_KEPT) >= _MOST_KEPT:
+            _KEPT.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            _KEPT[mark] = _made(program, (), query, key)
+    return _KEPT[mark]
+
+
+_KEPT: dict[Any, tuple[Any, ...]] = {}
+"""Blocks of rules that read nothing, by the rule, its lengths, the device and the stream: a window is the same at each step."""
+_MOST_KEPT = 64
+
+
+def _made(program: Program, tensors: tuple[Tensor, ...], query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    return (_compiled(_blocks) if query.is_cuda else _blocks)(program, tensors, query, key)
 
 
 def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
@@ -49,28 +69,32 @@ def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Ten
     found = _whole(program, tensors, query, key)
     whole = functional.pad(found, (0, -keys % _BLOCK, 0, -rows % _BLOCK))
     batch, heads, height, width = whole.shape
-    counts = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
-    full = counts == _BLOCK * _BLOCK
-    partial = (counts > 0) & ~full
+    seen = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
+    full = seen == _BLOCK * _BLOCK
+    partial = (seen > 0) & ~full
     found_blocks: dict[str, Any] = {}
-    for name, blocks in (("", partial), ("full_", full)):
-        found_blocks[f"{name}kv_num_blocks"], found_blocks[f"{name}kv_indices"] = _sorted(blocks)
-        found_blocks[f"{name}q_num_blocks"], found_blocks[f"{name}q_indices"] = _sorted(blocks.transpose(2, 3))
+    kinds = torch.stack((partial, full))
+    for name, blocks in (("kv", kinds), ("q", kinds.transpose(3, 4))):
+        counts, order = _sorted(blocks)
+        found_blocks[f"{name}_num_blocks"], found_blocks[f"full_{name}_num_blocks"] = counts.unbind(0)
+        found_blocks[f"{name}_indices"], found_blocks[f"full_{name}_indices"] = order.unbind(0)
     made = BlockMask(seq_lengths=(rows, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=noop_mask, **found_blocks)
     return tuple(made.as_tuple()[:-1])
 
 
 def _whole(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> Tensor:
-    """(b or 1, n or 1, s, t): a rule at all rows and keys, which a compiler never writes to memory."""
+    """(b or 1, n or 1, s, t): a rule at all rows and keys, which a compiler never writes to memory; places have 32 bits."""
     lengths = _lengths(query, key)
     counts = {letter: length if letter in "ij" or uses(program, letter) else 1 for letter, length in lengths.items()}
-    at = {
-        letter: torch.arange(count, device=query.device).view([-1 if place == axis else 1 for axis in range(4)])
-        for place, (letter, count) in enumerate(counts.items())
-    }
+    at = {letter: _places(count, axis, query.device) for axis, (letter, count) in enumerate(counts.items())}
     found = run(program, at, tensors, lengths)
     known = found if isinstance(found, torch.Tensor) else torch.full((1,) * 4, bool(found), device=query.device)
     return known.expand(tuple(counts.values()))
+
+
+def _places(count: int, axis: int, device: torch.device) -> Tensor:
+    """The indices of one of four axes."""
+    return torch.arange(count, dtype=torch.int32, device=device).view([-1 if place == axis else 1 for place in range(4)])
 
 
 def _sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:

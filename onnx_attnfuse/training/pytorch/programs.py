@@ -2,9 +2,10 @@
 
     j - i <= 0 and mask[b, j] != 0
 
-    ("and", ("le", ("sum", 0, (1, ("j",)), (-1, ("i",)))), ("nonzero", ("read", 0, ("b",), ("j",))))
+    ("and", ("le", ("j",), ("i",)), ("nonzero", ("read", 0, ("b",), ("j",))))
 
-A program runs on index tensors `b`, `n`, `i`, `j`: single numbers inside of flex attention, ranges elsewhere.
+A program runs on index tensors `b`, `n`, `i`, `j`: single numbers inside of flex attention, ranges elsewhere. Millions of pairs
+are held against it at each step, so that `j <= i` is one comparison of 32 bits and no difference of 64.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 Program: TypeAlias = "tuple[Any, ...]"
 _LETTERS = "bnij"
+_WIDE = frozenset([torch.int32, torch.int64])
 _NAMES = {NonZero: "nonzero", Not: "not", And: "and", Or: "or", Choice: "where"}
 
 
@@ -77,7 +79,8 @@ class Compiler:
             case Number(value) | Truth(value):
                 return ("number", value)
             case Compare(form, equal):
-                return ("eq" if equal else "le", self._sum(form))
+                left, right = _sides(form)
+                return ("eq" if equal else "le", self._sum(left), self._sum(right))
             case Apply(op, arguments):
                 if op not in _APPLIED:
                     raise Refused("unreadable-mask", f"the mask applies {op}, which has no program")
@@ -87,6 +90,8 @@ class Compiler:
 
     def _sum(self, form: Linear) -> Program:
         terms = [(self._length(factor), self._atom(atom)) for atom, factor in form.terms]
+        if form.offset == 0 and [factor for factor, _ in terms] == [1] and isinstance(form.terms[0][0], Index):
+            return terms[0][1]
         return ("sum", self._length(form.offset), *terms)
 
     def _atom(self, atom: Index | Element) -> Program:
@@ -122,6 +127,15 @@ class Compiler:
             else:
                 raise Refused("unknown-length", f"the mask counts with '{atom.key}', which is no length of the operands")
         return factors[0] if len(factors) == 1 else ("product", *factors)
+
+
+def _sides(form: Linear) -> tuple[Linear, Linear]:
+    """A form that is compared with 0 as two that are compared with each other, without what is certainly negative."""
+    right = tuple((atom, -factor) for atom, factor in form.terms if isinstance(factor, int) and factor < 0)
+    left = tuple((atom, factor) for atom, factor in form.terms if not isinstance(factor, int) or factor >= 0)
+    if isinstance(form.offset, int):
+        return Linear(left), Linear(right, -form.offset)
+    return Linear(left, form.offset), Linear(right)
 
 
 def uses(program: Any, letter: str) -> bool:
@@ -164,13 +178,15 @@ def run(program: Program, at: Mapping[str, Tensor], tensors: Sequence[Tensor], l
     if name == "sum":
         total: Any = number_of(inside[0], lengths)
         for factor, atom in inside[1:]:
-            term = run(atom, at, tensors, lengths)
-            total = total + (term if factor == 1 else term * number_of(factor, lengths))
+            term, times = _wide(run(atom, at, tensors, lengths)), number_of(factor, lengths)
+            total = total + (term if times == 1 else term.to(torch.int64) * times)
         return total
     if name == "read":
         number, *places = inside
         found = tensors[int(number)]
         return found[tuple(_index(run(place, at, tensors, lengths), at) for place in places)]
+    if name in {"eq", "le"}:
+        return _APPLIED[name](*(_wide(run(item, at, tensors, lengths)) for item in inside))
     return _APPLIED[name](*(run(item, at, tensors, lengths) for item in inside))
 
 
@@ -198,12 +214,9 @@ def _any(first: Any, *others: Any) -> Any:
     return first
 
 
-def _zero(item: Any) -> Any:
-    return item == 0
-
-
-def _not_positive(item: Any) -> Any:
-    return item <= 0
+def _wide(item: Any) -> Any:
+    """An integer in a type that no number beside it is cut to."""
+    return item.to(torch.int64) if isinstance(item, torch.Tensor) and item.dtype not in _WIDE else item
 
 
 def _nonzero(item: Any) -> Any:
@@ -232,8 +245,8 @@ _APPLIED: dict[str, Callable[..., Any]] = {
     "Sub": operator.sub,
     "Unmasked": _unmasked,
     "and": _all,
-    "eq": _zero,
-    "le": _not_positive,
+    "eq": operator.eq,
+    "le": operator.le,
     "nonzero": _nonzero,
     "not": _opposite,
     "or": _any,

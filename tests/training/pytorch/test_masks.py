@@ -118,8 +118,7 @@ def test_blocks_are_those_that_pytorch_sorts(lengths) -> None:
     rows, keys = lengths
     query, key = torch.zeros(2, 4, rows, 16), torch.zeros(2, 4, keys, 16)
     marks = torch.stack([torch.arange(700) // 150, torch.arange(700) // 90])
-    same_mark = ("eq", ("sum", 0, (1, ("read", 0, ("b",), ("i",))), (-1, ("read", 0, ("b",), ("j",)))))
-    program = ("and", same_mark, ("le", ("sum", 0, (1, ("j",)), (-1, ("i",)))))
+    program = ("and", ("eq", ("read", 0, ("b",), ("i",)), ("read", 0, ("b",), ("j",))), ("le", ("j",), ("i",)))
     expected = create_block_mask(lambda b, n, i, j: (marks[b, i] == marks[b, j]) & (j <= i), 2, None, rows, keys, device="cpu")
     for mine, theirs in zip(flex.block_mask(program, [marks], query, key, True), expected.as_tuple()[:-1], strict=True):
         if isinstance(theirs, torch.Tensor):
@@ -127,3 +126,19 @@ def test_blocks_are_those_that_pytorch_sorts(lengths) -> None:
             assert torch.equal(mine, theirs)
         else:
             assert mine == theirs
+
+
+def test_blocks_of_a_rule_that_reads_nothing_are_made_once_for_each_length() -> None:
+    query, longer = torch.zeros(2, 4, 300, 16), torch.zeros(2, 4, 301, 16)
+    window = ("and", ("le", ("j",), ("i",)), ("le", ("i",), ("sum", 7, (1, ("j",)))))
+    documents = ("eq", ("read", 0, ("b",), ("i",)), ("read", 0, ("b",), ("j",)))
+    marks = torch.zeros(2, 300, dtype=torch.int64)
+    with torch.inference_mode():
+        first = flex.block_mask(window, [], query, query, False)
+    assert flex.block_mask(window, [], query.clone(), query, False) is first
+    assert not any(item.is_inference() for item in first if isinstance(item, torch.Tensor))
+    assert flex.block_mask(window, [], longer, longer, False)[:2] == (301, 301)
+    read = flex.block_mask(documents, [marks], query, query, False)
+    marks[:, 150:] = 1
+    other = flex.block_mask(documents, [marks], query, query, False)
+    assert not all(torch.equal(one, two) for one, two in zip(read, other, strict=True) if isinstance(one, torch.Tensor))

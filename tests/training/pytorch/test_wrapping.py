@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
-from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.errors import MissingDependencyError, OptionError
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training import fuse, wrap
+from onnx_attnfuse.training.pytorch.reports import Reports
 from tests.training.modules import CASES, LOWEST
 from tests.training.pytorch import masked
 from tests.training.pytorch.comparing import compiled, outcome, same
@@ -38,9 +40,14 @@ def test_a_fused_module_is_the_module_with_its_state_and_hooks() -> None:
     assert [report.fused for report in found.attention_reports] == [1]
 
 
-def test_the_backend_has_a_name_for_torch_compile() -> None:
-    points = importlib.metadata.entry_points(group="torch_dynamo_backends")
-    assert {point.value for point in points if point.name == "attnfuse"} <= {"onnx_attnfuse.training.pytorch.backend:attnfuse"}
+def test_torch_compile_knows_the_backend_by_its_name() -> None:
+    module, reports = Masked(masked.triangle), Reports()
+    call = torch.compile(module, backend="attnfuse", options={"rest": "eager", "reports": reports})
+    same(outcome(module, module, given()), outcome(module, call, given()))
+    assert [report.fused for report in reports] == [1]
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed, match="has no option 'speed'; choose rest, policy, flex"):
+        torch.compile(module, backend="attnfuse", options={"speed": 1})(**given())
 
 
 class Checkpointed(torch.nn.Module):
@@ -243,6 +250,15 @@ def test_options_that_are_not_there_are_one_clear_error() -> None:
         fuse(Masked(masked.triangle), rest="nowhere")
     with pytest.raises(OptionError, match="dynamic_shapes names 'y'; choose from x"):
         fuse(Masked(masked.triangle), dynamic_shapes={"y": {0: "batch"}})
+
+
+def test_a_pytorch_that_is_too_old_is_one_clear_error(monkeypatch) -> None:
+    package = importlib.import_module("onnx_attnfuse.training.pytorch")
+    monkeypatch.setattr(torch, "__version__", "2.4.1")
+    with pytest.raises(MissingDependencyError, match=r"needs torch 2\.11 or newer, and 2\.4\.1 is installed; run pip install"):
+        importlib.reload(package)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    importlib.reload(package)
 
 
 @pytest.mark.exhaustive
