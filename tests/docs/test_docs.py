@@ -20,6 +20,7 @@ from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse_cli import main, optimize, reason_codes
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
+from onnx_attnfuse_cli.options import SECTIONS
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
@@ -70,6 +71,17 @@ def test_every_option_has_a_bullet() -> None:
     assert {name for name in bullets() if name.startswith("-")} - {"-vv"} == names
     fields = {field.name for field in dataclasses.fields(onnx_attnfuse.Options) if field.metadata.get("command", True)}
     assert {f"--{name.replace('_', '-')}" for name in fields - {"policy"}} <= names
+
+
+def test_help_has_the_options_under_the_headings_of_their_page() -> None:
+    pages: dict[str, set[str]] = {}
+    for part in (_DOCS / "options.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        bullets = re.findall(r"^- (?:`-\w`, )?`--([\w-]+)", text, re.MULTILINE)
+        pages |= {heading: {name.replace("-", "_") for name in bullets}} if bullets else {}
+    options = {parameter.name for parameter in optimize.command.params if isinstance(parameter, click.Option)}
+    assert pages == {heading: options & set(names) for heading, names in SECTIONS.items()}
+    assert options == set().union(*pages.values())
 
 
 def test_every_value_has_a_bullet() -> None:
