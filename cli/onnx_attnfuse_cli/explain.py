@@ -14,7 +14,7 @@ from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
 from onnx_attnfuse_cli.manual import Example, Manual
-from onnx_attnfuse_cli.options import derived_options, taken
+from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, start_logging
@@ -69,6 +69,7 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
     cls=Manual,
     short_help="Say what would be fused, and why the rest would not.",
     examples=_EXAMPLES,
+    sections=SECTIONS,
     statuses=_STATUSES,
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -18,14 +18,41 @@ class Example:
 
 
 class Manual(click.Command):
-    """A command whose help ends in examples and exit statuses."""
+    """A command whose help has its options under headings, and ends in examples and exit statuses."""
 
     def __init__(
-        self, *args: Any, examples: Sequence[Example] = (), statuses: Mapping[int, str] | None = None, **settings: Any
+        self,
+        *args: Any,
+        examples: Sequence[Example] = (),
+        statuses: Mapping[int, str] | None = None,
+        sections: Mapping[str, Collection[str]] | None = None,
+        **settings: Any,
     ) -> None:
+        """Sets the command up.
+
+        Args:
+            *args: As for any command.
+            examples: Lines to type.
+            statuses: What each exit status says.
+            sections: The names of parameters by heading; the others stand under `Options`, the last.
+            **settings: As for any command.
+        """
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
         self.statuses = dict(statuses or {})
+        self.sections = {**(sections or {}), "Options": ()}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options, each under its heading."""
+        headings = {name: heading for heading, names in self.sections.items() for name in names}
+        records: dict[str, list[tuple[str, str]]] = {heading: [] for heading in self.sections}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                records[headings.get(parameter.name or "", "Options")].append(record)
+        for heading, lines in records.items():
+            if lines:
+                with formatter.section(heading):
+                    formatter.write_dl(lines)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes what follows the options."""

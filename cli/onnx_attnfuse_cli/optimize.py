@@ -15,7 +15,7 @@ from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
 from onnx_attnfuse_cli.manual import Example, Manual
-from onnx_attnfuse_cli.options import derived_options, taken
+from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
@@ -70,6 +70,7 @@ _EXAMPLES = [
     cls=Manual,
     short_help="Fuse what can be fused exactly; say why for every site.",
     examples=_EXAMPLES,
+    sections=SECTIONS,
     statuses=MEANINGS,
 )
 @click.argument("model", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))

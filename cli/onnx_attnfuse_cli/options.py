@@ -25,6 +25,19 @@ import click
 from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli.suggestions import Choice, Choices
 
+SECTIONS: Mapping[str, Collection[str]] = {
+    heading: frozenset(names.split())
+    for heading, names in {
+        "What to write": "output report json dry_run evidence verbose quiet",
+        "Where the model will run": "ep arch dim cuda_graph",
+        "Which operator": "target dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback",
+        "Decoders": "cache kv_cache calibrate hf_config",
+        "What is exact, and for which batches": "padding assume certify require_proof solver verify",
+        "Patterns": "patterns skip_patterns only_patterns",
+        "In CI": "min_fused require_all",
+    }.items()
+}
+"""The options of fusing by the headings under which help and docs/options.md have them."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -27,6 +27,7 @@ from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.graph.rounding import Pair, quantizes, read_pair
+from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.rewriting import GraphContext
@@ -244,13 +245,7 @@ def _step(node: ir.Node | None, facts: Facts) -> _Step | None:
         return None
     if is_standard(node, *REARRANGES, *REPEATS):
         return _Step(node.inputs[0], node.outputs[0], node)
-    if not is_standard(node, "Mul", "Div"):
+    scaling = read_scaling(node, facts)
+    if scaling is None or facts.rank(scaling.operand) not in {0, 1}:
         return None
-    for place in (0, 1) if node.op_type == "Mul" else (1,):
-        number, other = node.inputs[place], node.inputs[1 - place]
-        factor = None if number is None else facts.number(number)
-        if number is None or other is None or not factor or facts.rank(number) not in {0, 1} or not facts.rank(other):
-            continue
-        if facts.dtype(other) == facts.dtype(node.outputs[0]):
-            return _Step(other, node.outputs[0], node, None, factor if node.op_type == "Mul" else 1 / factor)
-    return None
+    return _Step(scaling.tensor, node.outputs[0], node, factor=scaling.of(1.0))

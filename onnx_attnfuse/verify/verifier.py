@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.kernels.device import resolve
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.timing import StepTimer
+from onnx_attnfuse.verify.timing import StepTimer
 from onnx_attnfuse.verify.verdict import Verified
 
 if TYPE_CHECKING:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import re
+import shlex
 import typing
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -16,7 +19,8 @@ from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse_cli import main, optimize, reason_codes
-from onnx_attnfuse_cli.exits import MEANINGS
+from onnx_attnfuse_cli.exits import MEANINGS, Exit
+from onnx_attnfuse_cli.options import SECTIONS
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
@@ -69,6 +73,17 @@ def test_every_option_has_a_bullet() -> None:
     assert {f"--{name.replace('_', '-')}" for name in fields - {"policy"}} <= names
 
 
+def test_help_has_the_options_under_the_headings_of_their_page() -> None:
+    pages: dict[str, set[str]] = {}
+    for part in (_DOCS / "options.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        bullets = re.findall(r"^- (?:`-\w`, )?`--([\w-]+)", text, re.MULTILINE)
+        pages |= {heading: {name.replace("-", "_") for name in bullets}} if bullets else {}
+    options = {parameter.name for parameter in optimize.command.params if isinstance(parameter, click.Option)}
+    assert pages == {heading: options & set(names) for heading, names in SECTIONS.items()}
+    assert options == set().union(*pages.values())
+
+
 def test_every_value_has_a_bullet() -> None:
     kinds = typing.get_type_hints(onnx_attnfuse.Options)
     values = {"auto", *providers.names(), *typing.get_args(kinds["padding"]), *typing.get_args(kinds["cache"]), *target_names()}
@@ -93,13 +108,39 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
     assert _OURS in (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-def test_the_output_in_the_readme_is_real(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    shown = re.search(
-        r"\$ attnfuse (.+?) --output bert\.onnx\n(.+?)```", (_ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    assert shown is not None
-    monkeypatch.chdir(_ROOT)
-    assert main.main([*shown[1].split(), "--dry-run", "--ep", "cpu"]) == 0
-    error = re.compile(r"error \S+")
-    printed = capfd.readouterr().out + "wrote bert.onnx\n"
-    assert error.sub("error", printed) == error.sub("error", shown[2])
+def sessions() -> Iterator[tuple[str, str]]:
+    """Pages, each with a session on a terminal that works on models of the repository; `...` stands for lines left out."""
+    for page in (_ROOT / "README.md", *sorted(_DOCS.glob("*.md"))):
+        for text in re.findall(r"^```console\n(.+?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            if "attnfuse" in text and "models/bundled/" in text:
+                yield page.name, text
+
+
+@pytest.mark.parametrize(("page", "session"), [pytest.param(*item, id=item[0]) for item in sessions()])
+def test_what_a_page_shows_is_printed(
+    page: str, session: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    del page
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"models/bundled/\S+", session):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((_ROOT / name).read_bytes())
+    for line, shown in re.findall(r"^\$ (.+)\n((?:[^$].*\n)*)", session, re.MULTILINE):
+        tool, *arguments = shlex.split(line)
+        if tool == "mkdir":
+            (tmp_path / arguments[0]).mkdir()
+            continue
+        planned = [] if "--ep" in arguments or arguments[0] not in {"optimize", "explain"} else ["--ep", "cpu"]
+        assert main.main([*arguments, *planned]) in {Exit.DONE, Exit.DIFFERS}
+        printed = _without_decimals("".join(capfd.readouterr()).replace(os.sep, "/"))
+        wanted = re.escape(_without_decimals(shown)).replace(
+            r"\.\.\.\
+",
+            "(?:.*\n)*",
+        )
+        assert re.fullmatch(wanted, printed), printed
+
+
+def _without_decimals(text: str) -> str:
+    """The text without numbers that have decimals, whose last digits differ from machine to machine."""
+    return re.sub(r"-?\d+\.\d+(?:e[-+]\d+)?", "#", text)

@@ -104,7 +104,9 @@ def test_weights_of_four_bits_leave_attention_in_floats(name: str, form: str, op
 def test_nodes_are_told_by_what_they_do() -> None:
     path = source("llama_past__dyn18__sdpa")
     operators = {node.name: node.op_type for node in onnx.load(path).graph.node}
-    for site in onnx_attnfuse.explain(path).sites:
+    sites = onnx_attnfuse.explain(path).sites
+    assert len(sites) == 2
+    for site in sites:
         found = {item.role: {operators[name] for name in item.names} for item in site.nodes}
         assert found["scores"] == found["result"] == {"MatMul"}
         assert (found["softmax"], found["scale"], found["mask"], found["guard"]) == (

@@ -61,6 +61,7 @@ def test_a_page_is_valid_and_needs_nothing_else(path: pathlib.Path) -> None:
 def test_every_site_is_there_with_what_is_known_of_it(path: pathlib.Path) -> None:
     report = report_of(path)
     text = " ".join(document(page(report, path.name)).to_text().split())
+    assert report.sites
     for site in report.sites:
         assert site.name in text
         assert site.kernel is not None
@@ -70,7 +71,9 @@ def test_every_site_is_there_with_what_is_known_of_it(path: pathlib.Path) -> Non
 
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_every_fused_site_is_drawn_before_and_after(path: pathlib.Path) -> None:
-    for site, picture in zip(report_of(path).sites, report_of(path).pictures, strict=True):
+    report = report_of(path)
+    assert report.fused
+    for site, picture in zip(report.sites, report.pictures, strict=True):
         assert picture is not None
         assert picture.before is not None
         assert picture.after is not None

@@ -26,7 +26,9 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("path", BUNDLED, ids=name_of)
 def test_no_box_hides_another_and_arrows_touch_what_they_connect(path: pathlib.Path) -> None:
-    for picture in set(onnx_attnfuse.explain(path, pictures=True, verify="none", ep="cuda").pictures):
+    pictures = set(onnx_attnfuse.explain(path, pictures=True, verify="none", ep="cuda").pictures)
+    assert pictures
+    for picture in pictures:
         assert picture is not None
         for drawing in (picture.before, picture.after):
             assert drawing is not None

@@ -153,7 +153,9 @@ def test_a_length_that_strides_make_too_small_is_lifted() -> None:
 
 
 def test_a_product_that_must_come_out_even_does() -> None:
-    assert all(12 * x == 48 * y for x, y in lengths([(12 * seq, 48 * other)], seq, other)[:3])
+    found = lengths([(12 * seq, 48 * other)], seq, other)[:3]
+    assert found
+    assert all(12 * x == 48 * y for x, y in found)
 
 
 @pytest.mark.parametrize(

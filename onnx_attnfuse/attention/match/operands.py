@@ -14,6 +14,7 @@ from onnx_attnfuse.attention.spec import Source
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import viewers
 
 _MAX_VIEW_CHAIN = 24
@@ -68,19 +69,11 @@ def _widened(indexed: IndexedValue, facts: Facts) -> IndexedValue | None:
 
 
 def _scaled(source: Source, facts: Facts) -> Source | None:
-    node = source.indexed.value.producer()
-    if not is_standard(node, "Mul", "Div"):
+    scaling = read_scaling(source.indexed.value.producer(), facts)
+    if scaling is None or facts.rank(scaling.tensor) != len(source.indexed.axes):
         return None
-    for index in (0, 1) if node.op_type == "Mul" else (1,):
-        number, other = node.inputs[index], node.inputs[1 - index]
-        factor = facts.number(number) if number is not None else None
-        if other is None or not factor or facts.rank(other) != len(source.indexed.axes):
-            continue
-        if facts.dtype(other) != facts.dtype(source.indexed.value):
-            continue
-        factor = source.factor * factor if node.op_type == "Mul" else source.factor / factor
-        return dataclasses.replace(source, indexed=IndexedValue(other, source.indexed.axes), factor=factor)
-    return None
+    indexed = IndexedValue(scaling.tensor, source.indexed.axes)
+    return dataclasses.replace(source, indexed=indexed, factor=scaling.of(source.factor))
 
 
 def readings(result: IndexedValue, facts: Facts) -> tuple[IndexedValue, ...]:

@@ -26,6 +26,7 @@ from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES
 from onnx_attnfuse.graph.rounding import quantizes, read_pair
+from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import viewers
 
 _VIEWS = REARRANGES | REPEATS | SLICES | CASTS
@@ -128,10 +129,5 @@ def _before(node: ir.Node, facts: Facts) -> ir.Value | None:
     """The tensor that a view, or a product or quotient with a number, is made of."""
     if is_standard(node, *_VIEWS):
         return node.inputs[0]
-    if not is_standard(node, "Mul", "Div"):
-        return None
-    for place in (0, 1) if node.op_type == "Mul" else (1,):
-        number, other = node.inputs[place], node.inputs[1 - place]
-        if number is not None and other is not None and facts.number(number) is not None:
-            return other
-    return None
+    scaling = read_scaling(node, facts)
+    return None if scaling is None else scaling.tensor

@@ -17,6 +17,7 @@ from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import producer_of
 
 _CONSTANT_TOLERANCE = 4e-3
@@ -53,15 +54,8 @@ def spelled_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | Non
 
 def _scaled(value: ir.Value | None, facts: Facts) -> tuple[ir.Value, float] | None:
     """The value that a Mul or Div with a number scales, and the factor."""
-    node = None if value is None else value.producer()
-    if not is_standard(node, "Mul", "Div"):
-        return None
-    left, right = node.inputs
-    for one, other in ((left, right), (right, left)) if node.op_type == "Mul" else ((left, right),):
-        number = None if other is None else facts.number(other)
-        if one is not None and number:
-            return one, number if node.op_type == "Mul" else 1 / number
-    return None
+    scaling = None if value is None else read_scaling(value.producer(), facts)
+    return None if scaling is None else (scaling.tensor, scaling.of(1.0))
 
 
 def _is_number(node: ir.Node, value: ir.Value, wanted: float, facts: Facts) -> bool:
