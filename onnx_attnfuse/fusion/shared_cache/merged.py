@@ -102,7 +102,7 @@ def _put_in_place(node: ir.Node, branch: ir.Graph, graph: ir.Graph) -> None:
 
 
 def _name_lengths_of_masks(graph: ir.Graph) -> None:
-    """Gives masks lengths of their own: inputs may have shapes of the decoder without a past, whose masks are of new positions."""
+    """Gives masks lengths of their own: inputs may have shapes of the other decoder, whose masks are of new positions."""
     for name, kind in kinds(graph, Facts(graph)).items():
         value = next(item for item in graph.inputs if item.name == name)
         if kind.name == "mask" and value.shape is not None and not isinstance(value.shape[-1], int):

@@ -64,7 +64,7 @@ def _merged(
 
 
 def _generated(model: onnx.ModelProto, fed: list[Fed], *, past_where: bool = True) -> list[np.ndarray]:
-    """The logits of a merged decoder, called as Optimum calls it: for the prompt without a past, for which one position stands in."""
+    """The logits of a merged decoder, called as Optimum calls it: for a prompt a past of one position stands in."""
     started: onnxruntime.InferenceSession = session(model)
     (shape,) = (given.shape for given in started.get_inputs() if given.name == "use_cache_branch")
     names = {given.name for given in started.get_inputs()}
