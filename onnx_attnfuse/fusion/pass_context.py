@@ -24,6 +24,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewrit
 from onnx_attnfuse.fusion.plan import PlanContext, make_plans
 from onnx_attnfuse.fusion.rounded_views import Moved
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
+from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
@@ -59,7 +60,10 @@ class Run:
         verifier: Verifier,
         trace: Trace | None = None,
         dtype: ir.DataType | None = None,
+        merged: Merged | None = None,
     ) -> None:
+        self.merged = merged
+        """What the model is the decoder with a past of, where two were merged."""
         self.model, self.options, self.verifier, self.trace = model, options, verifier, trace
         self.source = model.clone() if options.dequantise_attention else None
         """The model as it was, where it is to be compared with what becomes of it."""

@@ -145,7 +145,7 @@ def share_cache(graph: PassContext) -> int:
     from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
 
     fuser = graph.new_site_fuser()
-    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context)
+    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged)
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found
     if found.decoder is None:

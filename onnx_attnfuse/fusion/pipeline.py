@@ -23,6 +23,7 @@ from onnx_attnfuse.errors import OptionError, VerificationError
 from onnx_attnfuse.fusion import capturing, dequantising, passes, quantising
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
+from onnx_attnfuse.fusion.shared_cache.merged import with_past
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, unknown_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
@@ -115,7 +116,7 @@ class Fusion:
         with collecting() as failures:
             for pack in self.catalogue.broken:
                 tell(pack)
-            report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
+            report = self._reported(model, trace, dtype)
         failed = failures.all()
         return dataclasses.replace(report, failures=failed, notes=(*notes, *report.notes, *map(str, failed)))
 
@@ -125,6 +126,22 @@ def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
     if unknown := unknown_sizes(model, told):
         there = ", ".join(input_sizes(model)) or "none"
         yield f"no size of the model is called {', '.join(unknown)}, as --dim has it; its inputs have {there}"
+
+    def _reported(self, model: ir.Model, trace: Trace | None, dtype: ir.DataType | None) -> Report:
+        """Fuses a model; of two merged decoders the one with a past alone, where that makes its cache one buffer."""
+        found = with_past(model) if self.options.cache == "shared" else None
+        note = None
+        if found is not None:
+            alone, merged = found
+            run = Run(alone, self.options, self.catalogue, self.verifier, trace, dtype, merged)
+            report, flag = _report(run), merged.branch.name
+            if report.decoder is not None:
+                model.graph = alone.graph
+                note = f"of two decoders that were merged the one with a past is left; '{flag}' is no input any more"
+                return dataclasses.replace(report, notes=(*report.notes, note))
+            note = f"of two decoders that are merged the one with a past was tried alone: {run.shared.note}"
+        report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
+        return report if note is None else dataclasses.replace(report, notes=(*report.notes, note))
 
 
 def _check_shared_cache(options: Options) -> None:

@@ -56,6 +56,17 @@ class FilledSource:
 
 
 @dataclasses.dataclass(frozen=True)
+class Branch:
+    """The input of a source that chooses between a decoder with a past and one without."""
+
+    name: str
+    with_past: bool
+    """What it is where there is a past; it is the opposite where there is none."""
+    rank: int
+    """Its axes, of length 1."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Loop:
     """How a decoder is run in a loop: names of inputs and outputs, where they differ first those of the source."""
 
@@ -82,6 +93,8 @@ class Loop:
     """Whether the provider rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
     filled: FilledSource | None = None
     """The source's own buffer; None: its past grows."""
+    branch: Branch | None = None
+    """What the source is told where it has a branch for a prompt; None: it has one graph for all."""
 
 
 def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators = ()) -> Verdict:
@@ -260,13 +273,14 @@ class _Judge:
         return {name: array for name, array in fed.items() if name in self._dims}
 
     def _told(self, now: Array, new: int, length: int) -> dict[str, Array]:
-        """What a source with a buffer of its own is told besides: where new keys go, and a mask as long as the buffer."""
-        filled, seen = self._loop.filled, now.shape[1] - new
+        """What a source is told besides: its branch; with a buffer of its own where new keys go, and a mask as long as that."""
+        filled, branch, seen = self._loop.filled, self._loop.branch, now.shape[1] - new
+        chosen = {} if branch is None else {branch.name: np.full((1,) * branch.rank, branch.with_past == (seen > 0))}
         if filled is None:
-            return {}
+            return chosen
         places = np.arange(seen, seen + new, dtype=self._numpy(filled.position))
         dims = self._dims[filled.position]
-        told: dict[str, Array] = {
+        told: dict[str, Array] = chosen | {
             filled.position: places if len(dims) == 1 and dims[0] == self._axes["new"] else places[:1].reshape(len(dims) * [1])
         }
         if filled.masks_buffer:
@@ -337,6 +351,7 @@ class _Judge:
         loop, past = self._loop, keep.shape[1] - new
         own = {loop.tokens, loop.mask, loop.positions, *(name for name, _ in loop.pasts)}
         own |= {loop.filled.position} if loop.filled is not None else set()
+        own |= {loop.branch.name} if loop.branch is not None else set()
         lengths = {"batch": keep.shape[0], "new": new, "past": past, "total": past + new}
         axes = {**self._axes, "past": self._dims[loop.pasts[0][0]][2], "total": self._dims.get(loop.mask, (0, 0))[1]}
         sizes_now = {str(axes[name]): length for name, length in lengths.items() if not isinstance(axes[name], int)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -31,6 +31,7 @@ from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
+from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
@@ -58,7 +59,11 @@ _SHARING = Subject("sharing the buffer of the cache")
 
 
 def share_cache(
-    graph: GraphContext, context: BuildContext, candidates: Sequence[Candidate], plan_context: PlanContext
+    graph: GraphContext,
+    context: BuildContext,
+    candidates: Sequence[Candidate],
+    plan_context: PlanContext,
+    merged: Merged | None = None,
 ) -> SharedCache:
     """Makes the cache of a graph one buffer, or leaves all as it was.
 
@@ -67,13 +72,14 @@ def share_cache(
         context: What attentions are built with.
         candidates: Its attentions.
         plan_context: What is planned for, and what is taken of padding.
+        merged: What the model is the decoder with a past of, which the result is judged by then.
     """
     if graph.scope.graph is not graph.model.graph:
         return SharedCache()
     cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
     if not cached:
         return SharedCache(note=_no_cache(graph.model.graph))
-    sharing = _Sharing(graph, context, plan_context)
+    sharing = _Sharing(graph, context, plan_context, merged)
     sites = sharing.read(cached)
     if sharing.reasons:
         return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
@@ -116,8 +122,8 @@ def _left(reason: Reason) -> str:
 class _Sharing:
     """The attentions of one graph on their way to one buffer."""
 
-    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext) -> None:
-        self._graph, self._context, self._plan_context = graph, context, plan_context
+    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, merged: Merged | None) -> None:
+        self._graph, self._context, self._plan_context, self._merged = graph, context, plan_context, merged
         self._found: dict[ir.Node, SiteReport] = {}
         self.reasons: dict[ir.Node, Reason] = {}
 
@@ -185,13 +191,20 @@ class _Sharing:
             settle(self._context.builder, attended)
             decoder = served(graph.model.graph, interface, mask, attended, lengths)
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
-            check = functools.partial(graph.verifier.check_loop, before, graph.model, loop)
+            check = self._check(before, loop)
             verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
             note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check)
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
+
+    def _check(self, before: ir.Model, loop: Loop) -> Callable[[], Verified | None]:
+        """What judges the model as it is then: beside the source, of two merged decoders beside both as they are called."""
+        check, model = self._graph.verifier.check_loop, self._graph.model
+        if self._merged is None:
+            return functools.partial(check, before, model, loop)
+        return functools.partial(check, self._merged.source, model, dataclasses.replace(loop, branch=self._merged.branch))
 
     def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> tuple[Lengths, list[Attended]]:
         """Puts operators that share the buffer in the place of attentions."""

@@ -392,26 +392,3 @@ def test_angles_in_other_parts_than_the_pairs_stay_side_by_side() -> None:
     result = _shared(model)
     assert _angles(result.model) == {"Concat"}
     _assert_serves(model, result, _LEFT, (1, 1))
-
-
-def test_merged_decoders_are_told_to_be_exported_apart() -> None:
-    """One with a past in a branch of an If, as Optimum merges them, and the other where there is none."""
-    model = decoder(seen=UNPADDED)
-    inner = onnx.helper.make_graph(list(model.graph.node), "with_past", [], list(model.graph.output))
-    other = onnx.helper.make_graph(list(model.graph.node), "without", [], list(model.graph.output))
-    flag = onnx.helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [])
-    names = [item.name for item in model.graph.output]
-    chosen = onnx.helper.make_node(
-        "If", ["use_cache_branch"], [f"{name}_chosen" for name in names], "merged", then_branch=inner, else_branch=other
-    )
-    del model.graph.node[:]
-    model.graph.node.append(chosen)
-    model.graph.input.append(flag)
-    for item in model.graph.output:
-        item.name = f"{item.name}_chosen"
-    result = _shared(model)
-    assert result.report.decoder is None
-    assert [note for note in result.report.notes if "in branches of 'merged'" in note] == [
-        "the cache is as it was: attentions are in branches of 'merged', as where decoders with and without a past are merged; "
-        "export the one with a past by itself"
-    ]

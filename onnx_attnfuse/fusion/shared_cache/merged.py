@@ -1,0 +1,119 @@
+"""Decoders with and without a past that an `If` merges, as Optimum does: the one with a past by itself, which takes a prompt too.
+
+    If(use_cache_branch) then with_past else without     becomes     with_past
+
+The one without is the other with an empty past, which is not taken for granted: where the cache becomes one buffer, the result is
+run against the source as it is called, a prompt without a past and steps with one (`verify/decoder_loop.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import RESHAPES
+from onnx_attnfuse.verify.decoder_loop import Branch
+from onnx_attnfuse.verify.input_kinds import kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """Two decoders in one model."""
+
+    source: ir.Model
+    """The model with both."""
+    branch: Branch
+    """The input that chooses between them."""
+
+
+def with_past(model: ir.Model) -> tuple[ir.Model, Merged] | None:
+    """A model with the decoder that has a past alone, and what it is of; None if the model is not two decoders merged.
+
+    Merged is what consists of one `If` over an input, of which one branch reads all that the other does and more: a past.
+    The model given is not changed.
+    """
+    if _choice(model.graph) is None:
+        return None
+    alone = model.clone()
+    chosen = _choice(alone.graph)
+    assert chosen is not None
+    node, flag, value = chosen
+    dims = () if flag.shape is None else tuple(flag.shape)
+    _put_in_place(node, node.attributes["then_branch" if value else "else_branch"].as_graph(), alone.graph)
+    _drop_unread(alone.graph, flag)
+    _name_lengths_of_masks(alone.graph)
+    return alone, Merged(model, Branch(flag.name or "", value, len(dims)))
+
+
+def _choice(graph: ir.Graph) -> tuple[ir.Node, ir.Value, bool] | None:
+    """The `If`, the input that it asks, and what the input is where there is a past."""
+    nodes = [node for node in graph if is_standard(node, "If")]
+    if len(nodes) != 1 or any(not is_standard(node, "If", "Identity", "Constant", *RESHAPES) for node in graph):
+        return None
+    flag = _input_behind(nodes[0].inputs[0])
+    if flag is None or flag.dtype != ir.DataType.BOOL or len({node for node, _ in flag.uses()}) != 1:
+        return None
+    read = {name: _inputs(nodes[0].attributes[name].as_graph()) for name in ("then_branch", "else_branch")}
+    for name, other in (("then_branch", "else_branch"), ("else_branch", "then_branch")):
+        if read[other] < read[name]:
+            return nodes[0], flag, name == "then_branch"
+    return None
+
+
+def _input_behind(value: ir.Value | None) -> ir.Value | None:
+    """The graph input that a condition is, whatever shape it was brought into."""
+    while value is not None and (node := value.producer()) is not None:
+        value = node.inputs[0] if is_standard(node, "Identity", *RESHAPES) else None
+    return value if value is not None and value.is_graph_input() and value.const_value is None else None
+
+
+def _inputs(branch: ir.Graph) -> set[ir.Value]:
+    """The inputs of the model that a branch reads."""
+    read = {value for node in all_nodes(branch) for value in node.inputs}
+    read |= set(branch.outputs)
+    return {value for value in read if value is not None and value.is_graph_input() and value.const_value is None}
+
+
+def _put_in_place(node: ir.Node, branch: ir.Graph, graph: ir.Graph) -> None:
+    """Puts the nodes of a branch in the place of the `If`."""
+    results = list(branch.outputs)
+    branch.outputs.clear()
+    for name, value in list(branch.initializers.items()):
+        del branch.initializers[name]
+        graph.initializers[name] = value
+    inner = list(branch)
+    branch.remove(inner)
+    graph.insert_before(node, inner)
+    for old, result in zip(node.outputs, results, strict=True):
+        new = result
+        name, is_output = old.name, old.is_graph_output()
+        if is_output and (new.producer() is None or new.is_graph_output()):
+            copied = ir.node("Identity", [new])
+            graph.insert_before(node, copied)
+            new = copied.outputs[0]
+        new.shape, new.type = old.shape or new.shape, old.type or new.type
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        if is_output:
+            old.name, new.name = None, name
+    graph.remove(node, safe=True)
+
+
+def _name_lengths_of_masks(graph: ir.Graph) -> None:
+    """Gives masks lengths of their own: inputs may have shapes of the other decoder, whose masks are of new positions."""
+    for name, kind in kinds(graph, Facts(graph)).items():
+        value = next(item for item in graph.inputs if item.name == name)
+        if kind.name == "mask" and value.shape is not None and not isinstance(value.shape[-1], int):
+            value.shape = ir.Shape([*value.shape[:-1], f"{name}_length"])
+
+
+def _drop_unread(graph: ir.Graph, flag: ir.Value) -> None:
+    """Takes away what only the other branch and the condition needed."""
+    for node in reversed(list(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs) and not subgraphs(node):
+            graph.remove(node, safe=True)
+    for name in [name for name, value in graph.initializers.items() if not value.uses() and not value.is_graph_output()]:
+        del graph.initializers[name]
+    graph.inputs[:] = [value for value in graph.inputs if value is not flag]
