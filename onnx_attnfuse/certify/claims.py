@@ -16,12 +16,13 @@ from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.sizes import Sizes
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
-from onnx_attnfuse.certify.terms import MASKLIKE, ONE, Term
+from onnx_attnfuse.certify.terms import MASKLIKE, ONE, TRUE, ZERO, Term
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
-LEVELS = (0, 1, 2)
-"""How far up pieces go: to the first value that both have; past masks and views; past all that is arithmetic."""
+LEVELS = (0, 1, 2, 3)
+"""How far up pieces go: to the first value that both have; past masks and views; past all that is arithmetic; past products of
+activations, which one of the models may have for their shape alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Piece:
         identity = side.identity_of(value)
         if identity not in self._pair.shared:
             return False
-        if identity in self._frontier or side.is_heavy(value):
+        if identity in self._frontier or (side.is_heavy(value) and (self._level < 3 or not side.is_of_activations(value))):
             return identity in self._pair.shared_after
         return self._level < 2 and side.is_arithmetic(value) and identity in self._pair.shared_after
 
@@ -138,6 +139,8 @@ def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
 
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     """The proof of a claim at one level, or what is open there."""
+    arithmetic.name({})
+    arithmetic.name(Sizes(pair).named())
     piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
         places = _places(*piece.results())
@@ -172,7 +175,8 @@ def _places(before: Array, after: Array) -> tuple[Term, ...]:
 
 def _compared(prover: Prover, before: Array, after: Array, places: tuple[Term, ...]) -> bool:
     for axis, lengths in enumerate(zip(before.shape, after.shape, strict=True)):
-        if not prover.equal(*lengths, (), f"length of axis {axis}"):
+        exists = arithmetic.at_most(ZERO, lengths[0])
+        if not prover.equal(*lengths, () if exists is TRUE else (exists,), f"length of axis {axis}"):
             return False
     prover.existing = tuple(arithmetic.at_most(ONE, length) for length in before.shape if length.op != "const")
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
