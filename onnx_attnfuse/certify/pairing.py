@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -208,6 +209,10 @@ class Pair:
         """Symbols that are at least 1, as there is one batch entry, one query and one key."""
         self.divided = list(dict.fromkeys(dim for dim in lengths if "//" in dim.atoms[0].key))
         """Lengths of scores that are quotients of sizes."""
+        self.levels: dict[object, int] = {}
+        """How far up the last claim between two operators had to go."""
+        self.compared: dict[object, tuple[bool, list[Any], list[Any]]] = {}
+        """What was compared, with what came of it, what was shown and what is open."""
         self.by_identity: dict[str, ir.Value] = {}
         for value, identity in self.before.identity.items():
             self.by_identity.setdefault(identity, value)
