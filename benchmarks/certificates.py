@@ -1,7 +1,7 @@
 """What certificates prove and refute: ``python benchmarks/certificates.py {proofs,wrong,layers,write} ...``.
 
-    proofs FOLDER OUT.jsonl [--sample N]   fuses each model of a folder, proves it with z3, and has both solvers check
-    wrong FOLDER OUT.jsonl [--only NAMES]  rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
+    proofs FOLDER OUT.jsonl [--only NAMES] fuses each model of a folder, proves it with z3, and has both solvers check
+    wrong FOLDER OUT.jsonl [--only NAMES]   rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
     layers OUT.jsonl FILE...               the time by the number of layers
     write OUT.md RECORDS.jsonl...          the table
 
@@ -34,31 +34,54 @@ from onnx_attnfuse.errors import AttnFuseError
 from onnx_attnfuse.graph import io
 
 Record = dict[str, Any]
+_ATTENTIONS = ("MultiHeadAttention", "GroupQueryAttention", "Attention")
 RUNS_EVERY = 8
 """Of how many wrong rewrites one is given to the hostile runs, which take seconds each."""
 
 
-def _fused(model: pathlib.Path, folder: str) -> tuple[pathlib.Path, onnx_attnfuse.Report]:
-    result = onnx_attnfuse.optimize(model, verify="none")
+def _fused(model: pathlib.Path, folder: str, **choices: Any) -> tuple[pathlib.Path, onnx_attnfuse.Report]:
+    result = onnx_attnfuse.optimize(model, verify="none", **choices)
     out = pathlib.Path(folder) / model.name
     result.save(out)
     return out, result.report
 
 
-def proofs(models: Sequence[pathlib.Path]) -> Iterator[Record]:
+def _operators(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, str]:
+    """The attention operator that was built for each value of a fused model that has one, also inside of branches."""
+    known = {name for node in before.graph.node for name in node.output} | {item.name for item in before.graph.input}
+    producers = {name: node for node in after.graph.node for name in node.output}
+    found: dict[str, str] = {}
+    for value in known.intersection(producers):
+        pending, seen = [value], {value}
+        while pending:
+            node = producers.get(pending.pop())
+            if node is None:
+                continue
+            inner = [node, *(item for part in node.attribute for item in part.g.node)]
+            for item in inner:
+                if item.op_type in _ATTENTIONS and found.get(value) != "GroupQueryAttention":
+                    found[value] = item.op_type
+            above = {name for item in inner for name in item.input if name not in known | seen}
+            seen |= above
+            pending += above
+    return found
+
+
+def proofs(models: Sequence[pathlib.Path], name: str = "", **choices: Any) -> Iterator[Record]:
     """One record for each model: its sites, its claims, and the times of proving and checking."""
     for model in models:
-        record: Record = {"what": "proofs", "set": model.parent.name, "model": model.stem}
+        record: Record = {"what": "proofs", "set": name or model.parent.name, "model": model.stem}
         try:
             with tempfile.TemporaryDirectory() as folder:
-                out, report = _fused(model, folder)
+                out, report = _fused(model, folder, **choices)
                 record["sites"] = report.fused
+                built = _operators(onnx.load(model, load_external_data=False), onnx.load(out, load_external_data=False))
                 start = time.process_time()
                 taken: list[float] = []
                 certificate = certify(model, out, told=lambda _: taken.append(time.process_time()))  # noqa: B023
                 ends = [start, *taken]
                 record["claims"] = [
-                    [claim.name, claim.after, claim.proved, ends[place + 1] - ends[place], len(claim.obligations), claim.open]
+                    [claim.name, built.get(claim.name, ""), claim.proved, ends[place + 1] - ends[place], claim.open]
                     for place, claim in enumerate(certificate.claims)
                 ]
                 record["obligations"], record["bytes"] = len(certificate.obligations), len(certificate.text)
@@ -260,7 +283,9 @@ def main() -> None:
     parser.add_argument("what", choices=["proofs", "wrong", "layers", "write"])
     parser.add_argument("paths", nargs="+", type=pathlib.Path)
     parser.add_argument("--sample", type=int, default=1, help="every Nth model of the folder")
-    parser.add_argument("--only", default="", help="names of models, with commas")
+    parser.add_argument("--name", default="", help="what the set is called; else as its folder")
+    parser.add_argument("--choices", type=json.loads, default={}, help="options of optimize, as JSON")
+    parser.add_argument("--only", default="", help="patterns of names of files, with commas")
     options = parser.parse_args()
     if options.what == "write":
         out, *sources = options.paths
@@ -271,10 +296,12 @@ def main() -> None:
         out, *models = options.paths
     else:
         folder, out = options.paths
-        names = set(filter(None, options.only.split(",")))
-        models = [path for path in sorted(folder.glob("*.onnx")) if not names or path.stem in names][:: options.sample]
+        wanted = tuple(filter(None, options.only.split(",")))
+        models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
+    measured = {"wrong": wrong, "layers": layers}.get(options.what)
+    records = measured(models) if measured is not None else proofs(models, options.name, **options.choices)
     with out.open("a") as file:
-        for record in {"proofs": proofs, "wrong": wrong, "layers": layers}[options.what](models):
+        for record in records:
             file.write(json.dumps(record) + "\n")
             file.flush()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from onnx_attnfuse.certify.magnitudes import absorbed, rest_is_small
@@ -27,6 +27,7 @@ from onnx_attnfuse.certify.terms import (
     negate,
     number,
     polynomial,
+    size,
     substitute,
     subtract,
     to_real,
@@ -36,6 +37,7 @@ from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
 
 _MAX_STEPS = 24
 _NOTED: dict[Term, None] = {}
+_NAMES: dict[Term, Term] = {}
 
 
 def is_nonnegative(term: Term) -> bool:
@@ -45,6 +47,13 @@ def is_nonnegative(term: Term) -> bool:
     if term.memo["nonnegative"] and term.op != "const":
         _NOTED[term] = None
     return bool(term.memo["nonnegative"])
+
+
+def name(quotients: Mapping[Term, Term]) -> None:
+    """Has quotients be called otherwise from here on; without any, no more."""
+    _NAMES.update(quotients)
+    if not quotients:
+        _NAMES.clear()
 
 
 def noted() -> list[Term]:
@@ -61,6 +70,8 @@ def _is_nonnegative(term: Term, steps: int) -> bool:
     if steps == 0:
         return False
     for atom in sorted({atom for atoms in parts for atom in atoms}):
+        if atom.op == "size" and atom.args:
+            return _is_nonnegative(_with(parts, atom, add(size(atom.data), ONE)), steps - 1)
         if atom.op == "ite":
             return all(_is_nonnegative(_with(parts, atom, part), steps - 1) for part in atom.args[1:])
     for atom in sorted({atom for atoms in parts for atom in atoms}):
@@ -194,7 +205,8 @@ def divide(term: Term, divisor: Term) -> Term:
         return divide(*whole)
     if rest.op == "div" and is_nonnegative(rest.args[1]) and is_nonnegative(divisor):
         return add(quotient, divide(rest.args[0], multiply(rest.args[1], divisor)))
-    return add(quotient, make("div", "Int", (rest, divisor)))
+    found = make("div", "Int", (rest, divisor))
+    return add(quotient, _NAMES.get(found, found))
 
 
 def _whole(term: Term, divisor: Term) -> tuple[Term, Term] | None:

@@ -210,12 +210,17 @@ def broadcast_shape(shapes: Sequence[Sequence[Term]]) -> list[Term]:
     """The shape that several come to; different lengths of which none is 1 are taken to be the same."""
     rank = max(map(len, shapes))
     padded = [[ONE] * (rank - len(shape)) + list(shape) for shape in shapes]
-    result: list[Term] = []
-    for lengths in zip(*padded, strict=True):
-        others = [length for length in lengths if length is not ONE]
-        numbers = [length for length in others if length.op == "const"]
-        result.append((numbers or others or [ONE])[0])
-    return result
+    return [_broadcast(lengths) for lengths in zip(*padded, strict=True)]
+
+
+def _broadcast(lengths: Sequence[Term]) -> Term:
+    """The length that several come to, case by case where one depends on a test."""
+    for place, length in enumerate(lengths):
+        if length.op == "ite" and ONE in length.args:
+            return ite(length.args[0], *(_broadcast([*lengths[:place], part, *lengths[place + 1 :]]) for part in length.args[1:]))
+    others = [length for length in lengths if length is not ONE]
+    numbers = [length for length in others if length.op == "const"]
+    return (numbers or others or [ONE])[0]
 
 
 def aligned(place: Index, shape: Sequence[Term]) -> Index:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -16,12 +16,13 @@ from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.sizes import Sizes
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
-from onnx_attnfuse.certify.terms import MASKLIKE, ONE, Term
+from onnx_attnfuse.certify.terms import MASKLIKE, ONE, TRUE, ZERO, Term
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
-LEVELS = (0, 1, 2)
-"""How far up pieces go: to the first value that both have; past masks and views; past all that is arithmetic."""
+LEVELS = (0, 1, 2, 3)
+"""How far up pieces go: to the first value that both have; past masks and views; past all that is arithmetic; past products of
+activations, which one of the models may have for their shape alone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Piece:
         identity = side.identity_of(value)
         if identity not in self._pair.shared:
             return False
-        if identity in self._frontier or side.is_heavy(value):
+        if identity in self._frontier or (side.is_heavy(value) and (self._level < 3 or not side.is_of_activations(value))):
             return identity in self._pair.shared_after
         return self._level < 2 and side.is_arithmetic(value) and identity in self._pair.shared_after
 
@@ -126,27 +127,32 @@ class Piece:
 
 def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
     """The proof of a claim at the first level at which there is one, else what is open at the last."""
+    kind = tuple(None if (node := value.producer()) is None else node.op_type for value in (claim.before, claim.after))
     best: Proof | None = None
-    for level in LEVELS:
+    for level in sorted(LEVELS, key=lambda level: level != pair.levels.get(kind)):  # where the last of the kind was proved first
         found = prove_at(pair, claim, judge, level)
         if found.proved:
+            pair.levels[kind] = level
             return found
-        best = found
+        best = found if best is None or level > best.level else best
     assert best is not None
     return best
 
 
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     """The proof of a claim at one level, or what is open there."""
+    arithmetic.name({})
+    arithmetic.name(Sizes(pair).named())
     piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
         places = _places(*piece.results())
         piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
         arithmetic.noted()
         before, after = piece.results()
-        proved, problem = _compared(prover, before, after, places), ""
+        proved, problem = _compared(prover, pair, (before, after), places), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"
+    prover.shown = list(prover.shown)
     for lemma in arithmetic.noted():
         proved = proved and prover.valid(lemma, (), "simplification")
     return Proof(claim, proved, level, tuple(prover.shown), () if proved else tuple(prover.open), piece.boundary, problem)
@@ -170,13 +176,25 @@ def _places(before: Array, after: Array) -> tuple[Term, ...]:
     return places
 
 
-def _compared(prover: Prover, before: Array, after: Array, places: tuple[Term, ...]) -> bool:
-    for axis, lengths in enumerate(zip(before.shape, after.shape, strict=True)):
-        if not prover.equal(*lengths, (), f"length of axis {axis}"):
-            return False
-    prover.existing = tuple(arithmetic.at_most(ONE, length) for length in before.shape if length.op != "const")
+def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: tuple[Term, ...]) -> bool:
+    """Whether two arrays are equal; what was compared before, in a layer above, is not compared again."""
+    before, after = arrays
+    lengths = tuple(zip(before.shape, after.shape, strict=True))
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
+    key = (prover.judge, lengths, one, other)
+    if key not in pair.compared:
+        pair.compared[key] = (_equal(prover, lengths, one, other), prover.shown, prover.open)
+    proved, prover.shown, prover.open = pair.compared[key]
+    return proved
+
+
+def _equal(prover: Prover, lengths: Sequence[tuple[Term, Term]], one: Term, other: Term) -> bool:
+    for axis, (length, wanted) in enumerate(lengths):
+        exists = arithmetic.at_most(ZERO, length)
+        if not prover.equal(length, wanted, () if exists is TRUE else (exists,), f"length of axis {axis}"):
+            return False
+    prover.existing = tuple(arithmetic.at_most(ONE, length) for length, _ in lengths if length.op != "const")
     return prover.equal(one, other, ())
 
 

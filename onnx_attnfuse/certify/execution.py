@@ -9,8 +9,8 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import arithmetic, arrays, meanings
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call
-from onnx_attnfuse.certify.terms import ONE, Term, add, element, ite, multiply, number, size
-from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
+from onnx_attnfuse.certify.terms import ONE, Term, add, element, ite, multiply, number, size, substitute, truth
+from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 
@@ -70,6 +70,8 @@ class Execution:
             facts, names, leaves, ends, opset, symbols
         )  # fmt: skip
         self._arrays: dict[ir.Value, Array] = {}
+        self._tests: dict[object, tuple[ir.Value | None, bool]] = {}
+        """Of a branch, the test that chooses it, and whether it is the one for true."""
         self.read: dict[str, ir.Value] = {}
         """The values at which execution ended, by their names."""
 
@@ -93,7 +95,7 @@ class Execution:
                 self._execute(value, inputs)
                 continue
             pending.append((value, True))
-            pending.extend((item, False) for item in inputs if item is not None)
+            pending.extend((item, False) for item in reversed(inputs) if item is not None)  # a test before its branches
         return self._arrays[wanted]
 
     def _above(self, value: ir.Value, *, beyond: bool) -> Sequence[ir.Value | None] | None:
@@ -102,8 +104,9 @@ class Execution:
         if node is None or constant_tensor(value) is not None or (self._ends(value) and not beyond):
             return None
         if node.op_type == "If" and node.domain in {"", "ai.onnx"}:
-            branches = [graph.outputs[value.index() or 0] for graph in subgraphs(node)]
-            return [node.inputs[0], *branches]
+            graphs = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+            self._tests.update((graph, (node.inputs[0], place == 0)) for place, graph in enumerate(graphs))
+            return [node.inputs[0], *(graph.outputs[value.index() or 0] for graph in graphs)]
         return None if meanings.of(node) is None else node.inputs
 
     def _execute(self, value: ir.Value, inputs: Sequence[ir.Value | None] | None) -> None:
@@ -111,7 +114,7 @@ class Execution:
         if inputs is None or node is None:
             self._arrays[value] = self._end(value)
             return
-        given = [None if item is None else self._arrays[item] for item in inputs]
+        given = [None if item is None else self._seen_in(node, self._arrays[item]) for item in inputs]
         try:
             results = self._computed(node, given)
         except _UNKNOWN:
@@ -127,6 +130,15 @@ class Execution:
         if value not in self._arrays:
             self._arrays[value] = self._end(value)
 
+    def _seen_in(self, node: ir.Node, array: Array) -> Array:
+        """An array as the node of a branch sees it: where its shape depends on the branch's test, that is decided."""
+        condition, holds = self._tests.get(node.graph, (None, False))
+        if condition is None or not any(length.op == "ite" for length in array.shape):
+            return array
+        known = {self._arrays[condition].at(*[number(0)] * self._arrays[condition].rank): truth(holds)}
+        shape = [substitute(length, known) for length in array.shape]
+        return Array(shape, array.dtype, lambda at: substitute(array.at(*at), known))
+
     def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array]:
         if node.op_type == "If":
             condition, *branches = given
@@ -135,7 +147,8 @@ class Execution:
             test = condition.at(*[number(0)] * condition.rank)
             if first.rank != second.rank:
                 raise Unsupported("branches of other ranks")
-            return [Array(first.shape, first.dtype, lambda at: ite(test, first.at(*at), second.at(*at)))]
+            shape = [ite(test, *lengths) for lengths in zip(first.shape, second.shape, strict=True)]
+            return [Array(shape, first.dtype, lambda at: ite(test, first.at(*at), second.at(*at)))]
         meaning = meanings.of(node)
         assert meaning is not None
         return meaning(Call(node, given, self._opset))

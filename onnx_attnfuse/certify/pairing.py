@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +25,7 @@ from onnx_attnfuse.thresholds import ORDINARY
 
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "Hardmax"])
 _RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
+_ATTENTIONS = frozenset(["Attention", "MultiHeadAttention", "GroupQueryAttention"])
 _VIEWS = frozenset(
     "Reshape Transpose Unsqueeze Squeeze Expand Concat Slice Split Flatten Identity Gather GatherND Tile Cast Where Pad "
     "If".split()
@@ -178,6 +180,12 @@ class Side:
         return array.size == 0 or bool(np.isfinite(array).all() and np.abs(array).max() <= ORDINARY)
 
     @staticmethod
+    def is_of_activations(value: ir.Value) -> bool:
+        """Whether a value is a product without weights."""
+        node = value.producer()
+        return node is not None and node.op_type in {"MatMul", "Einsum"} and all(map(_is_computed, node.inputs))
+
+    @staticmethod
     def is_heavy(value: ir.Value) -> bool:
         """Whether a value comes from an operator that is left uninterpreted where both models have it."""
         node = value.producer()
@@ -196,6 +204,15 @@ class Pair:
         """The identities of all values of the model after."""
         self.aliases = _aliases(self.before.scope.facts)
         """Symbols that stand for other sizes, because an operator of the model before takes two sizes that are equal."""
+        lengths = list(_lengths(self.before))
+        self.positive = frozenset(dim.atoms[0].key for dim in lengths if dim.atoms[0].evaluate is None)
+        """Symbols that are at least 1, as there is one batch entry, one query and one key."""
+        self.divided = list(dict.fromkeys(dim for dim in lengths if "//" in dim.atoms[0].key))
+        """Lengths of scores that are quotients of sizes."""
+        self.levels: dict[object, int] = {}
+        """How far up the last claim between two operators had to go."""
+        self.compared: dict[object, tuple[bool, list[Any], list[Any]]] = {}
+        """What was compared, with what came of it, what was shown and what is open."""
         self.by_identity: dict[str, ir.Value] = {}
         for value, identity in self.before.identity.items():
             self.by_identity.setdefault(identity, value)
@@ -212,6 +229,19 @@ class Pair:
             names = [{value.name or "" for value in getattr(side.scope.graph, what)} for side in (self.before, self.after)]
             found += sorted(names[0] ^ names[1])
         return found
+
+
+def _is_computed(value: ir.Value | None) -> bool:
+    return value is not None and constant_tensor(value) is None
+
+
+def _lengths(side: Side) -> Iterator[sizes.Size]:
+    """The lengths of axes of scores, and of what else a softmax goes over, that are one symbol or one sum or quotient."""
+    for node in side.scope.graph:
+        value = node.inputs[0] if node.op_type in {"Softmax", *_ATTENTIONS} and node.inputs else None
+        for dim in (None if value is None else side.scope.facts.dims(value)) or ():
+            if isinstance(dim, sizes.Size) and dim.factor == 1 and len(dim.atoms) == 1:
+                yield dim
 
 
 def _aliases(facts: Facts) -> dict[str, Dim]:

@@ -91,7 +91,7 @@ class _Writer:
         self.names[name] = term
         self.lines.append(f"(declare-const {name} {term.sort})")
         if term.op == "size":
-            self.lines.append(f"(assert (<= 0 {name}))")
+            self.lines.append(f"(assert (<= {1 if term.args else 0} {name}))")
         if term.op == "index":
             self.lines.append(f"(assert (and (<= 0 {name}) (< {name} {self._known[term.args[0]]})))")
         return name

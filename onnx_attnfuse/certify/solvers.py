@@ -15,7 +15,7 @@ STEPS: Mapping[SolverName, int] = {"z3": 3_000_000, "cvc5": 300_000}
 """How much a solver may do for one obligation, in its own units: the same on every machine; about a second."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Solver:
     """A solver with what it answered before, by text."""
 

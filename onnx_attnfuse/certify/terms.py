@@ -79,9 +79,9 @@ def truth(value: bool) -> Term:
     return TRUE if value else FALSE
 
 
-def size(name: str) -> Term:
-    """A symbolic size, at least 0."""
-    return make("size", "Int", (), name)
+def size(name: str, *, positive: bool = False) -> Term:
+    """A symbolic size, at least 0, or at least 1."""
+    return make("size", "Int", (ONE,) if positive else (), name)
 
 
 def index(name: str, length: Term) -> Term:
@@ -243,6 +243,10 @@ def ite(condition: Term, then: Term, other: Term) -> Term:
         return ite(condition, then.args[1], other)
     if other.op == "ite" and other.args[0] is condition:
         return ite(condition, then, other.args[2])
+    if condition.op == "eq0" and then.sort == "Int" and condition.args[0].sort == "Int":
+        gap = subtract(other, then)
+        if gap is condition.args[0] or multiply(number(-1), gap) is condition.args[0]:
+            return other
     if then.sort == "Bool":
         if then.op == "const":
             return disjoin(condition, other) if then.data else conjoin(negate(condition), other)

@@ -158,3 +158,36 @@ def test_a_node_that_no_valid_model_has_is_not_proved_and_stops_nothing(tmp_path
         node.input[3] = axes.name
 
     assert not all(proof.proved for proof in proofs(io.load(source), _edited(result, edit)))
+
+
+@pytest.mark.parametrize("name", ["llama_past__dyn18__sdpa"])
+def test_group_query_attention_behind_a_test_at_run_time_is_proved_and_without_the_test_is_not(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    source, result = fused(name, tmp_path, target="GroupQueryAttention", padding="guarded")
+    found = proofs(io.load(source), io.load(result))
+    assert sum(proof.claim.after.producer().op_type == "If" for proof in found) == 6
+    assert [proof.claim.name for proof in found if not proof.proved] == []
+    unguarded = fused(name, tmp_path, target="GroupQueryAttention", padding="assume-none")[1]
+    found = proofs(io.load(source), io.load(unguarded))
+    assert {proof.claim.after.producer().op_type for proof in found if not proof.proved} == {"GroupQueryAttention"}
+
+
+def _chosen(kept: bool, first: str, second: str, text: str) -> ir.Model:
+    """Numbers that a test chooses; the two branches stand in the order of their names or the other way round."""
+    branches = [("then_branch", first), ("else_branch", second)]
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\nagraph {text}')
+    node = next(item for item in model.graph.node if item.op_type == "If")
+    for name, operator in branches if kept else branches[::-1]:
+        inner = onnx.helper.make_node(operator, ["y"], [f"{operator} of it"])
+        output = onnx.helper.make_tensor_value_info(f"{operator} of it", 1, ["n"])
+        node.attribute.append(onnx.helper.make_attribute(name, onnx.helper.make_graph([inner], name, [], [output])))
+    return ir.serde.deserialize_model(model)
+
+
+def test_branches_are_told_apart_by_their_names_and_not_by_their_order() -> None:
+    text = "(bool c, float[n] x) => (float[n] z) {{ y = Softplus(x) z{} = If(c) {} }}"
+    plain = text.format("", ""), text.format("2", "z = Identity(z2)")
+    before = _chosen(True, "Neg", "Abs", plain[0])
+    assert all(proof.proved for proof in proofs(before, _chosen(False, "Neg", "Abs", plain[1])))
+    assert not all(proof.proved for proof in proofs(before, _chosen(False, "Abs", "Neg", plain[1])))
