@@ -43,7 +43,7 @@ class Candidate:
 
     def called(self, names: Mapping[str, str]) -> Candidate:
         """The candidate with nodes of the source in its refusal: `names` has theirs by those of nodes that stand for them."""
-        if self.refusal is None or self.refusal.node not in names:
+        if self.refusal is None or self.refusal.node is None or self.refusal.node not in names:
             return self
         return dataclasses.replace(self, refusal=dataclasses.replace(self.refusal, node=names[self.refusal.node]))
 
