@@ -44,7 +44,7 @@ class Pair:
 def main() -> int:
     """Runs the command; 1 where something breaks what is claimed."""
     options = _parser().parse_args()
-    models = [*chosen(options.folders, options.only), *chosen(options.one_each, options.only, one_each=True)]
+    models = [*chosen(options.folders, options.only), *chosen(options.one_each, options.only, one_each=True, turn=options.turn)]
     cache = options.cache or pathlib.Path("build", "providers", f"{options.ep}.jsonl")
     cache.parent.mkdir(parents=True, exist_ok=True)
     found = {} if options.fresh or not cache.exists() else {row.name: row for row in map(_row, cache.read_text().splitlines())}
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="of these one export of each recipe, each exporter in turn",
     )
+    parser.add_argument("--turn", type=int, default=0, help="another export of each recipe: N exporters later  [0]")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for one model in each process")
     parser.add_argument("--time", type=float, default=1.0, help="seconds of timing; at least 7 pairs")
     parser.add_argument("--jobs", type=int, default=1)
@@ -104,16 +105,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def chosen(folders: Sequence[pathlib.Path], only: str, *, one_each: bool = False) -> Iterator[pathlib.Path]:
-    """The exports that are measured: all, or one of each recipe, so that each exporter comes in turn."""
+def chosen(folders: Sequence[pathlib.Path], only: str, *, one_each: bool = False, turn: int = 0) -> Iterator[pathlib.Path]:
+    """The exports that are measured: all, or one of each recipe, so that each exporter comes in turn.
+
+    Args:
+        folders: Where they lie, each with its inputs beside it.
+        only: Beginnings of their names, with commas between; empty: all.
+        one_each: One of each recipe.
+        turn: How many exporters later to take it.
+    """
     found = sorted((path for folder in folders for path in folder.glob("*.onnx")), key=name_of)
     found = [path for path in found if path.with_suffix(".npz").exists() and path.stem.startswith(tuple(only.split(",")))]
     if not one_each:
         yield from found
         return
-    for turn, (_, group) in enumerate(itertools.groupby(found, lambda path: name_of(path).split("__")[0])):
+    for place, (_, group) in enumerate(itertools.groupby(found, lambda path: name_of(path).split("__")[0])):
         exports = list(group)
-        yield exports[turn % len(exports)]
+        yield exports[(place + turn) % len(exports)]
 
 
 def name_of(model: pathlib.Path) -> str:
@@ -176,6 +184,7 @@ def _alone(task: Mapping[str, Any], name: str, path: str, runner: Child) -> dict
 def _words(options: argparse.Namespace) -> list[str]:
     """The command line without what is of this machine only."""
     each = ["--one-each", *(folder.name for folder in options.one_each)] if options.one_each else []
+    each += ["--turn", str(options.turn)] if options.turn else []
     some = ["--cases", str(options.cases)] if options.cases else []
     only = ["--only", options.only] if options.only else []
     return [*(folder.name for folder in options.folders), "--ep", options.ep, *each, *some, *only]

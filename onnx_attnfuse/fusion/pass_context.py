@@ -30,6 +30,7 @@ from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.quantised_operators import Spellings
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.kernels.conformance import table_for
@@ -123,6 +124,8 @@ class PassContext:
         self.candidates: list[Candidate] = []
         self.left_out: list[LeftOut] = []
         """The roundings that were taken out of attentions."""
+        self.quantised = Spellings()
+        """The operators on quantised numbers that are spelled out."""
         self.moved: list[Moved] = []
         """The tensors around attentions whose roundings were moved."""
         self.roles: dict[str, tuple[NodesOfRole, ...]] = {}

@@ -23,6 +23,7 @@ from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.order import is_sorted
+from onnx_attnfuse.graph.quantised_operators import spell_out
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.describe_op import params_of_node
@@ -43,6 +44,19 @@ def spell_out_foreign(graph: PassContext) -> int:
     done = foreign.spell_out_foreign(graph.graph_context(), run.plan_context)
     run.spelled += done
     return sum(done.values())
+
+
+def spell_out_quantised(graph: PassContext) -> int:
+    """Spells out the operators on quantised numbers that an attention is made of, in the main graph, to be put back."""
+    if graph.scope.graph is not graph.run.model.graph:
+        return 0
+    graph.quantised = spell_out(graph.scope.graph, graph.scope.facts, graph.graph_context().builder)
+    return len(graph.quantised.operators)
+
+
+def put_quantised_back(graph: PassContext) -> int:
+    """Puts the operators on quantised numbers back that no fused attention has taken the place of."""
+    return graph.quantised.settle(graph.graph_context().builder)
 
 
 def apply_patterns(graph: PassContext) -> int:
@@ -67,11 +81,13 @@ def find_attention(graph: PassContext) -> int:
     run = graph.run
     if graph.searched != run.version:
         graph.candidates = []
-        graph.candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
+        names = graph.quantised.names
+        found = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
+        graph.candidates = [item.called(names) for item in found]
         graph.searched = run.version
         if not graph.roles:
             graph.roles = {label(item.node): nodes_by_role(item, graph.names) for item in graph.candidates}
-            graph.roundings = {label(item.node): roundings_of(item) for item in graph.candidates}
+            graph.roundings = {label(item.node): roundings_of(item, names) for item in graph.candidates}
     return 0
 
 

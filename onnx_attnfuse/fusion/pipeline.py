@@ -42,6 +42,7 @@ _ROTARY = "replacing rotary embeddings"
 PASSES: tuple[Pass, ...] = (
     Pass("spelling out operators of other providers", passes.spell_out_foreign, _REWRITE),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
+    Pass("spelling out operators on quantised numbers", passes.spell_out_quantised, _FIND),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
     Pass("leaving roundings inside of attentions out", passes.leave_roundings_out, _FIND),
@@ -57,6 +58,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
     Pass("putting patterns back", passes.put_patterns_back, _REWRITE, PassContext.to_origin),
     Pass("putting roundings back", passes.put_roundings_back, _REWRITE, None),
+    Pass("putting operators on quantised numbers back", passes.put_quantised_back, _REWRITE, PassContext.to_origin),
     Pass("telling of sites", passes.tell_sites, _REWRITE, None),
     Pass(_ROTARY, passes.fuse_standalone_rotary, _REWRITE),
     Pass("folding constants", passes.fold_weights, _REWRITE),

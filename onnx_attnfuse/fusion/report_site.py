@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import get_args
 
 from onnx_attnfuse.attention.axes.factors import leaves, length
@@ -56,15 +56,20 @@ def nodes_by_role(candidate: Candidate, names: Set[str]) -> tuple[NodesOfRole, .
     return tuple(NodesOfRole(role, tuple(listed)) for role, listed in found.items() if listed)
 
 
-def roundings_of(candidate: Candidate) -> tuple[RoundingReport, ...]:
-    """The roundings of a site as they are told."""
+def roundings_of(candidate: Candidate, names: Mapping[str, str]) -> tuple[RoundingReport, ...]:
+    """The roundings of a site as they are told.
+
+    Args:
+        candidate: The site.
+        names: For the name of a node that is none of the source that of the one it stands for, or empty.
+    """
     return tuple(
         RoundingReport(
             place=item.place,
             type=None if item.dtype is None else item.dtype.name,
             axis=item.pair.axis,
             block_size=item.pair.block_size,
-            nodes=tuple(map(label, item.pair.nodes)),
+            nodes=tuple(name for node in item.pair.nodes if (name := names.get(label(node), label(node)))),
         )
         for item in (() if candidate.read is None else candidate.read.roundings)
     )

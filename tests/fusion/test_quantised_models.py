@@ -31,6 +31,11 @@ SITES = {
 """Models with attention spelled out, and how many they have."""
 
 
+def round_trip(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as it is written again: both names of the standard's domain are one then."""
+    return ir.to_proto(ir.from_proto(model))
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("setting", [*(name for name in SETTINGS if name != "symmetric"), SYMMETRIC, "qnn"])
 @pytest.mark.parametrize("name", SITES)
@@ -44,7 +49,7 @@ def test_every_attention_is_found_and_stays_as_it_is(name: str, setting: str) ->
         places = {item.place for item in site.roundings}
         assert "scores" in places
         assert {"weights", "guarded"} & places
-    before, after = ({node.name: node for node in item.graph.node} for item in (model, result.model))
+    before, after = ({node.name: node for node in item.graph.node} for item in (round_trip(model), result.model))
     inside = {
         name
         for site in result.report.sites
@@ -52,7 +57,7 @@ def test_every_attention_is_found_and_stays_as_it_is(name: str, setting: str) ->
         if item.role not in {"mask_input", "view"}
         for name in item.names
     }
-    assert len(inside) >= 6 * SITES[name]
+    assert len(inside) >= (6 if setting != "operators on quantised numbers" else 4) * SITES[name]
     for node in inside:
         assert before[node] == after[node]
 

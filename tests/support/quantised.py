@@ -31,6 +31,7 @@ SETTINGS: Mapping[str, Settings] = {
     "a pair for each reader": {"extra_options": {"DedicatedQDQPair": True}},
     "symmetric": {"extra_options": {"ActivationSymmetric": True, "ForceQuantizeNoInputCheck": True}},
     "weights' products alone": {"extra_options": {"MatMulConstBOnly": True}},
+    "operators on quantised numbers": {"quant_format": QuantFormat.QOperator},
     "activations kept": {"extra_options": {"QDQKeepRemovableActivations": True}},
 }
 """Arguments of `quantize_static` by what they are for."""
@@ -54,7 +55,7 @@ def source(name: str) -> pathlib.Path:
 
 @functools.cache
 def quantised(name: str, setting: str = "defaults", *, spared: bool = False) -> onnx.ModelProto:
-    """A bundled model in QDQ format.
+    """A bundled model in QDQ format, or in QOperator format where a setting says so.
 
     Args:
         name: Of the model.

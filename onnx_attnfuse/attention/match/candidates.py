@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -39,6 +40,12 @@ class Candidate:
     def read(self) -> AttentionSpec | None:
         """What was read, whether it can be fused or not."""
         return self.spec or self.rounded
+
+    def called(self, names: Mapping[str, str]) -> Candidate:
+        """The candidate with nodes of the source in its refusal: `names` has theirs by those of nodes that stand for them."""
+        if self.refusal is None or self.refusal.node is None or self.refusal.node not in names:
+            return self
+        return dataclasses.replace(self, refusal=dataclasses.replace(self.refusal, node=names[self.refusal.node]))
 
 
 def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers: Readers, keep_outputs: bool) -> Candidate:

@@ -28,6 +28,8 @@ _STATED = {
 """Operators that state the type in an attribute, some of them only if it is not that of their input."""
 _ROUNDING = frozenset(["DequantizeLinear", "QuantizeLinear"])
 """Operators whose type is that of their scale, or of their zero point, unless they state another."""
+_TYPED_BY = {"QGemm": (8, 1), "QLinearConcat": (1,), "QLinearWhere": (1,)}
+"""Operators of com.microsoft whose type is that of another input than the first: the first of these that there is."""
 
 
 def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
@@ -56,7 +58,7 @@ def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple
     if op in _ROUNDING:
         return (None, (1,)) if op == "DequantizeLinear" else (None, (2,))
     if domain:
-        return None, (0,)
+        return None, _TYPED_BY.get(op, (0,))
     if not onnx.defs.has(op):
         return None, ()
     schema = onnx.defs.get_schema(op)

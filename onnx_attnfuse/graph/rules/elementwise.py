@@ -43,6 +43,15 @@ def _chosen(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [broadcast([input_dims(node, index, facts) for index in (1, 2, 0)], facts)]
 
 
+def _broadcast_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Two tensors of quantised numbers, each with its scale and zero point behind it."""
+    return [broadcast([input_dims(node, index, facts) for index in (0, 3)], facts)]
+
+
+def _chosen_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    return [broadcast([input_dims(node, index, facts) for index in (1, 4, 0)], facts)]
+
+
 def _reduce(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     dims = input_dims(node, 0, facts)
     if dims is None:
@@ -82,6 +91,9 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("ScatterND ScatterElements Scatter TensorScatter ReverseSequence", _same),
     **rules("Add Sub Mul Div Pow Mod Min Max Sum Mean PRelu", _broadcast),
     **rules("Where", _chosen),
+    **rules("QLinearAdd QLinearMul", _broadcast_quantised),
+    **rules("QLinearWhere", _chosen_quantised),
+    **rules("QLinearLeakyRelu QLinearSigmoid QLinearSoftmax", _same),
     **rules("And Or Xor Equal Less LessOrEqual Greater GreaterOrEqual", _broadcast),
     **rules("BitwiseAnd BitwiseOr BitwiseXor BitShift", _broadcast),
     **rules(

@@ -19,7 +19,15 @@ def _matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     left, right = input_dims(node, 0, facts), input_dims(node, 1, facts)
     if not left or not right:
         return [None]
-    left, right = _turned(node, "A", left), _turned(node, "B", right)
+    return _product(_turned(node, "A", left), _turned(node, "B", right), facts)
+
+
+def _quantised_matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    left, right = input_dims(node, 0, facts), input_dims(node, 3, facts)
+    return _product(left, right, facts) if left and right else [None]
+
+
+def _product(left: Dims, right: Dims, facts: Known) -> Sequence[Dims | None]:
     if len(left) == 1 or len(right) == 1:
         return [(*left[:-1], *right[:-2], *(right[-1:] if len(right) > 1 else ()))]
     facts.meet(left[-1], right[-2])
@@ -34,11 +42,15 @@ def _turned(node: ir.Node, side: str, dims: Dims) -> Dims:
     return (*dims[:-2], dims[-1], dims[-2]) if attribute(node, f"trans{side}") else dims
 
 
-def _gemm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    left, right = input_dims(node, 0, facts), input_dims(node, 1, facts)
+def _gemm(node: ir.Node, facts: Known, second: int = 1) -> Sequence[Dims | None]:
+    left, right = input_dims(node, 0, facts), input_dims(node, second, facts)
     if left is None or right is None or len(left) != 2 or len(right) != 2:
         return [None]
     return [(left[1 if attribute(node, "transA", 0) else 0], right[0 if attribute(node, "transB", 0) else 1])]
+
+
+def _quantised_gemm(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    return _gemm(node, facts, 3)
 
 
 def _einsum(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -165,4 +177,6 @@ PRODUCTS: dict[str, ShapeRule] = {
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
     "Gemm": _gemm,
+    "QGemm": _quantised_gemm,
+    "QLinearMatMul": _quantised_matmul,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -23,7 +23,16 @@ from onnx_attnfuse.graph.sizes import Dim
 
 
 def _concat(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    parts = [input_dims(node, index, facts) for index in range(len(node.inputs))]
+    return _joined(node, range(len(node.inputs)), facts)
+
+
+def _concat_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Behind scale and zero point of the result tensors of quantised numbers, each with its own."""
+    return _joined(node, range(2, len(node.inputs), 3), facts)
+
+
+def _joined(node: ir.Node, places: Iterable[int], facts: Known) -> Sequence[Dims | None]:
+    parts = [input_dims(node, index, facts) for index in places]
     known = next((part for part in parts if part is not None), None)
     if not known:
         return [None]
@@ -142,6 +151,7 @@ SELECTIONS: dict[str, ShapeRule] = {
     "GatherND": _gather_nd,
     "NonZero": _non_zero,
     "Pad": _pad,
+    "QLinearConcat": _concat_quantised,
     "Slice": _slice,
     "Split": _split,
     "TopK": _top_k,

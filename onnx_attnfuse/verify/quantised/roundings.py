@@ -12,9 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.quantised_operators import spell_out
 from onnx_attnfuse.graph.rounding import Pair, read_pair
+from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.graph.uses import reads_input
 
 KEY = "onnx_attnfuse.dequantised_attention"
@@ -90,7 +93,7 @@ def without_roundings(model: ir.Model) -> ir.Model:
 
     Single numbers that are constants stay rounded: they are read as the numbers that they are then.
     """
-    copy = model.clone()
+    copy = spelled_out(model)
     for pair in _roundings(copy):
         graph, name, before = pair.dequantize.graph, pair.after.name, pair.quantize.inputs[0]
         assert graph is not None
@@ -106,9 +109,19 @@ def without_roundings(model: ir.Model) -> ir.Model:
     return copy
 
 
+def spelled_out(model: ir.Model) -> ir.Model:
+    """A copy of a model in which operators on quantised numbers are spelled out, those that attentions are made of."""
+    copy = model.clone()
+    facts = Facts(copy.graph)
+    builder = Builder(copy.graph, facts, copy.opset_imports.get("", 0), all_names(copy))
+    spell_out(copy.graph, facts, builder)
+    return copy
+
+
 def added_roundings(source: ir.Model, result: ir.Model) -> int:
     """How many roundings the result has that are none of the source, by the digits of their scales and by their zero points."""
-    return (Counter(map(_grid, _roundings(result))) - Counter(map(_grid, _roundings(source)))).total()
+    first, second = (Counter(map(_grid, _roundings(spelled_out(model)))) for model in (source, result))
+    return (second - first).total()
 
 
 def _roundings(model: ir.Model) -> list[Pair]:
