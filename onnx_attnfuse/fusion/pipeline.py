@@ -122,13 +122,6 @@ class Fusion:
         failed = failures.all()
         return dataclasses.replace(report, failures=failed, notes=(*notes, *report.notes, *map(str, failed)))
 
-
-def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
-    """A line on sizes that are told and that the model has not; one with a shared cache gets sizes of its own."""
-    if unknown := unknown_sizes(model, told):
-        there = ", ".join(input_sizes(model)) or "none"
-        yield f"no size of the model is called {', '.join(unknown)}, as --dim has it; its inputs have {there}"
-
     def _reported(self, model: ir.Model, trace: Trace | None, dtype: ir.DataType | None) -> Report:
         """Fuses a model; of two merged decoders the one with a past alone, where that makes its cache one buffer."""
         found = with_past(model) if self.options.cache == "shared" else None
@@ -144,6 +137,13 @@ def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
             note = f"of two decoders that are merged the one with a past was tried alone: {run.shared.note}"
         report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
         return report if note is None else dataclasses.replace(report, notes=(*report.notes, note))
+
+
+def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
+    """A line on sizes that are told and that the model has not; one with a shared cache gets sizes of its own."""
+    if unknown := unknown_sizes(model, told):
+        there = ", ".join(input_sizes(model)) or "none"
+        yield f"no size of the model is called {', '.join(unknown)}, as --dim has it; its inputs have {there}"
 
 
 def _check_shared_cache(options: Options) -> None:
