@@ -41,8 +41,8 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     refused = unsupported or refuse_scores(spec, INFO.name) or _refuse_operands(spec)
     if refused is not None:
         return refused
-    if spec.scale_values or spec.scale == 0:
-        return Reason("scale-at-run-time", "Attention takes a scale that is a number, not 0 and not computed at run time")
+    if spec.scale_values or spec.scale <= 0:
+        return Reason("scale-at-run-time", "Attention takes a scale that is a number above 0, not computed at run time")
     try:
         read_projections(spec, context.builder.facts)
     except Refused as found:

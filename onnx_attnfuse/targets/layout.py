@@ -50,11 +50,15 @@ def arranged(builder: Builder, source: Source, target: Axes, dtype: ir.DataType)
 
 
 def prepared_query(builder: Builder, query: ir.Value, spec: AttentionSpec, rows: Rows, scale: float, axes: Axes4) -> ir.Value:
-    """The queries times every scale that is no plain number; rows whose scores must be equal are zero."""
+    """The queries times every scale that is no plain number, and the sign of the one that is; level rows are zero.
+
+    Flash kernels look for the largest product before they scale it, so that a negative scale overflows there, and makes +inf of
+    -inf; an operator takes 0 for its default.
+    """
     for value in spec.scale_values:
         query = scale_rows(builder, query, axes.h, value, axes)
-    if scale == 0.0:
-        query = builder.elementwise("Mul", [query, builder.scalar(0.0, spec.dtype)], spec.dtype)
+    if scale <= 0.0:
+        query = builder.elementwise("Mul", [query, builder.scalar(-1.0 if scale else 0.0, spec.dtype)], spec.dtype)
     if rows.zero_query is not None:
         query = apply_rows(builder, query, axes.h, Refill(rows.zero_query, True), axes)
     return query

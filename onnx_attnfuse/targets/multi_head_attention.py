@@ -72,7 +72,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
         spec,
         INFO,
         inputs,
-        {"num_heads": axes.num_heads, "scale": given.scale or 1.0, **({"unidirectional": 1} if encoding.causal else {})},
+        {"num_heads": axes.num_heads, "scale": abs(given.scale) or 1.0, **({"unidirectional": 1} if encoding.causal else {})},
     )
     form = (
         shown(encoding, rows.bias, "key_padding_mask") if spec.sink is None else "attention_bias b n s t, a column for the sink"
@@ -113,7 +113,7 @@ def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: b
     is_plain = spec.sink is None and not spec.scale_values
     pays = context.device.provider.pays if is_plain else frozenset[Paying]()
     own = own_products(spec, builder, joined) if "own-products" in pays else None
-    if own is not None and _scale(spec, own.chosen) != 0:
+    if own is not None and _scale(spec, own.chosen) > 0:
         query = _levelled(own.projected, rows, axes, builder)
         _, key, value = own.projected.operands
         return _Operands(
@@ -122,7 +122,7 @@ def _operands(spec: AttentionSpec, rows: Rows, context: BuildContext, *, flat: b
     targets = joined if flat or spec.sink is not None else (joined[0], *_key_value_targets(spec, joined))
     chosen = [cheapest(operand, target) for operand, target in zip(spec.operands(), targets, strict=True)]
     scale = _scale(spec, chosen)
-    is_bias_taken = "projection-bias" in pays and targets == joined and scale != 0
+    is_bias_taken = "projection-bias" in pays and targets == joined and scale > 0
     projected = read_projection(builder, chosen, targets, spec.dtype) if is_bias_taken else None
     if projected is not None:
         query = _levelled(projected, rows, axes, builder)

@@ -20,7 +20,7 @@ def check_differentiable(spec: AttentionSpec) -> None:
         name = spec.scale_values[0].indexed.value.name
         raise Refused("computed-scale", f"the scores are scaled by '{name}', which is no plain number")
     if not spec.scale > 0:
-        raise Refused("negative-scale", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
+        raise Refused("scale-not-positive", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
     if spec.result_scales:
         raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
     if spec.dtype is None or spec.output_dtype != spec.dtype:

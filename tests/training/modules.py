@@ -295,7 +295,7 @@ def numbers() -> torch.Tensor:
 CASES: Mapping[str, Case] = {
     "plain": Case(plain),
     "scaled_query": Case(scaled_query),
-    "negated": Case(negated, refused="negative-scale"),
+    "negated": Case(negated, refused="scale-not-positive"),
     "batched": Case(batched),
     "einsum": Case(einsum),
     "cross": Case(plain, cross=True),

@@ -260,7 +260,9 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
     replaced = [key for key in masked.keys if not key.scored]
     scored = [key for key in masked.keys if key.scored]
     soft = masked.soft is not None
-    rounding = [key.high for key in scored if absorbs < key.high < ROUNDS and (soft or key.rounds(masked.gain))]
+    rounding = [
+        key.high for key in scored if absorbs < key.high and key.high / masked.gain < ROUNDS and (soft or key.rounds(masked.gain))
+    ]
     rounding = rounding if masked.additions > 1 else []
     _refuse_rounding(rounding[0] if rounding else masked.rounded)
     leaves = soft or masked.weakest > LEVELS_HALF or any((key.high if masked.scaled else key.low) > LEVELS_HALF for key in scored)

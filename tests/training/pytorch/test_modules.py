@@ -10,7 +10,7 @@ import torch
 from tests.training.modules import CASES, Case
 from tests.training.pytorch.comparing import check
 
-LEFT = {"capped": "softcap", "negated": "negative-scale", "gated": "scaled-weights", "triangle_and_padding": "mixed-mask"}
+LEFT = {"capped": "softcap", "negated": "scale-not-positive", "gated": "scaled-weights", "triangle_and_padding": "mixed-mask"}
 """What stays, and why. Each differs in one thing from one that is fused."""
 KEPT = {name for name in CASES if name.startswith("torch_")} | {"autocast_zeroed"}
 """Calls of scaled_dot_product_attention whose mask is its own already."""
