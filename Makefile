@@ -17,7 +17,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training record-training docs reasons coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs reasons coverage fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ providers: .venv-openvino/done .venv-qnn/done .venv-webgpu/done .venv/cpu  ## Ex
 test-training: .venv-training/done .venv-training-newest/done  ## Attention in the real ORTModule, on the CPU, with torch 2.4 and today's; installs 4 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule
 	$(TRAINING_NEWEST) -m pytest -W default tests/training/ortmodule
+
+training-modules: .venv/dev .venv/models .venv-training/done .venv-training-newest/done  ## Modules in training with every back end and PyTorch, beside eager, into benchmarks/results; some minutes.
+	PYTHONPATH=. $(BIN)/python -m benchmarks.training_modules torch=$(BIN)/python ortmodule=$(TRAINING) ortmodule=$(TRAINING_NEWEST)
 
 record-training: .venv-training/done .venv-training-newest/done  ## Gradient graphs for the ordinary tests, recorded anew.
 	$(TRAINING) -m tests.training.record

@@ -9,7 +9,6 @@ import os
 
 os.environ |= {"ORTMODULE_FALLBACK_POLICY": "FALLBACK_DISABLE", "ATTNFUSE_DEBUG": "0"}
 
-import math
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ import onnxruntime.training.ortmodule as theirs
 import torch
 import transformers
 
+from benchmarks.loss_picture import picture
 from onnx_attnfuse.training import ORTModule
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -28,8 +28,6 @@ WRAPPERS: Mapping[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "plain ORTModule": theirs.ORTModule,
     "ours": ORTModule,
 }
-COLOURS = {"PyTorch": "#bbbbbb", "plain ORTModule": "#e08214", "ours": "#2166ac"}
-WIDTHS = {"PyTorch": 7, "plain ORTModule": 4, "ours": 1.5}
 
 
 def batches() -> list[torch.Tensor]:
@@ -68,30 +66,6 @@ def losses(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[float]:
         optimizer.step()
         found.append(float(loss))
     return found
-
-
-def picture(curves: Mapping[str, list[float]]) -> str:
-    """The curves one upon the other, the widest first."""
-    width, height = 640, 320
-    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
-
-    def place(step: int, loss: float) -> tuple[float, float]:
-        return width * step / (STEPS - 1), height * (high - loss) / (high - low)
-
-    box = f'viewBox="-50 -20 {width + 70} {height + 60}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="sans-serif" font-size="12">']
-    for line in range(math.ceil(low), math.floor(high) + 1):
-        y = place(0, line)[1]
-        parts.append(f'<path d="M0 {y:.1f}H{width}" stroke="#dddddd"/>')
-        parts.append(f'<text x="-8" y="{y + 4:.1f}" text-anchor="end">{line}</text>')
-    for row, (name, curve) in enumerate(curves.items()):
-        points = " ".join("{:.1f},{:.1f}".format(*place(step, loss)) for step, loss in enumerate(curve))
-        style = f'stroke="{COLOURS[name]}" stroke-width="{WIDTHS[name]}"'
-        parts.append(f'<polyline points="{points}" fill="none" {style}/>')
-        parts.append(f'<path d="M{width - 150} {20 + 18 * row}h24" {style}/>')
-        parts.append(f'<text x="{width - 120}" y="{24 + 18 * row}">{name}</text>')
-    parts.append(f'<text x="{width / 2}" y="{height + 30}" text-anchor="middle">step</text>')
-    return "\n".join([*parts, '<text x="-40" y="-6">loss</text></svg>']) + "\n"
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from torch import multiprocessing
 
 ROW_SECONDS, LONG_SECONDS, LEAST_SECONDS = 100.0, 200.0, 15.0
-"""For a row; for block masks of many blocks that PyTorch itself makes, whose sort compiles for minutes; to begin one."""
+"""For a row; for two processes, and block masks of many blocks that PyTorch itself sorts, compiled for minutes; to begin one."""
 _MASKS = ("triangle", "padding", "documents")
 _RULES = ("documents", "window", "llama")
 """Cases whose masks go to flex attention as rules."""
@@ -258,7 +258,7 @@ def main() -> None:
         if left < LEAST_SECONDS:
             print(f"not measured: {row}", flush=True)
             continue
-        long = row.get("case", "").startswith(_RULES[0]) and row["variant"].startswith("by hand")
+        long = two or (row.get("case", "").startswith(_RULES[0]) and row["variant"].startswith("by hand"))
         seconds = min(LONG_SECONDS if long else ROW_SECONDS, left)
         found, failure = distributed(row, chosen.device, seconds) if two else worker.measure(row, seconds)
         results.add(row, found, failure)

@@ -88,7 +88,7 @@ def worker(rank: int, store: str, chosen: argparse.Namespace) -> None:
     device, steps, rest = chosen.device, chosen.steps, chosen.rest
     if device == "cuda":
         torch.cuda.set_device(rank)
-    backend, limit = "nccl" if device == "cuda" else "gloo", dt.timedelta(seconds=90)
+    backend, limit = "nccl" if device == "cuda" else "gloo", dt.timedelta(seconds=180)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=limit)
     wrong = False
     for mask in chosen.masks.split(","):

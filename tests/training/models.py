@@ -40,6 +40,19 @@ def _llama(spelling: str, dropout: float) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+def _mistral(spelling: str, dropout: float) -> torch.nn.Module:
+    config = transformers.MistralConfig(
+        vocab_size=VOCABULARY,
+        num_key_value_heads=2,
+        sliding_window=3,
+        use_cache=False,
+        attention_dropout=dropout,
+        attn_implementation=spelling,
+        **_SIZES,
+    )
+    return transformers.MistralForCausalLM(config)
+
+
 def _t5(spelling: str, dropout: float) -> torch.nn.Module:
     config = transformers.T5Config(
         vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, dropout_rate=dropout, use_cache=False
@@ -53,7 +66,7 @@ def _vit(spelling: str, dropout: float) -> torch.nn.Module:
     return transformers.ViTModel(config, add_pooling_layer=False)
 
 
-MODELS = {"bert": _bert, "gpt2": _gpt2, "llama": _llama, "t5": _t5, "vit": _vit}
+MODELS = {"bert": _bert, "gpt2": _gpt2, "llama": _llama, "mistral": _mistral, "t5": _t5, "vit": _vit}
 SPELLINGS = [(name, spelling) for name in ("bert", "gpt2", "vit") for spelling in ("eager", "sdpa")]
 SPELLINGS += [("llama", "eager"), ("t5", "eager")]
 """What PyTorch 2.4 can export: not the grouped heads of `scaled_dot_product_attention`; T5 has one spelling only."""

@@ -8,13 +8,13 @@ import torch
 from tests.training import models
 from tests.training.pytorch.comparing import compiled
 
-SPELLINGS = [*models.SPELLINGS, ("llama", "sdpa")]
+SPELLINGS = [*models.SPELLINGS, ("llama", "sdpa"), ("mistral", "eager"), ("mistral", "sdpa")]
 CASES = [
     (name, spelling, padding) for name, spelling in SPELLINGS for padding in models.PADDINGS if name != "vit" or padding == "none"
 ]
 
 
-IN_SINGLE = {("llama", "eager"), ("vit", "eager")}
+IN_SINGLE = {("llama", "eager"), ("mistral", "eager"), ("vit", "eager")}
 """These take the softmax in float32, whatever the type."""
 
 
