@@ -173,6 +173,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
             ["convert", "model.onnx", "-o", "model.onnx/out.onnx"],
             "model.onnx is a file, and model.onnx/out.onnx cannot be in it;",
         ),
+        (["optimize", "model.onnx", "--evidence", "model.onnx"], "evidence is model.onnx, a file; choose a folder"),
         (["optimize", "model.onnx", "--patterns", "model.onnx"], "model.onnx is no Python file by its name; --patterns takes"),
         (["optimize", "model.onnx", "--report", "model.onnx"], "--report is a model, model.onnx; choose another file"),
         (
@@ -212,6 +213,30 @@ def test_rewrites_that_differ_end_in_three_and_are_no_sites(
     assert capsys.readouterr().err == (
         "Error: 2 rewrites differed when verified and were taken back; 0 of 1 sites are left unfused by that\n"
     )
+
+
+@pytest.mark.parametrize("option", ["-o", "--report", "--evidence", "--patterns", "--certify", "--hf-config", "--conformance"])
+def test_a_path_that_the_file_system_refuses_is_no_defect(
+    option: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = ["--cache", "shared"] if option == "--hf-config" else []
+    assert main(["optimize", str(model), option, "n" * 300, *shared]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert names(model) == {"model.onnx"}
+
+
+def test_a_file_of_the_package_that_cannot_be_read_is_a_defect(
+    model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        raise PermissionError(13, "Permission denied", str(pathlib.Path(onnx_attnfuse.__file__).with_name("table.txt")))
+
+    monkeypatch.setattr(onnx_attnfuse, "optimize", broken)
+    assert main(["optimize", str(model)]) == 4
+    assert "a defect of ours" in capsys.readouterr().err
 
 
 def test_a_defect_leaves_a_report(
