@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -53,11 +52,11 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
 
 def _is_of_user(error: OSError) -> bool:
     """Whether an error of the file system is about a file that the user named, and not one of this package."""
-    if not isinstance(error.filename, (str, os.PathLike)):
+    if error.filename is None:
         return False
     import onnx_attnfuse
 
-    path = pathlib.Path(os.fsdecode(error.filename)).absolute()
+    path = pathlib.Path(str(error.filename)).absolute()
     return not any(path.is_relative_to(folder) for folder in (sys.prefix, pathlib.Path(onnx_attnfuse.__file__).parent))
 
 
