@@ -97,7 +97,9 @@ def test_report_is_the_documented_json(model: pathlib.Path, tmp_path: pathlib.Pa
 
 @pytest.mark.parametrize("spelling", ["--min-fused", "--min_fused"])
 @pytest.mark.parametrize(("wanted", "status"), [("1", 0), ("2", 1)])
-def test_min_fused(spelling: str, wanted: str, status: int, model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_sites_than_min_fused_asks_for_end_in_one(
+    spelling: str, wanted: str, status: int, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["optimize", str(model), spelling, wanted, "-q"]) == status
     assert model.with_name("model.attnfuse.onnx").exists()
     assert capsys.readouterr().err == ("Error: 1 of 1 sites are fused, --min-fused asks for 2\n" if status else "")
@@ -115,7 +117,7 @@ def with_weights_as_output(path: pathlib.Path) -> pathlib.Path:
     )
 
 
-def test_require_all(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_is_left_ends_in_one_where_all_are_required(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     with_weights_as_output(model)
     assert main(["optimize", str(model), "-q"]) == 0
     assert main(["optimize", str(model), "-q", "--require-all"]) == 1
@@ -187,7 +189,9 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
         (["explain", "other.onnx"], "other.onnx does not exist; check the path"),
     ],
 )
-def test_bad_usage(arguments: list[str], message: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(
+    arguments: list[str], message: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
