@@ -88,7 +88,8 @@ class Options:
     policy: Policy | None = None
     """Kernels to use; by default what the environment asks for when the work begins."""
     evidence: pathlib.Path | None = None
-    """Folder for the evidence of sites that differ; by default `attnfuse-evidence` in the working directory, made when needed."""
+    """Folder for the evidence of rewrites that differ; by default `attnfuse-evidence` in the working directory, made when
+    needed."""
     unproved: tuple[str, ...] = dataclasses.field(default=(), metadata={"command": False})
     """Values that keep the way in which they are computed, as no proof of another was found."""
     pictures: bool = dataclasses.field(default=False, metadata={"command": False})

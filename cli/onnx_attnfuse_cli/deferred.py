@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
 from onnx_attnfuse.kernels.policy import switch
@@ -34,14 +34,11 @@ class _Deferring:
         return spec
 
 
-def defer_imports(environment: Mapping[str, str] = os.environ) -> None:
+def defer_imports() -> None:
     """Defers what can be, in this process from here on; what is imported already stays as it is.
 
-    Args:
-        environment: Where `ATTNFUSE_DEFER_IMPORTS` is looked up.
-
     Raises:
-        OptionError: It is neither 0 nor 1.
+        OptionError: `ATTNFUSE_DEFER_IMPORTS` is neither 0 nor 1.
     """
-    if switch(VARIABLE, environment) != 0:
+    if switch(VARIABLE, os.environ) != 0:
         sys.meta_path.insert(0, _Deferring())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,12 +39,25 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
         return refused(str(error), model)
     if isinstance(error, click.ClickException):
         return refused(reported(error), model)
+    if isinstance(error, OSError) and _is_of_user(error):
+        what = f"{error.filename} cannot be used: {error.strerror}; check the path, and who may read and write there"
+        return refused(what, model)
     from onnx_attnfuse_cli.defect import write_report
 
     path = write_report(error, args)
     what = f"{type(error).__name__} inside attnfuse, a defect of ours; {path} says where, please report it"
     click.echo(f"Error: {_about(model)}{what}", err=True)
     return Exit.DEFECT
+
+
+def _is_of_user(error: OSError) -> bool:
+    """Whether an error of the file system is about a file that the user named, and not one of this package."""
+    if error.filename is None:
+        return False
+    import onnx_attnfuse
+
+    path = pathlib.Path(str(error.filename)).absolute()
+    return not any(path.is_relative_to(folder) for folder in (sys.prefix, pathlib.Path(onnx_attnfuse.__file__).parent))
 
 
 def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") -> Exit:

@@ -91,6 +91,7 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
     What Python cannot have in a name becomes an underscore, and a name that means something already, as class or softmax do, is
     made longer.
     """
+    from onnx_attnfuse.report.files import write_text
     from onnx_attnfuse_cli.naming import python_name
 
     texts = importlib.resources.files("onnx_attnfuse_cli") / "skeleton"
@@ -103,7 +104,7 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
         if path.exists():
             raise click.UsageError(f"{path} is there already; choose another name, or remove it")
     for path, text in files.items():
-        path.write_text(text.replace("NAME", called), encoding="utf-8")
+        write_text(text.replace("NAME", called), path.absolute())
         click.echo(f"wrote {path}")
     click.echo(f"next: attnfuse patterns check {output / called}.py, then python -m pytest {output / f'test_{called}.py'}")
     return Exit.DONE
@@ -162,7 +163,7 @@ def _model(text: str) -> Any:
     sys.path.insert(0, str(pathlib.Path(path).parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise click.UsageError(f"{path} cannot be run: {type(error).__name__}: {error}; mend the file") from error
     finally:
         sys.path.pop(0)

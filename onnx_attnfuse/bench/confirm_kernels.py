@@ -24,6 +24,8 @@ from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.providers import provider
 from onnx_attnfuse.reasons import Reason
 
+_SECONDS = 300.0
+"""How long a run may take."""
 LOGGED = "cuda"
 """The execution provider of which ONNX Runtime prints the kernels that it runs."""
 
@@ -61,14 +63,13 @@ def node_forecasts(model: ir.Model, lengths: Mapping[str, int], device: Device) 
     return found
 
 
-def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int], seconds: float = 300.0) -> list[Confirmation]:
+def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int]) -> list[Confirmation]:
     """Runs a fused model once on the GPU here, and says for every attention operator whether its kernel was forecast.
 
     Args:
         result: What `optimize` returned.
         arch: The architecture of that GPU.
         lengths: Numbers for symbolic sizes of its inputs.
-        seconds: How long it may take.
 
     Raises:
         RunError: It did not run; the message says why.
@@ -77,12 +78,12 @@ def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int], secon
         path = pathlib.Path(folder) / "fused.onnx"
         result.save(path)
         model = io.load(path)
-        inputs = fitting(path, model, lengths, LOGGED, seconds)
+        inputs = fitting(path, model, lengths, LOGGED, _SECONDS)
         session = result.report.session or Session(provider(LOGGED).ort_name)
         task = {"model": str(path), "ep": LOGGED, "provider_options": dict(session.provider_options)}
         child = Child({**task, **inputs.save(path.with_suffix(".npz"))}, {**session.environment, **SWITCH})
         try:
-            child.ask(None, seconds)
+            child.ask(None, _SECONDS)
         except ChildError as error:
             raise RunError(
                 f"the fused model did not run on the GPU: {error}; attnfuse bench --ep cuda runs the original too"

@@ -14,7 +14,8 @@ from onnx_attnfuse.graph.ops import is_standard
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_MAX_READ_ELEMENTS = 1 << 16
+MAX_READ_ELEMENTS = 1 << 16
+"""Constants of more elements are weights, which are not read while a model is understood."""
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
@@ -46,7 +47,7 @@ def is_constant(value: ir.Value | None) -> bool:
     return constant_tensor(value) is not None
 
 
-def constant_array(value: ir.Value | None, limit: int = _MAX_READ_ELEMENTS) -> Array | None:
+def constant_array(value: ir.Value | None, limit: int = MAX_READ_ELEMENTS) -> Array | None:
     """The constant as an array, if it has at most `limit` elements; larger ones (weights) are not read from disk."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.size > limit:

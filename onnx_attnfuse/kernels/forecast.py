@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from onnx_attnfuse.kernels.conditions import AttentionParams, Open
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.execution_provider import Kernels, OpSupport
-from onnx_attnfuse.kernels.support import support
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.kernels.support import support, supported
+from onnx_attnfuse.reasons import Reason
 
 FLASH = frozenset(["CUDNN_FLASH_ATTENTION", "FLASH_ATTENTION"])
 EFFICIENT = frozenset(["EFFICIENT_ATTENTION"])
@@ -93,7 +93,7 @@ def untimed(params: AttentionParams, device: Device) -> Forecast:
     if device.members:
         return _forecast_for_all(params, device.members)
     switched = dataclasses.replace(params, arch=device.arch, any_length=device.switches.any_length)
-    known = _known(params.op, device)
+    known = supported(params.op, device.provider)
     return _first(switched, known.kernels, (), device.switches.off, known)
 
 
@@ -132,13 +132,6 @@ def has_kernel(op: str, device: Device, kinds: frozenset[str]) -> bool:
     return not isinstance(known, Reason) and any(kernel in kinds for kernel, _ in known.kernels)
 
 
-def _known(op: str, device: Device) -> OpSupport:
-    found = support(op, device.provider)
-    if isinstance(found, Reason):
-        raise Refused(found.code, found.message)
-    return found
-
-
 def _first(
     params: AttentionParams, kernels: Kernels, refused: tuple[RefusedKernel, ...], off: frozenset[str], known: OpSupport
 ) -> Forecast:
@@ -157,7 +150,7 @@ def _first(
 
 def _time(params: AttentionParams, kernel: str, device: Device) -> float:
     """How long a kernel takes; infinite where that is not known."""
-    known = _known(params.op, device)
+    known = supported(params.op, device.provider)
     if known.timed_as is not None:
         other = forecast(dataclasses.replace(params, op=known.timed_as), device).time
         return other * (1.0 if known.share is None else known.share(params))

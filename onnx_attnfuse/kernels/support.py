@@ -1,10 +1,10 @@
-"""Support for fused operators by execution providers: `support(op, provider)`, the one place to ask."""
+"""Support for fused operators by execution providers: `support(op, provider)` is the one place to ask."""
 
 from __future__ import annotations
 
 from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.operators import by_key
-from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.reasons import Reason, Refused
 
 
 def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
@@ -31,3 +31,15 @@ def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
         return unknown if of_operator is None else of_operator()
     found = provider.operators[op]
     return Reason("no-kernel-for-device", f"{op} has no kernel on {provider.name}") if found is None else found
+
+
+def supported(op: str, provider: ExecutionProvider) -> OpSupport:
+    """The support that an execution provider has for an operator that is planned or built for it.
+
+    Raises:
+        Refused: The operator is not used there.
+    """
+    found = support(op, provider)
+    if isinstance(found, Reason):
+        raise Refused(found.code, found.message)
+    return found

@@ -169,8 +169,8 @@ class Report(JsonReport):
     """Everything a run found, did and refused."""
 
     _JSON_KEYS = (
-        "candidates", "fused", "already_fused", "skipped", "differing", "seconds", "ops_before", "ops_after", "notes", "failures",
-        "patterns", "policy", "session", "capture", "kv_cache", "dequantised", "sites",
+        "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds", "ops_before", "ops_after",
+        "notes", "failures", "patterns", "policy", "session", "capture", "kv_cache", "dequantised", "sites",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -211,7 +211,7 @@ class Report(JsonReport):
 
     @property
     def candidates(self) -> int:
-        """Number of attention sites: fused, already fused, or skipped."""
+        """Number of attention sites: fused, already fused, spelled out for their provider, or skipped."""
         return sum(site.status != "not-attention" for site in self.sites)
 
     @property

@@ -19,8 +19,9 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.kernels.operators.attention import INFO
+from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, taken, type_name
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
@@ -81,7 +82,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     weights, biases = _merged(builder, projections, spec)
     inputs: dict[str, ir.Value] = {"input": operand, "weights": weights, "bias": biases}
     if rows.bias is not None:
-        inputs["attention_bias"] = bias.full(rows.bias, broadcasts=taken(INFO.key, context.device).broadcasts_bias)
+        inputs["attention_bias"] = bias.full(rows.bias, broadcasts=supported(INFO.key, context.device.provider).broadcasts_bias)
     elif encoding.mask in {"lengths", "ranges"}:
         padding = read_padding(spec, meaning, context)
         inputs["mask_index"] = padding.lengths() if encoding.mask == "lengths" else padding.ranges()

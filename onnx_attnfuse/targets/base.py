@@ -15,9 +15,8 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.kernels.conditions import MaskForm
 from onnx_attnfuse.kernels.device import Device
-from onnx_attnfuse.kernels.execution_provider import OpSupport
 from onnx_attnfuse.kernels.support import support
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Reason
 
 Precondition = Literal["always", "right_padded", "unpadded"]
 """Batches for which an encoding is exact: all; padded on the right with a key left in every entry; without padding."""
@@ -75,18 +74,6 @@ def refuse_device(op: str, dtype: ir.DataType | None, device: Device, otherwise:
     if dtype == ir.DataType.FLOAT16 and device.provider.rounds_float16 is None:
         return Reason("no-kernel-for-type", f"{op} is not used for float16 on {device.ep}, which is not known to round it or not")
     return None if dtype in found.written else otherwise
-
-
-def taken(op: str, device: Device) -> OpSupport:
-    """What a device takes of an operator that is built for it.
-
-    Raises:
-        Refused: The operator is not used there.
-    """
-    found = support(op, device.provider)
-    if isinstance(found, Reason):
-        raise Refused(found.code, found.message)
-    return found
 
 
 def type_name(dtype: ir.DataType | None) -> str:

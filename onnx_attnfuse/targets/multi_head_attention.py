@@ -13,8 +13,9 @@ from onnx_attnfuse.attention.spec import AttentionSpec, Axes4, Source
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.kernels.execution_provider import Paying
 from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
+from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, taken, type_name
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
@@ -54,7 +55,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder, axes = context.builder, spec.axes
     bias = BiasEmitter(builder, axes, spec.dtype)
     rows = read_rows(spec, meaning, encoding, bias, context)
-    known = taken(INFO.key, context.device)
+    known = supported(INFO.key, context.device.provider)
     given = _operands(spec, rows, context, flat=flat or encoding.causal or not known.keys_by_head)
     query, key, value = given.values
     inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value, "bias": given.bias}

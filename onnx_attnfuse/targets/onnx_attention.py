@@ -14,8 +14,9 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.predicates import Causal
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators.onnx_attention import INFO
+from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, taken, type_name
+from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
@@ -80,7 +81,8 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     operands = grouped(builder, spec, rows, cached=encoding.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")
-    mask = None if rows.bias is None else bias.full(rows.bias, broadcasts=taken(INFO.key, context.device).broadcasts_bias)
+    known = supported(INFO.key, context.device.provider)
+    mask = None if rows.bias is None else bias.full(rows.bias, broadcasts=known.broadcasts_bias)
     query, key, value = operands.values
     if spec.sink is not None:
         key, value = (with_zeros(builder, item, 1) for item in (key, value))

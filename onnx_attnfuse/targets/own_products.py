@@ -41,12 +41,12 @@ class OwnProducts:
 def own_products(spec: AttentionSpec, builder: Builder, targets: tuple[Axes, Axes, Axes]) -> OwnProducts | None:
     """Emits a product for each operand where all three are columns of one that nothing else reads; None elsewhere.
 
+    Not for an attention with a cache: a step of one position wants one wide product (docs/decisions/0025).
+
     Args:
         spec: The attention.
         builder: What to build with.
         targets: The layouts wanted of queries, keys and values: (batch, positions, heads · channels).
-
-    A cache is what a step appends to, and a step of one position wants one wide product (docs/decisions/0025).
     """
     if spec.cache is not None or any(source.rotary is not None for operand in spec.operands() for source in operand):
         return None

@@ -68,8 +68,10 @@ class Verifier:
 
         Raises:
             MissingDependencyError: Judging was asked for and onnxruntime is absent.
-            OptionError: The choice does not exist.
+            OptionError: The choice does not exist, or evidence is to go to a file.
         """
+        if options.evidence is not None and pathlib.Path(options.evidence).is_file():
+            raise OptionError(f"evidence is {options.evidence}, a file; choose a folder")
         self.level = verification_level(options)
         self.differing = 0
         """How many rewrites were found different."""

@@ -3,7 +3,8 @@
     Q·Kᵀ ── Cast(float32) ── Softmax ── Cast(float16) ── ·V
 
 Exporters cast around Softmax when the model asks for a wider softmax; fused kernels accumulate in float32 anyway.
-Safety: a Cast to a non-float type is not read; Dropout passes only when its training input is absent or false.
+Safety: a cast to another type than a float, or to one that is not known, is not read; Dropout passes only when its training
+input is absent or false.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,8 @@ _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.Data
 
 
 def _passes(node: ir.Node, facts: Facts) -> bool:
-    if node.op_type == "Cast":
-        to = node.attributes.get("to")
-        return to is not None and not to.is_ref() and to.as_int() in _FLOATS
+    if node.op_type in {"Cast", "CastLike"}:
+        return facts.dtype(node.outputs[0]) in _FLOATS
     if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
         return facts.number(node.inputs[2]) == 0
     return True

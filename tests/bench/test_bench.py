@@ -209,7 +209,7 @@ def test_a_cell_is_measured_or_says_why() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_the_model_and_its_attention(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(small_models.written(WIDE, tmp_path / "model.onnx"))
     assert main(["bench", path, "--runs", "5", "--dim", "s=16", "--dim", "t=16", "--json"]) == 0
     whole, alone = json.loads(capsys.readouterr().out)
@@ -239,7 +239,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
         (["other.onnx"], "other.onnx does not exist; check the path"),
     ],
 )
-def test_bad_usage(
+def test_what_cannot_be_measured_is_one_line(
     arguments: list[str],
     message: str,
     tmp_path: pathlib.Path,

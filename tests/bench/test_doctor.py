@@ -126,7 +126,9 @@ def test_a_driver_that_cannot_tell_is_no_gpu(answer: str, tmp_path: pathlib.Path
     assert gpus.installed() == ()
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_the_command_tells_of_gpu_variables_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     fake_driver(tmp_path, "NVIDIA A100, 8.0, 580.65.06, 81559 MiB", monkeypatch)
     monkeypatch.setenv("ATTNFUSE_USE_EFFICIENT_ATTENTION", "0")
     monkeypatch.setenv("ORT_DISABLE_FLASH_ATTENTION", "1")

@@ -115,12 +115,12 @@ def completed(words: str, tmp_path: pathlib.Path) -> list[str]:
         ("attnfuse verbatim --x", []),
     ],
 )
-def test_bash_completes(words: str, offered: list[str], tmp_path: pathlib.Path) -> None:
+def test_bash_completes_commands_options_and_choices(words: str, offered: list[str], tmp_path: pathlib.Path) -> None:
     assert completed(words, tmp_path) == offered
 
 
 @pytest.mark.parametrize(("shell", "line"), [("zsh", "#compdef attnfuse"), ("fish", "complete --no-files --command attnfuse")])
-def test_other_shells(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_shells_get_scripts_of_theirs(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["completion", shell]) == 0
     assert line in capsys.readouterr().out
 

@@ -97,7 +97,9 @@ def test_report_is_the_documented_json(model: pathlib.Path, tmp_path: pathlib.Pa
 
 @pytest.mark.parametrize("spelling", ["--min-fused", "--min_fused"])
 @pytest.mark.parametrize(("wanted", "status"), [("1", 0), ("2", 1)])
-def test_min_fused(spelling: str, wanted: str, status: int, model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fewer_sites_than_min_fused_asks_for_end_in_one(
+    spelling: str, wanted: str, status: int, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["optimize", str(model), spelling, wanted, "-q"]) == status
     assert model.with_name("model.attnfuse.onnx").exists()
     assert capsys.readouterr().err == ("Error: 1 of 1 sites are fused, --min-fused asks for 2\n" if status else "")
@@ -115,7 +117,7 @@ def with_weights_as_output(path: pathlib.Path) -> pathlib.Path:
     )
 
 
-def test_require_all(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_is_left_ends_in_one_where_all_are_required(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     with_weights_as_output(model)
     assert main(["optimize", str(model), "-q"]) == 0
     assert main(["optimize", str(model), "-q", "--require-all"]) == 1
@@ -173,6 +175,7 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
             ["convert", "model.onnx", "-o", "model.onnx/out.onnx"],
             "model.onnx is a file, and model.onnx/out.onnx cannot be in it;",
         ),
+        (["optimize", "model.onnx", "--evidence", "model.onnx"], "evidence is model.onnx, a file; choose a folder"),
         (["optimize", "model.onnx", "--patterns", "model.onnx"], "model.onnx is no Python file by its name; --patterns takes"),
         (["optimize", "model.onnx", "--report", "model.onnx"], "--report is a model, model.onnx; choose another file"),
         (
@@ -186,7 +189,9 @@ def test_an_operator_that_stays_is_not_the_one_asked_for(
         (["explain", "other.onnx"], "other.onnx does not exist; check the path"),
     ],
 )
-def test_bad_usage(arguments: list[str], message: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(
+    arguments: list[str], message: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -212,6 +217,30 @@ def test_rewrites_that_differ_end_in_three_and_are_no_sites(
     assert capsys.readouterr().err == (
         "Error: 2 rewrites differed when verified and were taken back; 0 of 1 sites are left unfused by that\n"
     )
+
+
+@pytest.mark.parametrize("option", ["-o", "--report", "--evidence", "--patterns", "--certify", "--hf-config", "--conformance"])
+def test_a_path_that_the_file_system_refuses_is_no_defect(
+    option: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = ["--cache", "shared"] if option == "--hf-config" else []
+    assert main(["optimize", str(model), option, "n" * 300, *shared]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert names(model) == {"model.onnx"}
+
+
+def test_a_file_of_the_package_that_cannot_be_read_is_a_defect(
+    model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        raise PermissionError(13, "Permission denied", str(pathlib.Path(onnx_attnfuse.__file__).with_name("table.txt")))
+
+    monkeypatch.setattr(onnx_attnfuse, "optimize", broken)
+    assert main(["optimize", str(model)]) == 4
+    assert "a defect of ours" in capsys.readouterr().err
 
 
 def test_a_defect_leaves_a_report(

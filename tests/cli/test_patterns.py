@@ -52,6 +52,14 @@ def test_show_of_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "Error: no pattern is called 'nothing'; `attnfuse patterns list` shows them\n"
 
 
+def test_new_writes_nothing_where_a_name_is_too_long_for_a_file(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["patterns", "new", "n" * 300, "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("Error: ")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.exhaustive
 def test_new_writes_a_pattern_and_a_test_that_pass(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patterns", "new", "mine", "-o", str(tmp_path)]) == 0

@@ -136,7 +136,9 @@ def test_verbose_tells_all_of_each(folder: pathlib.Path, capsys: Captured) -> No
         ),
     ],
 )
-def test_bad_usage(arguments: list[str], message: str, folder: pathlib.Path, capsys: Captured) -> None:
+def test_arguments_that_contradict_each_other_are_one_line_and_write_nothing(
+    arguments: list[str], message: str, folder: pathlib.Path, capsys: Captured
+) -> None:
     assert main(["optimize", *arguments]) == 2
     assert capsys.readouterr() == ("", f"Error: {message}\n")
     assert files(folder) == SOURCES

@@ -132,7 +132,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"), [("missing/out.onnx", "does not exist; make it first"), ("", "is a folder; give the name")]
 )
-def test_bad_targets(target: str, message: str, tmp_path: pathlib.Path) -> None:
+def test_a_folder_that_is_not_there_and_one_that_is_are_refused(target: str, message: str, tmp_path: pathlib.Path) -> None:
     model = io.load(small_models.written(small_models.LINEAR, tmp_path / "m.onnx"))
     with pytest.raises(OptionError, match=message):
         io.save(model, tmp_path / target)

@@ -149,7 +149,7 @@ def test_a_sum_is_made_of_its_summands(expression: Expression) -> None:
 
 
 @given(st.lists(expressions, max_size=4), values)
-def test_product(factors: list[Expression], values: Values) -> None:
+def test_a_product_of_sizes_is_that_of_their_values(factors: list[Expression], values: Values) -> None:
     expected = 1
     for _, value in factors:
         expected *= value(values)

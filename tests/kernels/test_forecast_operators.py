@@ -257,7 +257,7 @@ def test_lengths_and_types_that_the_model_does_not_have() -> None:
             kernel(**wrong)
 
 
-def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_forecasts_for_each_device_that_is_named(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(small_models.written(small_models.ATTENTION.replace(", 4]", ", 64]"), tmp_path / "model.onnx"))
     assert main(["kernels", path, "--arch", "cpu,sm80", "--dtype", "float16", "--seq", "512"]) == 0
     out = capsys.readouterr().out
@@ -291,7 +291,7 @@ def test_layers_share_a_line_unless_each_is_wanted(capsys: pytest.CaptureFixture
         (["--confirm"], "there is none here; attnfuse doctor says what is there"),
     ],
 )
-def test_bad_usage(
+def test_what_cannot_be_forecast_or_confirmed_is_one_line(
     arguments: list[str],
     message: str,
     tmp_path: pathlib.Path,

@@ -22,8 +22,9 @@ def written(report: Report | UnfuseReport | ConversionReport | Verification) -> 
 
 def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
     site = SiteReport("Softmax_1", "main", "skipped", reasons=(Reason("not-causal", "no triangle"),))
-    found = written(Report((site,), 1.23456, {"Add": 2}, notes=("a note",), failures=(FAILURE,), steps={"read": 0.5}))
-    counts = ["schema", "candidates", "fused", "already_fused", "skipped", "differing", "seconds"]
+    wanted = SiteReport("Softmax_2", "main", "spelled-out")
+    found = written(Report((site, wanted), 1.23456, {"Add": 2}, notes=("a note",), failures=(FAILURE,), steps={"read": 0.5}))
+    counts = ["schema", "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds"]
     parts = [
         "ops_before",
         "ops_after",
@@ -38,7 +39,7 @@ def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
         "sites",
     ]
     assert list(found) == [*counts, *parts]
-    assert [found[name] for name in counts] == [1, 1, 0, 0, 1, 0, 1.235]
+    assert [found[name] for name in counts] == [1, 2, 0, 0, 1, 1, 0, 1.235]
     assert (found["ops_before"], found["notes"], found["session"]) == ({"Add": 2}, ["a note"], None)
     assert found["sites"][0]["reasons"] == [{"code": "not-causal", "message": "no triangle", "node": None}]
     assert found["failures"][0]["places"] == ["node_1"]

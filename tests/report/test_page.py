@@ -190,7 +190,7 @@ def test_versions_stand_below() -> None:
     assert f"onnxruntime {importlib.metadata.version('onnxruntime')}" in told
 
 
-def test_nothing_found() -> None:
+def test_a_page_without_sites_says_that_there_is_no_attention() -> None:
     found = document(page(Report((), 0.0), "nothing"))
     assert texts(found, ".empty") == ["There is no attention in this model."]
 

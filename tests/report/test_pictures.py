@@ -148,7 +148,7 @@ def seen(cells: tuple[str, ...]) -> np.ndarray:
     return np.array([[letter != "." for letter in row] for row in cells])
 
 
-def test_padding() -> None:
+def test_padding_is_drawn_for_a_batch_without_and_with_it_on_either_side() -> None:
     found = masked("bool[b, 1, 1, t]", "[masking] masked = Where(mask, scaled, low)")
     assert found is not None
     assert [panel.title for panel in found.panels] == ["no padding", "padded on the right", "padded on the left"]

@@ -122,7 +122,7 @@ def test_verbose_folds_nothing() -> None:
         ({"scale": 1.0}, "padding, 12×64, scale 1,"),
     ],
 )
-def test_field_terms(changes: dict[str, object], meaning: str) -> None:
+def test_an_attention_is_told_in_terms_of_the_field(changes: dict[str, object], meaning: str) -> None:
     assert meaning in shown(report_of(fused(1, **changes)))
 
 
@@ -167,7 +167,7 @@ def test_last_line_counts_sites_that_differed_apart_from_rewrites_around_them() 
     assert shown(report_of(fused(1), differing=1)).splitlines()[-1] == "fused 1 of 1 attention site; 1 rewrite taken back"
 
 
-def test_nothing_found() -> None:
+def test_a_report_without_sites_is_one_line() -> None:
     assert shown(report_of()) == "found no attention\n"
 
 

@@ -309,7 +309,7 @@ def test_padding_as_lengths_behind_a_test() -> None:
 
 
 @pytest.mark.parametrize("half", ["float16", pytest.param("bfloat16", marks=_SLOW)])
-def test_half_precision(half: str) -> None:
+def test_half_precision_is_fused_where_there_is_a_kernel_for_it(half: str) -> None:
     """Judged as it is and as float32; rows without a key cannot be levelled, so padding is refused where they must be."""
     model = exported(Three(mask="causal").to(getattr(torch, half)), dynamo=True)
     assert model.graph.input[0].type.tensor_type.elem_type == getattr(onnx.TensorProto, half.upper())

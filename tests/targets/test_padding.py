@@ -161,7 +161,7 @@ def test_a_second_run_changes_nothing() -> None:
         ({"padding": "auto", "ep": "cpu", "arch": None}, {"attention_bias b 1 1 t"}),
     ],
 )
-def test_policies(choices: dict[str, object], forms: set[str]) -> None:
+def test_what_is_said_of_padding_decides_the_forms_of_a_mask(choices: dict[str, object], forms: set[str]) -> None:
     report = guarded(_model("padding", "-10000", "plain"), **choices).report
     assert {site.mask_form for site in report.sites} == forms
 

@@ -243,7 +243,7 @@ STEPS = """
 
 
 @pytest.mark.parametrize(("nodes", "inputs"), [(BRANCHES, "bool flag, float[n] x"), (STEPS, "int64 count, float[n] x")])
-def test_nested_graphs(nodes: str, inputs: str) -> None:
+def test_nested_graphs_are_converted_and_compute_the_same(nodes: str, inputs: str) -> None:
     model = parsed(nodes, inputs, "float[n] out", "float some = {0.5}")
     half = converted(model)
     feeds = {"flag": np.asarray(True), "count": np.asarray(2), "x": np.arange(3, dtype=np.float32)}

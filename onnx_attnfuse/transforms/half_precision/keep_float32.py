@@ -34,7 +34,7 @@ from onnx_attnfuse.graph.ops import (
     plain_domain,
 )
 from onnx_attnfuse.thresholds import MASKS
-from onnx_attnfuse.transforms.half_precision.rounding import is_beyond
+from onnx_attnfuse.transforms.half_precision.rounding import MAX_SCALAR_LIKE_ELEMENTS, is_beyond
 
 _FLOAT = ir.DataType.FLOAT
 _STATISTICS = REDUCTIONS - {"ReduceMax", "ReduceMin"}
@@ -50,8 +50,6 @@ _FOLLOWING = (_VIEWS | CASTS | COMPARES).union(
 """Cheap operators: they are computed in the type of what they read, or of what reads them."""
 _PRODUCTS = GATHERS | {"Einsum", "MatMul"}
 """Operators that stay float32 only if they read neither activations nor weights."""
-_MAX_SCALAR_LIKE_ELEMENTS = 16
-"""Constants of more elements are learned."""
 _WEIGHTS = 1 << 12
 """Constants of more elements are the weights of a layer."""
 _STAYS = {"GroupNorm": (1, 2), "SkipGroupNorm": (1, 2)}
@@ -143,7 +141,7 @@ class _Finder:
             if value is None or self._facts.dtype(value) != _FLOAT or is_fixed(node, place, self._opset):
                 continue
             tensor = constant_tensor(value)
-            learned = tensor is not None and tensor.size > _MAX_SCALAR_LIKE_ELEMENTS and not is_beyond(tensor, self._dtype)
+            learned = tensor is not None and tensor.size > MAX_SCALAR_LIKE_ELEMENTS and not is_beyond(tensor, self._dtype)
             if learned or (value in self._pure - self._beyond and is_standard(node, "Add", "Sub") and self._fits(value)):
                 yield node, place
 

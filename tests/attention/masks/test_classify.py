@@ -116,7 +116,7 @@ def _model(inputs: str, mask: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_is_recognised(name: str) -> None:
+def test_a_mask_that_exporters_write_is_called_by_its_name(name: str) -> None:
     inputs, mask, kind, text = CASES[name]
     (site,) = onnx_attnfuse.explain(_model(inputs, mask), verify="sites").sites
     assert (site.status, site.reasons) == ("fused", ())

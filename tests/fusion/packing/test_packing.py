@@ -305,7 +305,7 @@ def test_a_target_must_exist() -> None:
 @pytest.mark.parametrize(
     ("arch", "kernel"), [("sm90", "FLASH_ATTENTION"), ("sm80", "FLASH_ATTENTION"), ("sm75", "TRT_FUSED_ATTENTION")]
 )
-def test_forecasts(arch: str, kernel: str) -> None:
+def test_packed_attention_has_a_kernel_on_each_architecture(arch: str, kernel: str) -> None:
     import onnx_ir as ir
 
     from onnx_attnfuse.graph import sizes
