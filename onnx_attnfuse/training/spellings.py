@@ -1,9 +1,9 @@
 """How ORTModule exports two operators of PyTorch that are exported otherwise in a form which it cannot train.
 
 `scaled_dot_product_attention` is spelled out by PyTorch's exporter for inference: it drops nothing where it should, has no
-gradient where it drops, knows no grouped heads and with PyTorch 2.4 no scale, and leaves NaN in the gradients of rows without a key
-where eager gives zeros. Here it is spelled out as eager computes it, forward and backward; without a mask it stays one call where a
-policy asks for that.
+gradient where it drops, knows no grouped heads and with PyTorch 2.4 no scale, and leaves NaN in the gradients of rows without a
+key where eager gives zeros. Here it is spelled out as eager computes it, forward and backward; without a mask it stays one call
+where a policy asks for that.
 
 `unflatten` has its axis computed at run time, at which ONNX Runtime's shape inference fails; `torch.nn.MultiheadAttention` uses
 it.
