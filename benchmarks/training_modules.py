@@ -129,7 +129,7 @@ def subjects() -> Iterator[Subject]:
             paddings = ("right", "left", "holes") if "padding" in kind else ("right",)
             make = _seeded(lambda kind=kind, dropout=dropout: Own(kind, dropout))
             yield Subject("torch.nn", f"{kind}{_words(dropout)}", make, tuple(map(given, paddings)), dropout > 0)
-    for name, spelling in (*models.SPELLINGS, ("llama", "sdpa"), ("mistral", "eager"), ("mistral", "sdpa")):
+    for name, spelling in models.SPELLINGS:
         for dropout in (0.0, DROPOUT):
             paddings = models.PADDINGS if name != "vit" else ("none",)
             inputs = [models.inputs(name, padding) for padding in paddings if dropout == 0 or padding in {"right", "none"}]

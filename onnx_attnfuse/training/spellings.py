@@ -1,8 +1,9 @@
 """How ORTModule exports two operators of PyTorch that are exported otherwise in a form which it cannot train.
 
 `scaled_dot_product_attention` is spelled out by PyTorch's exporter for inference: it drops nothing where it should, has no
-gradient where it drops, knows no grouped heads, and leaves NaN in the gradients of rows without a key where eager gives zeros.
-Here it is spelled out as eager computes it, forward and backward; without a mask it stays one call where a policy asks for that.
+gradient where it drops, knows no grouped heads and with PyTorch 2.4 no scale, and leaves NaN in the gradients of rows without a
+key where eager gives zeros. Here it is spelled out as eager computes it, forward and backward; without a mask it stays one call
+where a policy asks for that.
 
 `unflatten` has its axis computed at run time, at which ONNX Runtime's shape inference fails; `torch.nn.MultiheadAttention` uses
 it.
@@ -86,7 +87,8 @@ def _attention(
             return kept
     if helper._maybe_get_const(grouped, "b"):
         key, value = (_repeated(graph, item, query) for item in (key, value))
-    product = _pytorchs("scaled_dot_product_attention")(graph, query, key, value, None, 0.0, is_causal, scale)
+    known = _as_value(graph, scale, query)
+    product = _pytorchs("scaled_dot_product_attention")(graph, query, key, value, None, 0.0, is_causal, known)
     weights = next(product.node().inputs())
     if masked:
         weights = _masked(graph, next(weights.node().inputs()), mask, query)
@@ -94,6 +96,17 @@ def _attention(
         symbolic: Any = importlib.import_module("torch.onnx.symbolic_opset12")
         weights = symbolic.dropout(graph, weights, share, True)
     return graph.op("MatMul", weights, value) if masked or share else product
+
+
+def _as_value(graph: Any, scale: Any, query: Any) -> Any:
+    """A scale that is a number as a value which the exporter of PyTorch 2.4 does not take for one: it fails on numbers."""
+    number = None if scale is None else _helper()._maybe_get_const(scale, "f")
+    if not isinstance(number, float):
+        return scale
+    torch: Any = importlib.import_module("torch")
+    scalars: Any = torch.onnx.JitScalarType
+    dtype = scalars.from_value(query, scalars.FLOAT).dtype()
+    return graph.op("Identity", graph.op("Constant", value_t=torch.tensor(number, dtype=dtype)))
 
 
 def _masked(graph: Any, scores: Any, mask: Any, query: Any) -> Any:

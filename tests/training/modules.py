@@ -351,4 +351,4 @@ KEPT: Mapping[str, Case] = {
     "torch_unmasked": Case(torch_unmasked),
     "torch_scaled": Case(torch_scaled),
 }
-"""What may be kept as one call at export; PyTorch 2.4 cannot export a scale of its own otherwise."""
+"""What may be kept as one call at export."""

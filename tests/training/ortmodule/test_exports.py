@@ -15,6 +15,7 @@ from torch.nn import functional
 from onnx_attnfuse.training import ORTModule
 from onnx_attnfuse.training.installed import ortmodule
 from onnx_attnfuse.training.spellings import gives_zeros
+from tests.training.modules import KEPT
 from tests.training.ortmodule.steps import assert_same, step
 
 _HAS_GROUPS = "enable_gqa" in str(functional.scaled_dot_product_attention.__doc__)
@@ -128,6 +129,15 @@ def test_grouped_heads() -> None:
     found = step(module, {"x": images()})
     assert [site.fused for site in module.attention_reports[0].sites] == [True]
     assert_same(found, step(Grouped(), {"x": images()}))
+
+
+@pytest.mark.parametrize("name", ["torch_scaled", "torch_causal"])
+def test_a_scale_that_a_module_gives_is_its_scale_and_none_is_pytorchs(name: str) -> None:
+    case = KEPT[name]
+    module = ORTModule(case.module())
+    found = step(module, case.inputs())
+    assert [site.fused for site in module.attention_reports[0].sites] == [True]
+    assert_same(found, step(case.module(), case.inputs()))
 
 
 @pytest.mark.parametrize("dead", [False, True])

@@ -8,7 +8,7 @@ from onnx_attnfuse.training import ORTModule
 from tests.training.models import PADDINGS, SPELLINGS, inputs, model
 from tests.training.ortmodule.steps import assert_same, step
 
-SITES = {"bert": 2, "gpt2": 2, "vit": 2, "llama": 2, "t5": 6}
+SITES = {"bert": 2, "gpt2": 2, "vit": 2, "llama": 2, "mistral": 2, "t5": 6}
 FUSED = {"t5": 2}
 """The others have a position bias that is trained, which the CPU's kernel gives no gradient for."""
 CASES = [(name, spelling, padding) for name, spelling in SPELLINGS for padding in (PADDINGS if name != "vit" else ("none",))]

@@ -8,9 +8,11 @@ import torch
 from tests.training import models
 from tests.training.pytorch.comparing import compiled
 
-SPELLINGS = [*models.SPELLINGS, ("llama", "sdpa"), ("mistral", "eager"), ("mistral", "sdpa")]
 CASES = [
-    (name, spelling, padding) for name, spelling in SPELLINGS for padding in models.PADDINGS if name != "vit" or padding == "none"
+    (name, spelling, padding)
+    for name, spelling in models.SPELLINGS
+    for padding in models.PADDINGS
+    if name != "vit" or padding == "none"
 ]
 
 
