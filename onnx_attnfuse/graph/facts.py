@@ -210,7 +210,7 @@ class Facts:
         return sizes.symbol(name)
 
     def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
-        """The length of an axis that is cut out from a place told at run time on, if it is `length` unless the axis ends before."""
+        """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
         if not self.assumed.indices_in_range:
             return self.fresh(value, axis)
         self._spans.add(length)

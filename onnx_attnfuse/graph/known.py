@@ -38,7 +38,7 @@ class Known(Protocol):
         ...
 
     def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
-        """The length of an axis that is cut out from a place told at run time on, if it is `length` unless the axis ends before."""
+        """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
         ...
 
     def meet(self, left: Dim, right: Dim) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.expression import Linear, combine, constant, scaled
 from onnx_attnfuse.attention.masks.reshape_index import At
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.rules.reading import from_start, slice_bounds, span_of
 from onnx_attnfuse.graph.sizes import Dim
 
 
-def cut_from(node: ir.Node, dims: Dims, at: At, facts: Facts, told: Callable[[ir.Value, Dim], Linear | None]) -> At | None:
+def cut_from(
+    node: ir.Node, dims: Sequence[Dim], at: At, facts: Facts, told: Callable[[ir.Value, Dim], Linear | None]
+) -> At | None:
     """The index in the input of a Slice of the element at an index of its result; None where it cannot be told.
 
     Args:
