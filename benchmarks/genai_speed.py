@@ -134,6 +134,20 @@ same weights.
 |---|---|---|---|---|---|---|
 {rows}
 
+What a step takes besides its products shows where weights are next to nothing: with 4 layers of 128 channels, a cache of
+64 positions and ONNX Runtime by itself (November 2026) the builder's model takes 75 µs, that with padding anywhere 102, and
+with `--padding assume-right` 92. That is 0.4 µs for each of 70 and of 45 operators more, after ONNX Runtime's own fusions:
+
+- positions as a caller gives them, 14 operators once for the model: the builder's model counts them by itself, and has a table of
+  sines for as many as `context_length`;
+- rotations in front of the attentions, two in each layer, as the operator on a CPU rotates a prompt of several entries by the
+  positions of the first, and a Reshape that keeps ONNX Runtime from undoing that;
+- three products in the place of one, two in each layer more;
+- sums apart from normalizations, two in each layer, which is faster: 8.6 µs in the place of 10.2 for 512 channels;
+- the order of tokens where padding may lie anywhere, 25 operators once for the model. `--padding assume-right` leaves them out.
+
+So the smaller a model the more it shows, and from 8 layers of 1024 channels on other things count for more.
+
 Operators:
 
 {operators}

@@ -86,6 +86,10 @@ _ALL = (
     Decoder("smollm3, rotary in some layers", "SmolLM3", _GROUPED | {"no_rope_layers": [1, 0]}),
     Decoder("stablelm, partly rotary", "StableLm", _GROUPED),
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
+    Decoder("falcon, one head of keys", "Falcon", _SIZE | {"multi_query": True, "bias": False}, 1),
+    Decoder("gpt_bigcode, one head of keys", "GPTBigCode", _GPT2 | _TOKENS | {"multi_query": True}, 1),
+    Decoder("nemotron, squared activation", "Nemotron", _GROUPED),
+    Decoder("mixtral, experts", "Mixtral", _GROUPED | _EXPERTS),
     Decoder("qwen3_moe, experts", "Qwen3Moe", _GROUPED | _QWEN_EXPERTS),
     Decoder("gpt_oss, sinks, windows, experts", "GptOss", _LOCAL | _EXPERTS, attention="eager"),
 )

@@ -61,6 +61,7 @@ class Facts:
         """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
         self._shared: Counter[str] = Counter()
         self._enforced: set[tuple[Dim, Dim]] = set()
+        self._spans: set[Dim] = set()
         self._spreads: dict[Dim, set[Dim]] = {}
         """For a length those others that meet it where operands broadcast, so that they may be 1 where it is not."""
         for value in graph.inputs:
@@ -207,6 +208,17 @@ class Facts:
         name = f"{value.name}.{axis}"
         self.origins.setdefault(name, (value, axis))
         return sizes.symbol(name)
+
+    def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
+        """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
+        if not self.assumed.indices_in_range:
+            return self.fresh(value, axis)
+        self._spans.add(length)
+        return length
+
+    def is_span(self, length: Dim) -> bool:
+        """Whether something is taken to be cut out whole, in this length, from a place on that is told at run time."""
+        return length in self._spans
 
     def learn(self, node: ir.Node) -> None:
         """Reads a node, again if what is known of its inputs has changed."""

@@ -37,6 +37,10 @@ class Known(Protocol):
         """A symbol for the unknown length of one axis."""
         ...
 
+    def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
+        """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
+        ...
+
     def meet(self, left: Dim, right: Dim) -> None:
         """Notes that two lengths have to agree at run time."""
         ...

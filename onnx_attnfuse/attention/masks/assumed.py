@@ -33,7 +33,9 @@ def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[As
     if spec.wider:
         yield "masks-fit"
     elements = [element for part in (meaning.allowed, *meaning.biases) for element in elements_of(part)]
-    if any(elements_of(place) for element in elements for place in element.at):
+    if any(elements_of(place) for element in elements for place in element.at) or any(
+        facts.is_span(length(axis)) for axis in (axes.i, axes.j)
+    ):
         yield "indices-in-range"
     if spec.unshifted:
         yield "finite-exponentials"

@@ -29,9 +29,10 @@ from onnx_attnfuse.attention.masks.expression import (
     scaled,
 )
 from onnx_attnfuse.attention.masks.reshape_index import At, regrouped
+from onnx_attnfuse.attention.masks.slice_index import cut_from
 from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import axes_of, from_start, slice_bounds
+from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 _TABLE = 4096
@@ -235,19 +236,15 @@ def _tile(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | Non
 
 def _slice(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
     dims = reader.input_dims(node, 0)
-    found = None if dims is None else slice_bounds(node, len(dims), reader.facts)
-    if dims is None or found is None:
+    if dims is None:
         return None
-    inner = list(at)
-    for axis, (start, _, step) in found.items():
-        item = inner[axis]
-        if not isinstance(item, Linear) or step < 1:
-            return None
-        begin = from_start(start, dims[axis])
-        if begin is None:
-            return None
-        inner[axis] = combine(scaled(item, step), constant(begin))
-    return reader.input(node, 0, tuple(inner), depth)
+
+    def told(start: ir.Value, size: Dim) -> Linear | None:
+        rank = reader.facts.rank(start) or 0
+        return _place(reader.element(start, (constant(0),) * rank, depth), size, reader.facts)
+
+    inner = cut_from(node, dims, at, reader.facts, told)
+    return None if inner is None else reader.input(node, 0, inner, depth)
 
 
 def _gather(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias, cast
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.known import Content, Dims, Known
+from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 ShapeRule: TypeAlias = Callable[[ir.Node, Known], Sequence[Dims | None]]
@@ -92,6 +93,37 @@ def slice_bounds(node: ir.Node, rank: int, facts: Known) -> dict[int, tuple[Dim,
             return None
         bounds[axis % rank] = (start, end, step)
     return bounds
+
+
+def span_of(node: ir.Node, facts: Known) -> tuple[int, ir.Value, Dim] | None:
+    """The axis of a Slice `[start : start + length]`, the start, which is told at run time, and the length; None for others."""
+    axes, steps = int_list(node, 3, "axes", facts), int_list(node, 4, "steps", facts)
+    start, end = (_viewed(given(node, place)) for place in (1, 2))
+    if (
+        axes is None
+        or len(axes) != 1
+        or not isinstance(axes[0], int)
+        or steps not in {None, (1,)}
+        or start is None
+        or end is None
+    ):
+        return None
+    node_of_end = end.producer()
+    if not is_standard(node_of_end, "Add") or start not in (parts := [_viewed(item) for item in node_of_end.inputs]):
+        return None
+    added = node_of_end.inputs[1 - parts.index(start)]
+    content = None if added is None else facts.content(added)
+    length = content[0] if isinstance(content, tuple) and len(content) == 1 else content
+    if not isinstance(length, (int, Size)) or isinstance(length, bool) or sizes.least(length) < 0:
+        return None
+    return axes[0], start, length
+
+
+def _viewed(value: ir.Value | None) -> ir.Value | None:
+    """The one number that a value is, before it was given another shape."""
+    while value is not None and is_standard(node := value.producer(), *RESHAPES, "Identity"):
+        value = node.inputs[0]
+    return value
 
 
 def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:

@@ -17,6 +17,7 @@ from onnx_attnfuse.graph.rules.reading import (
     rules,
     slice_bounds,
     slice_length,
+    span_of,
     split_lengths,
 )
 from onnx_attnfuse.graph.sizes import Dim
@@ -63,6 +64,10 @@ def _slice(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
         return [None]
     bounds = slice_bounds(node, len(dims), facts)
     output = node.outputs[0]
+    if bounds is None and (found := span_of(node, facts)) is not None:
+        axis, _, span = found
+        axis %= len(dims)
+        return [_with_length(dims, axis, facts.span(output, axis, span))]
     if bounds is None:
         axes = int_list(node, 3, "axes", facts)
         touched = {axis % len(dims) for axis in axes if isinstance(axis, int)} if axes is not None else set(range(len(dims)))
