@@ -96,6 +96,8 @@ def _facts(record: ExecutionProvider) -> Iterator[str]:
         yield "Models of fixed sizes only (`--dim`)."
     if record.mixes_up_inputs:
         yield "Inputs that nobody reads are put last, as those behind them are taken for one another; names stay."
+    if record.gathers_flat:
+        yield "Indices of Gather are laid flat where they have more than two axes, with which it is wrong."
     if record.pays:
         yield f"What pays there, by name: {', '.join(sorted(record.pays))}."
 
