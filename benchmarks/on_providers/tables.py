@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.on_providers.judge import EMULATED, Row, Side
+from benchmarks.on_providers.judge import EMULATED, NARROW, TOLERANCES, Row, Side
 
 _NONE = "–"
 _LENGTH = 110
@@ -58,6 +58,12 @@ def summary(ep: str, rows: Sequence[Row]) -> Iterator[str]:
     alone = f"only ours: {len(only_ours)}; only the export: {only_export}; neither: {neither}"
     yield f"Both run: {len(both)} of {len(there)}; {alone}."
     yield f"Wrong beside the export on the provider: {sum(bool(row.wrong) for row in both)}."
+    if ep in NARROW:
+        limit = TOLERANCES["float16"]
+        before, after = (
+            sum(side.error > limit for side in sides) for sides in ([row.export for row in both], [row.ours for row in both])
+        )
+        yield f"Off by more than {limit:g} of the magnitude on the provider: {before} exports, {after} of ours."
     if only_ours:
         yield f"Off beyond the tolerance where only ours runs: {sum(bool(row.wrong) for row in only_ours)} of {len(only_ours)}."
     counted = [row for row in both if row.export.on_cpu is not None]

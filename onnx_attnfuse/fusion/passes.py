@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion import foreign, left_out, rounded_views
+from onnx_attnfuse.fusion import flat_gathers, foreign, left_out, rounded_views
 from onnx_attnfuse.fusion.enabling import apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -293,6 +293,13 @@ def sort_nodes(graph: PassContext) -> int:
         return 0
     graph.scope.graph.sort()
     return 1
+
+
+def flatten_indices(graph: PassContext) -> int:
+    """Lays the indices of each Gather flat, for an execution provider that is wrong where they have many axes."""
+    if not graph.run.plan_context.device.provider.gathers_flat:
+        return 0
+    return flat_gathers.flatten_indices(graph.graph_context())
 
 
 def order_inputs(graph: PassContext) -> int:

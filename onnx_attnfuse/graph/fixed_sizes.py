@@ -19,7 +19,7 @@ from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import Array, all_nodes, is_constant
+from onnx_attnfuse.graph.constants import Array, all_nodes, attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, REARRANGES, REPEATS, SLICES, is_standard
@@ -121,6 +121,7 @@ def fold_sizes(model: ir.Model, assumed: Assumed) -> int:
         _fold_known(model, assumed)
         optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_is_small_whole)
         left, last = _count(model), left
+    _drop_empty_parts(model, assumed)
     IdentityEliminationPass()(model)
     left = _count(model)
     facts = Facts(model.graph, assumed=assumed)
@@ -129,6 +130,26 @@ def fold_sizes(model: ir.Model, assumed: Assumed) -> int:
         if dims is not None and all(isinstance(dim, int) for dim in dims):
             value.shape = ir.Shape([dim for dim in dims if isinstance(dim, int)])
     return nodes - left
+
+
+def _drop_empty_parts(model: ir.Model, assumed: Assumed) -> None:
+    """Takes what has no elements out of each Concat, as where a rotary embedding leaves no channel alone; QNN takes none."""
+    for scope in scopes(model, assumed):
+        for node in tuple(scope.graph):
+            if not is_standard(node, "Concat"):
+                continue
+            axis: int = attribute(node, "axis", 0)
+            parts = [(value, None if value is None else scope.facts.dims(value)) for value in node.inputs]
+            kept = [value for value, dims in parts if not dims or dims[axis] != 0]
+            if not kept or len(kept) == len(parts):
+                continue
+            for place, value in enumerate(kept):
+                node.replace_input_with(place, value)
+            node.resize_inputs(len(kept))
+            if len(kept) == 1:
+                node.op_type = "Identity"
+                node.attributes.clear()
+            sweep(value for value, _ in parts if value not in kept)
 
 
 def _count(model: ir.Model) -> int:

@@ -202,6 +202,8 @@ class ExecutionProvider:
     """Whether it takes models whose sizes are all numbers only."""
     mixes_up_inputs: bool = False
     """Whether it takes inputs for one another that stand behind one that nobody reads, so that such an input has to be last."""
+    gathers_flat: bool = False
+    """Whether Gather is wrong there with indices of more than two axes, so that they are laid flat."""
     architectures: tuple[int, ...] = ()
     """The architectures that kernels are forecast for, as compute capability times ten; none where they make no difference."""
     default_architecture: int = 0

@@ -14,9 +14,8 @@ import click
 import pytest
 
 import onnx_attnfuse
-from docs import reasons
+from docs import provider_pages, reasons
 from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
-from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse_cli import main, optimize, reason_codes
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
@@ -54,6 +53,13 @@ def test_the_index_of_reason_codes_is_as_the_code_has_it() -> None:
     assert (_DOCS / "reasons.md").read_text(encoding="utf-8") == reasons.page(), "run `make reasons`"
 
 
+def test_the_page_of_each_execution_provider_is_as_its_record_has_it() -> None:
+    pages = provider_pages.pages()
+    assert set(pages) == set((_DOCS / "providers").glob("*.md"))
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, "run `make provider-pages`"
+
+
 def test_every_command_has_its_help_on_the_page_of_commands() -> None:
     (listed,) = re.findall(r":commands: (.+)", (_DOCS / "command_line.md").read_text(encoding="utf-8"))
     assert listed.split(", ") == list(main._COMMANDS)
@@ -86,7 +92,7 @@ def test_help_has_the_options_under_the_headings_of_their_page() -> None:
 
 def test_every_value_has_a_bullet() -> None:
     kinds = typing.get_type_hints(onnx_attnfuse.Options)
-    values = {"auto", *providers.names(), *typing.get_args(kinds["padding"]), *typing.get_args(kinds["cache"]), *target_names()}
+    values = {"auto", *typing.get_args(kinds["padding"]), *typing.get_args(kinds["cache"]), *target_names()}
     values |= {*typing.get_args(kinds["kv_cache"])}
     assert bullets("  ") == values | {"none", "sites", "model", DEFAULT} | set(ASSUMPTIONS)
 

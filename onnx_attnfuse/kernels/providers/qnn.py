@@ -39,4 +39,7 @@ PROVIDER = ExecutionProvider(
     keeps_nan_rows=True,
     takes_if=False,
     fixed_sizes=True,
+    gathers_flat=True,
 )
+"""With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
+one, and said nothing. A Concat of parts that have no elements is not taken at all."""

@@ -73,11 +73,9 @@ def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Ten
     full = seen == _BLOCK * _BLOCK
     partial = (seen > 0) & ~full
     found_blocks: dict[str, Any] = {}
-    kinds = torch.stack((partial, full))
-    for name, blocks in (("kv", kinds), ("q", kinds.transpose(3, 4))):
-        counts, order = _sorted(blocks)
-        found_blocks[f"{name}_num_blocks"], found_blocks[f"full_{name}_num_blocks"] = counts.unbind(0)
-        found_blocks[f"{name}_indices"], found_blocks[f"full_{name}_indices"] = order.unbind(0)
+    for name, blocks in (("", partial), ("full_", full)):
+        found_blocks[f"{name}kv_num_blocks"], found_blocks[f"{name}kv_indices"] = _sorted(blocks)
+        found_blocks[f"{name}q_num_blocks"], found_blocks[f"{name}q_indices"] = _sorted(blocks.transpose(2, 3))
     made = BlockMask(seq_lengths=(rows, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=noop_mask, **found_blocks)
     return tuple(made.as_tuple()[:-1])
 

@@ -12,6 +12,7 @@ import pytest
 
 import onnx_attnfuse
 from benchmarks.environment_table import SITES
+from docs import provider_pages
 from onnx_attnfuse import OptionError
 from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
 from onnx_attnfuse.kernels import providers
@@ -169,7 +170,8 @@ PROVIDER = ExecutionProvider(
 """
 
 
-def test_a_new_provider_is_one_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_provider_is_one_file_and_its_page_is_made_of_that(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = provider_pages.pages()
     (tmp_path / "tpu.py").write_text(RECORD)
     monkeypatch.setattr(providers, "__path__", [*providers.__path__, str(tmp_path)])
     monkeypatch.setattr(providers, "_FILES", (*providers._FILES, "tpu"))
@@ -181,6 +183,11 @@ def test_a_new_provider_is_one_file(tmp_path: pathlib.Path, monkeypatch: pytest.
     result.save(out)
     assert not [node for node in onnx.load(out).graph.node if node.domain]
     assert onnx_attnfuse.providers(result)[0] == ("TPUExecutionProvider", {})
+    added = provider_pages.pages().items() - before.items()
+    ((path, text),) = added
+    assert path.name == "tpu.md"
+    assert "Attention in float is spelled out there, the factor behind the product. Known from: made up." in text
+    assert "| `MultiHeadAttention` | no |" in text
 
 
 @pytest.mark.parametrize(("ep", "told"), [("qnn", True), ("cuda", False)])

@@ -1,0 +1,117 @@
+"""A page for each execution provider: what its record says, what was tried, and what became of whole models.
+
+python docs/provider_pages.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+
+from onnx_attnfuse.bench.doctor import tables
+from onnx_attnfuse.kernels import providers
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.operators import by_key
+from onnx_attnfuse.kernels.support import support
+from onnx_attnfuse.reasons import Reason
+
+ROOT = pathlib.Path(__file__).parents[1]
+_HEAD = "<!-- Written by `make provider-pages` from the record and the tables of results; do not edit. -->"
+_MASKS = {"none": "none", "bias": "bias", "raw": "0 and 1", "lengths": "lengths", "ranges": "lengths and offsets"}
+_YES = {True: "yes", False: "no", None: "not known"}
+
+
+def page(record: ExecutionProvider) -> str:
+    """The page of a provider."""
+    parts = [f"# {record.name}", _HEAD, *_introduction(record), "## Operators", _operators(record), "## What else is known"]
+    parts.append("\n".join(f"- {line}" for line in _facts(record)))
+    tried = tables([record.name]).get(record.name)
+    if tried is not None:
+        parts += ["## Forms that were tried", f"{tried[0].upper()}{tried[1:]}. [How, and what was found](../conformance.md)."]
+    summary = _summary(ROOT / "benchmarks" / "results" / f"providers_{record.name}.md")
+    if summary:
+        parts += ["## Whole models", summary, f"[Model by model](../../benchmarks/results/providers_{record.name}.md)."]
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """All pages by their files."""
+    return {ROOT / "docs" / "providers" / f"{record.name}.md": page(record) for record in providers.every()}
+
+
+def _introduction(record: ExecutionProvider) -> Iterator[str]:
+    packages = " or ".join(f"`{package}`" for package in dict.fromkeys((record.distribution, *record.plugins)))
+    yield f"`--ep {record.name}` is {record.ort_name} of ONNX Runtime, in {packages}. Known from: {record.known_from}."
+    notes = (ROOT / "docs" / "providers.md").read_text(encoding="utf-8")
+    if f"\n## {record.name}\n" in notes:
+        yield f"[What was found, and what follows](../providers.md#{record.name})."
+    spelling = record.spelling
+    if spelling is not None:
+        kinds, place = _types(spelling.dtypes), {"scores": "behind the product", "queries": "on the queries"}[spelling.scale]
+        yield f"Attention in {kinds} is spelled out there, the factor {place}. Known from: {spelling.known_from}."
+
+
+def _operators(record: ExecutionProvider) -> str:
+    """A table: each operator with what is taken of it, or why it is not written."""
+    rows = [("operator", "written", "types", "masks", "causal", "kernels", "known from, or why not"), ("---",) * 7]
+    for key, info in sorted(by_key().items()):
+        if info.kind == "attention" and info.target is not None:
+            found = support(key, record)
+            rows.append((f"`{key}`", *(_refused(found) if isinstance(found, Reason) else _supported(found))))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _refused(reason: Reason) -> tuple[str, ...]:
+    return "no", "", "", "", "", reason.message
+
+
+def _supported(found: OpSupport) -> tuple[str, ...]:
+    masks = ", ".join(words for form, words in _MASKS.items() if form in found.masks)
+    written = "yes" if found.by_default else "if asked for"
+    kernels = ", ".join(dict.fromkeys(name for name, _ in found.kernels))
+    return written, _types(found.written), masks, _YES[found.causal], kernels, found.known_from
+
+
+def _types(dtypes: Iterable[object]) -> str:
+    return ", ".join(sorted(str(dtype).lower() for dtype in dtypes))
+
+
+def _facts(record: ExecutionProvider) -> Iterator[str]:
+    """What is known of a provider that is of no single operator, one line each."""
+    yield f"A row without a key stays NaN in fused operators: {_YES[record.keeps_nan_rows]}."
+    yield f"float16 sums are rounded to float16: {_YES[record.rounds_float16]}."
+    yield f"An `If` costs no more than its test: {_YES[record.takes_if]}."
+    yield f"RotaryEmbedding of com.microsoft: {'used' if record.rotates else 'spelled out'}."
+    yield f"A cache in one buffer (`--cache shared`): {_YES[record.shares_cache]}."
+    fate = "left as they are" if record.keeps_fused else "spelled out where not known to run right"
+    yield f"Fused operators that stand in a model are {fate}."
+    if record.skip_norms is not None:
+        taken = {"none": "is spelled out", "without sum": "is spelled out where its sum goes on"}[record.skip_norms]
+        yield f"SkipLayerNormalization, with its like, {taken}."
+    if record.runs_rms_norm is False:
+        yield "RMSNormalization of ai.onnx is spelled out."
+    if record.fixed_sizes:
+        yield "Models of fixed sizes only (`--dim`)."
+    if record.mixes_up_inputs:
+        yield "Inputs that nobody reads are put last, as those behind them are taken for one another; names stay."
+    if record.gathers_flat:
+        yield "Indices of Gather are laid flat where they have more than two axes, with which it is wrong."
+    if record.pays:
+        yield f"What pays there, by name: {', '.join(sorted(record.pays))}."
+
+
+def _summary(path: pathlib.Path) -> str:
+    """The lines on all models at the top of a table of results; empty where there is none."""
+    if not path.exists():
+        return ""
+    lines = path.read_text(encoding="utf-8").splitlines()[2:]
+    top = itertools.takewhile(lambda line: not line.startswith("## "), lines)
+    return re.sub(r"\n{2,}", "\n\n", "\n".join(top)).strip()
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
