@@ -104,55 +104,49 @@ class _Asking:
         return self._solver.decide(asked.text) == "unsat"
 
 
-def wrong(models: Sequence[pathlib.Path]) -> Iterator[Record]:
+def wrong(models: Sequence[pathlib.Path], **choices: Any) -> Iterator[Record]:
     """One record for each wrong rewrite of a kind and a model."""
     from tests.support.wrong_rewrites import wrong_rewrites
 
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
-            out, _ = _fused(model, folder)
-            seen: set[str] = set()
+            out, _ = _fused(model, folder, **choices)
+            before, seen = io.load(str(model)), set[str]()
             for what, value, changed in wrong_rewrites(onnx.load(model), onnx.load(out)):
                 if what not in seen:
                     seen.add(what)
-                    runs = len(seen) % RUNS_EVERY == 1
-                    yield {
-                        "what": "wrong",
-                        "model": model.stem,
-                        "change": what,
-                        **_judged(model, value, changed, folder, runs=runs),
-                    }
+                    found = _judged(before, value, changed)
+                    runs = _runs(model, changed, folder) if len(seen) % RUNS_EVERY == 1 else "not run"
+                    yield {"what": "wrong", "model": model.stem, "change": what, **found, "runs": runs}
 
 
-def _judged(model: pathlib.Path, value: str, changed: onnx.ModelProto, folder: str, *, runs: bool) -> Record:
-    """What the prover, concrete inputs and the hostile runs say of one wrong rewrite."""
-    path = pathlib.Path(folder) / "wrong.onnx"
-    onnx.save(changed, path)
+def _judged(before: ir.Model, value: str, changed: onnx.ModelProto) -> Record:
+    """What the prover and concrete inputs say of one wrong rewrite: of the value at which it shows, else of any other."""
     try:
-        pair = Pair(io.load(str(model)), ir.serde.deserialize_model(changed))
+        pair = Pair(before, ir.serde.deserialize_model(changed))
     except Exception as error:  # noqa: BLE001 - a change may make no model at all
-        return {"verdict": "no model", "why": str(error)[:100]}
-    judge, found = _Asking(), Counter[str]()
-    example = ""
-    for claim in pair.claims:
+        return {"verdict": "no model", "example": str(error)[:100]}
+    judge, start = _Asking(), time.process_time()
+    ordered = sorted(pair.claims, key=lambda claim: claim.name != value)
+    for claim in ordered:
         terms.restart()
         proof = claims.prove(pair, claim, judge)
         if proof.proved and claim.name != value:
             continue
-        against = refute(pair, proof, None, 2.0 if proof.proved else 6.0)
+        against = refute(pair, proof, None, 3.0 if proof.proved else 8.0)
         is_number = against is not None and against.error != float("inf")
-        if proof.proved:
-            found["proved and wrong" if is_number else "equal"] += 1
-        else:
-            found["refuted" if against is not None else "open"] += 1
-            example = example or str(against or "")
-    order = ("proved and wrong", "refuted", "open", "equal")
-    verdict = next((name for name in order if found[name]), "equal")
-    return {"verdict": verdict, "example": example, "runs": _runs(model, path) if runs else "not run"}
+        if proof.proved and is_number:
+            return {"verdict": "proved and wrong", "example": str(against)}
+        if not proof.proved:
+            verdict = "open" if against is None else "refuted" if is_number else "refused"
+            return {"verdict": verdict, "example": str(against or ""), "seconds": time.process_time() - start}
+    return {"verdict": "equal", "example": ""}
 
 
-def _runs(model: pathlib.Path, path: pathlib.Path) -> str:
+def _runs(model: pathlib.Path, changed: onnx.ModelProto, folder: str) -> str:
     """What the hostile runs of `attnfuse verify` say."""
+    path = pathlib.Path(folder) / "wrong.onnx"
+    onnx.save(changed, path)
     try:
         return "equal" if onnx_attnfuse.verify_models(model, path, cases=8).equal else "differ"
     except Exception as error:  # noqa: BLE001 - the wrong model may not run at all
@@ -298,8 +292,10 @@ def main() -> None:
         folder, out = options.paths
         wanted = tuple(filter(None, options.only.split(",")))
         models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
-    measured = {"wrong": wrong, "layers": layers}.get(options.what)
-    records = measured(models) if measured is not None else proofs(models, options.name, **options.choices)
+    if options.what == "layers":
+        records = layers(models)
+    else:
+        records = wrong(models, **options.choices) if options.what == "wrong" else proofs(models, options.name, **options.choices)
     with out.open("a") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
