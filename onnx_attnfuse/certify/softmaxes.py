@@ -114,7 +114,7 @@ def _over_exponentials(atoms: tuple[Term, ...]) -> tuple[Term, ...]:
         if below.op != "function" or below.data != "inverse" or below.args[0].op != "sum":
             continue
         exponential = below.args[0].args[1]
-        if exponential.op != "function" or exponential.data != "exp":
+        if exponential.op != "function" or exponential.data != "exp" or not _is_shifted(exponential.args[0]):
             continue
         for above in atoms:
             weighed = _weighed(above, exponential, below.args[0].args[0])
@@ -124,6 +124,13 @@ def _over_exponentials(atoms: tuple[Term, ...]) -> tuple[Term, ...]:
                 rest.remove(above)
                 return tuple(sorted([*rest, weighed]))
     return atoms
+
+
+def _is_shifted(term: Term) -> bool:
+    """Whether the largest of a row is subtracted, so that no exponential overflows."""
+    if term.op == "ite":
+        return all(map(_is_shifted, term.args[1:]))
+    return any(len(atoms) == 1 and atoms[0].op == "max" and factor == -1 for atoms, factor in polynomial(term).items())
 
 
 def _weighed(above: Term, exponential: Term, bound: Term) -> Term | None:

@@ -28,7 +28,13 @@ from onnx_attnfuse.graph.constants import Array
 
 _SECONDS = 10.0
 _LARGEST = 7
+_MANY = 260
+"""A size that a byte does not hold."""
 _DRAWS = 6
+_SCALARS = (-1.0, 1e-3, 1e4, 1e7)
+"""Numbers that are given alone, as a temperature is."""
+_LARGE = 30
+"""What ordinary numbers are multiplied by in the last draw: scores for which exponentials overflow."""
 _ELEMENTS = 1 << 18
 _TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}
 
@@ -141,11 +147,14 @@ def _value(length: Term, sizes: Mapping[Term, int]) -> int | None:
 
 
 def _drawn(shape: Sequence[int], dtype: ir.DataType, generator: np.random.Generator, draw: int) -> Array:
+    if dtype.is_floating_point() and np.prod(shape) == 1 and draw > 1:
+        return np.full(shape, _SCALARS[draw % len(_SCALARS)], dtype.numpy())
     if dtype.is_floating_point():
-        return (generator.standard_normal(shape) * (1 + draw % 3)).astype(dtype.numpy())
+        return (generator.standard_normal(shape) * (1 + draw % 3 if draw < _DRAWS - 1 else _LARGE)).astype(dtype.numpy())
     if draw < 2:
         return np.full(shape, 1 - draw, dtype.numpy())
-    return generator.integers(0, 2, shape).astype(dtype.numpy())
+    lowest, highest = (-3, 4) if draw == _DRAWS - 2 and dtype.is_signed() else (0, 2)
+    return generator.integers(lowest, highest, shape).astype(dtype.numpy())
 
 
 def _difference(one: Array, other: Array) -> float | None:
@@ -166,7 +175,10 @@ def _sizes(symbols: Sequence[Term], proof: Proof, solver: Solver | None) -> Iter
     """Sizes to try: small ones by their sum, and those that the solver found."""
     counted = sorted(itertools.product(range(1, _LARGEST + 1), repeat=min(len(symbols), 4)), key=lambda item: (sum(item), item))
     asked = [dict(zip(symbols, (*item, *[2] * len(symbols)), strict=False)) for item in counted]
-    yield from asked[:40]
+    yield from asked[:12]
+    for symbol in (item for item in symbols if not item.args):  # one that may be 0
+        yield from ({**dict.fromkeys(symbols, size), symbol: 0} for size in (1, 2, 3))
+    yield from asked[12:40]
     for _, obligation in proof.open if solver is not None else ():
         names = {name: term for name, term in obligation.names.items() if term.op == "size"}
         values = solver.values(obligation.text, list(names)) if solver is not None else None
@@ -176,6 +188,8 @@ def _sizes(symbols: Sequence[Term], proof: Proof, solver: Solver | None) -> Iter
     yield from asked[40::3]
     if symbols:
         yield {symbol: 16 + place for place, symbol in enumerate(symbols)}
+    for symbol in symbols:
+        yield {**dict.fromkeys(symbols, 1), symbol: _MANY}
 
 
 def counterexample(before: ir.Model, after: ir.Model, name: str, solver: Solver) -> Counterexample | None:
