@@ -77,7 +77,12 @@ def settled(term: Term, dtype: ir.DataType) -> Term:
     if term.op == "ite":
         return ite(term.args[0], settled(term.args[1], dtype), settled(term.args[2], dtype))
     found = absorbed(term)
-    return NINF if found.op == "const" and dtype in _BEYOND and found.data <= _BEYOND[dtype] else found
+    return NINF if found.op == "const" and is_below_all(found, dtype) else found
+
+
+def is_below_all(term: Term, dtype: ir.DataType = ir.DataType.FLOAT) -> bool:
+    """Whether a constant is minus infinity in a type."""
+    return dtype in _BEYOND and term.data <= _BEYOND[dtype]
 
 
 def fitting(term: Term, dtype: ir.DataType) -> Term:

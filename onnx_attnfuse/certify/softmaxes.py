@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from onnx_attnfuse.certify import arithmetic
-from onnx_attnfuse.certify.magnitudes import are_small, is_small
+from onnx_attnfuse.certify.magnitudes import are_small, is_below_all, is_small, rest_is_small
 from onnx_attnfuse.certify.terms import (
     FALSE,
     NAN,
@@ -26,7 +26,9 @@ from onnx_attnfuse.certify.terms import (
     number,
     polynomial,
     substitute,
+    truth,
 )
+from onnx_attnfuse.thresholds import ABSORBS
 
 Score = Callable[[Term], Term]
 
@@ -37,6 +39,10 @@ def is_minus_infinity(term: Term) -> Term:
         return ite(term.args[0], is_minus_infinity(term.args[1]), is_minus_infinity(term.args[2]))
     if term is NINF:
         return TRUE
+    if term.op == "const":
+        return truth(is_below_all(term))
+    if polynomial(term).get((), 0) <= ABSORBS and not rest_is_small(term):  # the sum may lie below all numbers
+        return make("element", "Bool", (term,), "infinite")
     wild = [atom for atoms in polynomial(term) for atom in atoms if atom.op in {"element", "max"} and not is_small(atom)]
     return disjoin(*(make("element", "Bool", (item,), "infinite") for item in wild))
 
