@@ -7,6 +7,7 @@ import importlib.util
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -126,6 +127,8 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
 def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[str, ...], **chosen: Any) -> int:
     """Load the patterns in FILE, a Python file or a folder, and say what they find in models.
 
+    Where a pattern says that what is written means something else, z3 tries to prove that for all sizes.
+
     A model is a file, or a torch function whose parameters have example tensors as defaults. For every Softmax: the pattern that
     found it and what became of it, or the attempt that came nearest, with the operator that stopped it. Exit 1 if a pattern found
     nothing, 3 if one failed.
@@ -136,6 +139,8 @@ def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[s
     entries = from_path(file)
     for entry in entries:
         click.echo(f"{entry.name}: {entry.kind}, {_first_line(entry)}".rstrip(", "))
+        for line in _formula_proofs(entry):
+            click.echo(f"  formula: {line}")
     found: set[str] = set()
     ends = [Exit.DONE]
     for model in models:
@@ -149,6 +154,19 @@ def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[s
     if idle:
         click.echo(f"\nfound nothing: {', '.join(idle)}")
     return max(Exit.TOO_FEW if idle else Exit.DONE, *ends)
+
+
+def _formula_proofs(entry: Entry) -> Iterator[str]:
+    """Lines on whether what a pattern says is written is what it says that means."""
+    from onnx_attnfuse.errors import MissingDependencyError
+    from onnx_attnfuse.language import Pattern
+    from onnx_attnfuse.testing.formulas import proofs
+
+    if isinstance(entry.grain, Pattern):
+        try:
+            yield from map(str, proofs(entry.grain))
+        except MissingDependencyError as error:
+            yield f"not proved: {error}"
 
 
 def _model(text: str) -> Any:

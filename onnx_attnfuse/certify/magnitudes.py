@@ -10,6 +10,8 @@ from onnx_attnfuse.thresholds import ABSORBS, LOWEST_FLOAT32, ORDINARY
 LOWEST = {ir.DataType.FLOAT: LOWEST_FLOAT32, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.3895313892515355e38}
 _BEYOND = {ir.DataType.FLOAT: -3.4028235677973366e38, ir.DataType.FLOAT16: -65520.0, ir.DataType.BFLOAT16: -3.3961775292304601e38}
 """What is rounded to minus infinity, from here down."""
+_WIDE = frozenset([ir.DataType.INT64, ir.DataType.INT32])
+"""Integers that are taken not to overflow."""
 _UNBOUNDED = frozenset(["exp", "pow", "log"])
 
 
@@ -68,9 +70,33 @@ def absorbed(term: Term) -> Term:
 
 def settled(term: Term, dtype: ir.DataType) -> Term:
     """A sum as floats have it: without ordinary numbers beside one that masks, and infinite below all numbers of the type."""
+    if term.sort == "Int":
+        return fitting(term, dtype)
     if term.sort != "Real":
         return term
     if term.op == "ite":
         return ite(term.args[0], settled(term.args[1], dtype), settled(term.args[2], dtype))
     found = absorbed(term)
-    return NINF if found.op == "const" and dtype in _BEYOND and found.data <= _BEYOND[dtype] else found
+    return NINF if found.op == "const" and is_below_all(found, dtype) else found
+
+
+def is_below_all(term: Term, dtype: ir.DataType = ir.DataType.FLOAT) -> bool:
+    """Whether a constant is minus infinity in a type."""
+    return dtype in _BEYOND and term.data <= _BEYOND[dtype]
+
+
+def fitting(term: Term, dtype: ir.DataType) -> Term:
+    """An integer as a type of few bits, or without a sign, has it.
+
+    Raises:
+        ArithmeticError: It is no constant, so that it may be too large, or below 0.
+    """
+    if dtype in _WIDE or term.sort != "Int":
+        return term
+    if term.op == "ite":
+        return ite(term.args[0], fitting(term.args[1], dtype), fitting(term.args[2], dtype))
+    if term.op != "const":
+        raise ArithmeticError(f"an integer that may not fit into {dtype}")
+    bits, signed = int(dtype.bitwidth), dtype.is_signed()
+    lowest = -(1 << (bits - 1)) if signed else 0
+    return number((int(term.data) - lowest) % (1 << bits) + lowest)

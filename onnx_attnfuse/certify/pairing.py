@@ -65,6 +65,8 @@ class Side:
         """Of values that are claimed to be equal to others, what they are by themselves."""
         self.named: dict[str, ir.Value] = {}
         self.is_data: set[ir.Value] = set()
+        self.masked: set[ir.Value] = set()
+        """Data that a mask, an input or a fill is mixed into."""
         self.claims: list[Claim] = []
         self._known, self._other = known or {}, other
         for value in self.scope.graph.inputs:
@@ -129,6 +131,8 @@ class Side:
             floating = dtype is not None and dtype.is_floating_point()
             if floating and (heavy or not self.is_data.isdisjoint(inputs)) and constant_tensor(output) is None:
                 self.is_data.add(output)
+                if not heavy and any(self._is_float(item) and not self.is_ordinary(item) for item in inputs):
+                    self.masked.add(output)
 
     def _constant(self, value: ir.Value) -> str:
         tensor = constant_tensor(value)
@@ -164,6 +168,10 @@ class Side:
                 self.identity[output] = self._of(node, place)
         return (self.identity_of(value) for value in graph.outputs)
 
+    def _is_float(self, value: ir.Value) -> bool:
+        dtype = self.scope.facts.dtype(value)
+        return dtype is not None and dtype.is_floating_point()
+
     def is_arithmetic(self, value: ir.Value) -> bool:
         """Whether a value is data that is computed, and not only arranged."""
         node = value.producer()
@@ -173,7 +181,7 @@ class Side:
         """Whether an array holds nothing that masks: activations do not, weights are looked at, masks and inputs may."""
         tensor = constant_tensor(value)
         if tensor is None:
-            return value in self.is_data
+            return value in self.is_data and value not in self.masked
         if not tensor.dtype.is_floating_point():
             return True
         array = np.asarray(tensor.numpy(), np.float32)

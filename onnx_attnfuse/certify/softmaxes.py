@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from onnx_attnfuse.certify import arithmetic
-from onnx_attnfuse.certify.magnitudes import are_small, is_small
+from onnx_attnfuse.certify.magnitudes import are_small, is_below_all, is_small, rest_is_small
 from onnx_attnfuse.certify.terms import (
     FALSE,
     NAN,
@@ -14,6 +14,7 @@ from onnx_attnfuse.certify.terms import (
     TRUE,
     Number,
     Term,
+    add,
     bind,
     disjoin,
     free,
@@ -26,7 +27,10 @@ from onnx_attnfuse.certify.terms import (
     number,
     polynomial,
     substitute,
+    subtract,
+    truth,
 )
+from onnx_attnfuse.thresholds import ABSORBS
 
 Score = Callable[[Term], Term]
 
@@ -37,6 +41,10 @@ def is_minus_infinity(term: Term) -> Term:
         return ite(term.args[0], is_minus_infinity(term.args[1]), is_minus_infinity(term.args[2]))
     if term is NINF:
         return TRUE
+    if term.op == "const":
+        return truth(is_below_all(term))
+    if polynomial(term).get((), 0) <= ABSORBS and not rest_is_small(term):  # the sum may lie below all numbers
+        return make("element", "Bool", (term,), "infinite")
     wild = [atom for atoms in polynomial(term) for atom in atoms if atom.op in {"element", "max"} and not is_small(atom)]
     return disjoin(*(make("element", "Bool", (item,), "infinite") for item in wild))
 
@@ -96,28 +104,33 @@ def without_row(bound: Term, body: Term) -> Term:
     return from_polynomial(kept, "Real")
 
 
-def gathered(term: Term) -> Term:
-    """A sum of exponentials times values over the sum of the exponentials, as values weighed by a softmax."""
+def gathered(term: Term, *, is_finite: bool = False) -> Term:
+    """A sum of exponentials times values over the sum of the exponentials, as values weighed by a softmax.
+
+    Args:
+        term: The sum.
+        is_finite: Exponentials do not overflow; else the largest of a row must be subtracted.
+    """
     if term.op == "ite":
-        return ite(term.args[0], gathered(term.args[1]), gathered(term.args[2]))
+        return ite(term.args[0], gathered(term.args[1], is_finite=is_finite), gathered(term.args[2], is_finite=is_finite))
     if term.sort != "Real":
         return term
     parts: dict[tuple[Term, ...], Number] = {}
-    for atoms, factor in polynomial(term).items():
-        key = _over_exponentials(atoms)
+    places = {atom: found for atoms in polynomial(term) for atom in atoms if (found := _split(atom)) is not atom}
+    for atoms, factor in polynomial(substitute(term, places) if places else term).items():
+        key = _over_exponentials(atoms, is_finite=is_finite)
         parts[key] = parts.get(key, 0) + factor
     return from_polynomial(parts, "Real")
 
 
-def _over_exponentials(atoms: tuple[Term, ...]) -> tuple[Term, ...]:
+def _over_exponentials(atoms: tuple[Term, ...], *, is_finite: bool) -> tuple[Term, ...]:
     for below in atoms:
-        if below.op != "function" or below.data != "inverse" or below.args[0].op != "sum":
+        found = _summed(below.args[0]) if below.op == "function" and below.data == "inverse" else None
+        if found is None or not (is_finite or _is_shifted(found[0].args[1].args[0])):
             continue
-        exponential = below.args[0].args[1]
-        if exponential.op != "function" or exponential.data != "exp":
-            continue
+        summed, sinks = found
         for above in atoms:
-            weighed = _weighed(above, exponential, below.args[0].args[0])
+            weighed = _share(above, summed, sinks) or _weighed(above, summed.args[1], summed.args[0], sinks)
             if weighed is not None:
                 rest = list(atoms)
                 rest.remove(below)
@@ -126,13 +139,67 @@ def _over_exponentials(atoms: tuple[Term, ...]) -> tuple[Term, ...]:
     return atoms
 
 
-def _weighed(above: Term, exponential: Term, bound: Term) -> Term | None:
+def _summed(term: Term) -> tuple[Term, tuple[Term, ...]] | None:
+    """A sum of exponentials, and of what else there is an exponential beside it: of a sink; None if there is more."""
+    sums, sinks = list[Term](), list[Term]()
+    for atoms, factor in polynomial(term).items():
+        if not atoms and factor == 1:
+            sinks.append(number(0, "Real"))
+        elif len(atoms) != 1 or factor != 1:
+            return None
+        elif atoms[0].op == "sum" and atoms[0].args[1].op == "function" and atoms[0].args[1].data == "exp":
+            sums.append(atoms[0])
+        elif atoms[0].op == "function" and atoms[0].data == "exp":
+            sinks.append(atoms[0].args[0])
+        else:
+            return None
+    return (sums[0], tuple(sinks)) if len(sums) == 1 and len(sinks) <= 1 else None
+
+
+def _softmax(key: Term, score: Term, place: Term, sinks: tuple[Term, ...]) -> Term:
+    """The softmax of scores without what is added to all of a row, which a sink then lacks, too."""
+    kept = without_row(key, score)
+    lost = subtract(score, kept)
+    return bind("softmax", key, kept, "Real", place, *(subtract(sink, lost) for sink in sinks))
+
+
+def _share(above: Term, summed: Term, sinks: tuple[Term, ...]) -> Term | None:
+    """The weight of a key, of which `above` is the exponential; None if it is of no key."""
+    bound, exponential = summed.args
+    if above.op != "function":
+        return None
+    for place in sorted(free(above)):
+        if place.args[0] is bound.args[0] and substitute(exponential, {bound: place}) is above:
+            key = fresh(bound.args[0])
+            return _softmax(key, substitute(exponential, {bound: key}).args[0], place, sinks)
+    return None
+
+
+def _split(atom: Term) -> Term:
+    """A sum of values weighed by several softmaxes, as a sum for each."""
+    if atom.op != "sum" or atom.sort != "Real":
+        return atom
+    bound, body = atom.args
+    kinds = [frozenset(item for item in atoms if item.op == "softmax") for atoms in polynomial(body)]
+    if len(set(kinds)) < len(kinds) or len(kinds) < 2 or not all(kinds):
+        return atom
+    return add(*(arithmetic.total(bound, from_polynomial({atoms: times}, "Real")) for atoms, times in polynomial(body).items()))
+
+
+def _is_shifted(term: Term) -> bool:
+    """Whether the largest of a row is subtracted, so that no exponential overflows."""
+    if term.op == "ite":
+        return all(map(_is_shifted, term.args[1:]))
+    return any(len(atoms) == 1 and atoms[0].op == "max" and factor == -1 for atoms, factor in polynomial(term).items())
+
+
+def _weighed(above: Term, exponential: Term, bound: Term, sinks: tuple[Term, ...]) -> Term | None:
     """A sum with the exponential of its index as a factor throughout, with a softmax in its place."""
     if above.op != "sum" or above.args[0].args[0] is not bound.args[0]:
         return None
     key = fresh(bound.args[0])
     body, factor = substitute(above.args[1], {above.args[0]: key}), substitute(exponential, {bound: key})
-    share = bind("softmax", key, without_row(key, factor.args[0]), "Real", key)
+    share = _softmax(key, factor.args[0], key, sinks)
     parts: dict[tuple[Term, ...], Number] = {}
     for atoms, times in polynomial(body).items():
         if factor not in atoms:

@@ -45,6 +45,7 @@ class Solver:
         context = z3.Context()
         solver = z3.Solver(ctx=context)
         solver.set("rlimit", STEPS["z3"])
+        solver.set("smt.arith.nl.grobner", False)
         solver.from_string(text)
         if solver.check() != z3.sat:
             return None
@@ -57,6 +58,7 @@ class Solver:
         context = z3.Context()
         solver = z3.Solver(ctx=context)
         solver.set("rlimit", self._limit)
+        solver.set("smt.arith.nl.grobner", False)  # which counts no steps, and may go on for hours
         solver.from_string(text)
         answer = solver.check()
         return "unsat" if answer == z3.unsat else "sat" if answer == z3.sat else "unknown"

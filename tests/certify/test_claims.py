@@ -66,6 +66,13 @@ def test_a_model_is_equal_to_itself_without_any_claim() -> None:
     assert Pair(io.load(path), io.load(path)).claims == []
 
 
+_EQUAL = {
+    "bert__dyn18__sdpa": ["mask of the next head at MultiHeadAttention", "mask of the next row at MultiHeadAttention"],
+    "gpt2__ts17__eager": ["mask of the next head at MultiHeadAttention"],
+}
+"""Changes that change nothing: a mask is one for all heads, and one of padding is one for all rows."""
+
+
 def _mutants(name: str, folder: pathlib.Path) -> list[tuple[str, str, onnx.ModelProto]]:
     source, result = fused(name, folder)
     found: dict[str, tuple[str, str, onnx.ModelProto]] = {}
@@ -81,10 +88,10 @@ def test_no_wrong_rewrite_is_proved(name: str, tmp_path: pathlib.Path) -> None:
     assert len(mutants) >= 10
     for what, value, model in mutants:
         found = {proof.claim.name: proof for proof in proofs(io.load(source), ir.serde.deserialize_model(model))}
-        assert not found[value].proved, what
+        assert found[value].proved == (what in _EQUAL[name]), what
 
 
-@pytest.mark.parametrize("what", ["triangle", "scale lost", "bias dropped", "keys for values", "keys of other heads"])
+@pytest.mark.parametrize("what", ["triangle", "scale lost", "mask dropped", "keys for values", "keys of other heads"])
 def test_a_wrong_rewrite_is_refuted_by_numbers(what: str, tmp_path: pathlib.Path) -> None:
     source = io.load(str(BUNDLED / "bert__dyn18__sdpa.onnx"))
     value, model = next((value, model) for name, value, model in _mutants("bert__dyn18__sdpa", tmp_path) if name.startswith(what))

@@ -57,3 +57,37 @@ def test_the_largest_of_a_row_is_not_left_out_where_it_may_mask() -> None:
     shifted = "biased = Where(m, one, lowest) largest = ReduceMax(biased, last) added = Sub(biased, largest)"
     assert not certify(_masked("bool", "A", 0.5, plain), _masked("bool", "B", 0.5, largest)).is_complete
     assert not certify(_masked("bool", "A", 0.5, plain), _masked("bool", "B", 0.5, shifted)).is_complete
+
+
+def test_a_sum_behind_a_maximum_may_lie_below_all_numbers() -> None:
+    mask = "biased = Where(m, scores, lowest) largest = ReduceMax(biased, last) "
+    once, twice = mask + "added = Sub(biased, largest)", mask + "added = Add(biased, largest)"
+    assert certify(_masked("bool", "A", 0.5, once), _masked("bool", "B", 0.5, once)).is_complete
+    assert not certify(_masked("bool", "A", 0.5, once), _masked("bool", "B", 0.5, twice)).is_complete
+
+
+@pytest.mark.parametrize(("code", "same"), [(2, False), (3, False), (7, True)])
+def test_an_integer_of_few_bits_wraps(code: int, same: bool) -> None:
+    """A place that may not fit into uint8 (2) or int8 (3) is not followed into it; into int64 (7) it is."""
+    compared = f"inverted = Cast<to = {code}>(counted) biased = Cast<to = 7>(inverted) inverted2 = Greater(biased, seven)"
+    text = """
+        (float[n] x) => (bool[m] y) <int64 zero = {0}, int64 one = {1}, int64[1] seven = {7}>
+        { long = Shape(x) limit = Squeeze(long) counted = Range(zero, limit, one) %s }"""
+    plain = text % "y = Greater(counted, seven)"
+    turned = text % compared.replace("inverted2", "y")
+    before, after = (
+        ir.serde.deserialize_model(parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\nagraph {item}'))
+        for item in (plain, turned)
+    )
+    assert certify(before, after).is_complete == same
+
+
+def test_a_logarithm_of_nothing_is_minus_infinity() -> None:
+    log = "inverted = Cast<to = 1>(m) added = Log(inverted)"
+    fill = "inverted = Where(m, one, lowest) added = Sub(inverted, one)"
+    chosen = "added = Where(m, nothing, below)"
+    before = _masked("bool", "A", 0.5, log)
+    same = _masked("bool", "B", 0.5, chosen.replace("nothing", "scores").replace("below", "scores"))
+    assert not certify(before, same).is_complete
+    assert not certify(before, _masked("bool", "B", 0.5, fill)).is_complete
+    assert certify(before, _masked("bool", "B", 0.5, log)).is_complete

@@ -11,11 +11,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Unsupported
-from onnx_attnfuse.certify.magnitudes import settled
+from onnx_attnfuse.certify.magnitudes import fitting, settled
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.softmaxes import function, is_minus_infinity, is_nan
 from onnx_attnfuse.certify.terms import (
     FALSE,
+    NAN,
+    NINF,
     Term,
     add,
     conjoin,
@@ -157,7 +159,7 @@ def cast(term: Term, target: ir.DataType) -> Term:
     if term.sort == "Bool":
         return ite(term, number(1), number(0))
     if term.sort == "Int":
-        return term
+        return fitting(term, target)
     if term.op == "ite":
         return ite(term.args[0], cast(term.args[1], target), cast(term.args[2], target))
     if term.op == "const":
@@ -189,6 +191,15 @@ def _is_infinite(call: Call) -> Sequence[Array]:
     return [Array(data.shape, _BOOL, lambda place: is_minus_infinity(data.at(*place)) if negative else FALSE)]
 
 
+def _logarithm(term: Term) -> Term:
+    """The logarithm of a choice of constants; of 0 it is minus infinity, as that of anything else may be."""
+    if term.op == "ite":
+        return ite(term.args[0], _logarithm(term.args[1]), _logarithm(term.args[2]))
+    if term.op != "const":
+        raise Unsupported("a logarithm of what may be 0")
+    return function("log", term) if term.data > 0 else NINF if not term.data else NAN
+
+
 def _sigmoid(term: Term) -> Term:
     return function("sigmoid", term)
 
@@ -212,7 +223,7 @@ def _sign(term: Term) -> Term:
 
 MEANINGS: Mapping[str, Meaning] = {
     "Add": _floating(add), "Sum": _floating(_sum), "Sub": _floating(subtract), "Mul": _floating(multiply),
-    "Div": _binary(_divide), "Neg": _binary(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
+    "Div": _binary(_divide), "Neg": _floating(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
     "Pow": _binary(_power), "Reciprocal": _binary(inverse), "Max": _binary(_largest), "Min": _binary(_smallest),
     "Equal": _binary(arithmetic.equals, _BOOL), "Less": _binary(arithmetic.below, _BOOL),
     "LessOrEqual": _binary(arithmetic.at_most, _BOOL),
@@ -222,5 +233,6 @@ MEANINGS: Mapping[str, Meaning] = {
     "Xor": _binary(_different),
     "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
     "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite, "Sigmoid": _binary(_sigmoid),
-    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Log Sin Cos Floor Ceil Erf Relu".split()},
+    "Log": _binary(_logarithm),
+    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Sin Cos Floor Ceil Erf Relu".split()},
 }  # fmt: skip

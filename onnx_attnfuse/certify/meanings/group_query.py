@@ -9,7 +9,7 @@ from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.meanings.heads import attended, before, capped, merge_heads, products, repeat_heads, split_heads
 from onnx_attnfuse.certify.meanings.rotary import angles, turned
-from onnx_attnfuse.certify.terms import NINF, ONE, ZERO, Term, add, ite, number, subtract
+from onnx_attnfuse.certify.terms import NINF, ONE, ZERO, Term, add, disjoin, element, ite, number, subtract
 
 
 def _appended(past: Array | None, new: Array, start: Array, longest: Term) -> Array:
@@ -87,7 +87,13 @@ def _group_query_attention(call: Call) -> Sequence[Array]:
         output.shape, output.dtype,
         lambda at: ite(arithmetic.below(at[2], subtract(ends.at(at[0]), starts.at(at[0]))), output.at(*at), number(0, "Real")),
     )  # fmt: skip
-    return [merge_heads(inside), *presents][: len(call.node.outputs)]
+    taken = disjoin(arithmetic.at_most(queries.shape[0], ONE), arithmetic.at_most(rows, ONE), prompt)
+    return [_where(taken, item) for item in (merge_heads(inside), *presents)][: len(call.node.outputs)]
+
+
+def _where(taken: Term, array: Array) -> Array:
+    """The array where the kernel takes its operands: of several entries with a past only one new token each."""
+    return Array(array.shape, array.dtype, lambda at: ite(taken, array.at(*at), element("refused", array.sort, at)))
 
 
 def _entry(last: Array, entry: Term) -> tuple[Term, ...]:

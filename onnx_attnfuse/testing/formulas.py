@@ -1,0 +1,205 @@
+"""Proofs of formulas: what a pattern says is written, and what it says that means, compared for all sizes by a solver.
+
+    for proof in proofs(pattern):
+        print(proof)
+
+Enter at `proofs`. Operands are finite numbers; exponentials do not overflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify import arithmetic, arrays, terms
+from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.meanings import elements, reductions
+from onnx_attnfuse.certify.meanings.call import Call
+from onnx_attnfuse.certify.prover import Prover
+from onnx_attnfuse.certify.smt import Obligation
+from onnx_attnfuse.certify.softmaxes import gathered, weight
+from onnx_attnfuse.certify.solvers import Solver
+from onnx_attnfuse.certify.terms import ONE, Term, number
+from onnx_attnfuse.language.decorators import Pattern
+from onnx_attnfuse.language.expression import Tensor
+from onnx_attnfuse.language.normal_form import kind_of, variants
+
+_FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
+_FRONT = (terms.size("batch", positive=True), terms.size("heads", positive=True))
+_LOGICAL = frozenset(["And", "Or", "Not"])
+_ALIKE = frozenset("Add Sub Mul Div Pow Min Max Less LessOrEqual Greater GreaterOrEqual Equal And Or Where".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class FormulaProof:
+    """What came of one combination of a pattern's alternatives."""
+
+    choices: Mapping[str, str]
+    proved: bool
+    why: str = ""
+    """What is open, or has no meaning here."""
+
+    def __str__(self) -> str:
+        chosen = "".join(f", {choice}={name}" for choice, name in sorted(self.choices.items()))
+        return f"proved for all sizes{chosen}" if self.proved else f"not proved{chosen}: {self.why}"
+
+
+@dataclasses.dataclass
+class _Asking:
+    solver: Solver
+
+    def holds(self, asked: Obligation) -> bool:
+        """Whether the solver says so."""
+        return self.solver.decide(asked.text) == "unsat"
+
+
+def proofs(pattern: Pattern, solver: Solver | None = None) -> Iterator[FormulaProof]:
+    """Proofs that what is written is what is meant, one for each combination of alternatives; none where both are one formula.
+
+    Raises:
+        MissingDependencyError: No solver is installed.
+    """
+    if pattern.meaning is None or pattern.restates:
+        return
+    judge = _Asking(solver or Solver())
+    for choices, written in variants(pattern.written):
+        for more, meaning in variants(pattern.meaning, choices):
+            yield dataclasses.replace(_proof(written, meaning, judge), choices=dict(more))
+
+
+def _proof(written: Tensor, meaning: Tensor, judge: _Asking) -> FormulaProof:
+    terms.restart()
+    arithmetic.noted()
+    prover = Prover(judge)
+    try:
+        shapes = _Shapes()
+        shapes.alike(written, meaning)
+        first, second = (_Reading(shapes).array(formula) for formula in (written, meaning))
+        places = arrays.axes_of(first)
+        one, other = (gathered(array.at(*places), is_finite=True) for array in (first, second))
+        lengths = zip(first.shape, second.shape, strict=True)
+        proved = all(prover.equal(*pair, ()) for pair in lengths) and prover.equal(one, other, ())
+        proved = proved and all(prover.valid(lemma, (), "simplification") for lemma in arithmetic.noted())
+    except Unsupported as error:
+        return FormulaProof({}, proved=False, why=str(error))
+    return FormulaProof({}, proved, "" if proved else "open is " + ", ".join(dict.fromkeys(name for name, _ in prover.open)))
+
+
+class _Shapes:
+    """Rows and columns of each part of a formula, as far as its operators say which are the same."""
+
+    def __init__(self) -> None:
+        self._same: dict[tuple[object, int], tuple[object, int]] = {}
+        self.truths: set[str] = set()
+
+    def alike(self, one: Tensor, other: Tensor) -> None:
+        """Has two formulas be of one shape."""
+        for item in (one, other):
+            self._read(item, truth=False)
+        for axis in (0, 1):
+            self._join((_key(one), axis), (_key(other), axis))
+
+    def length(self, formula: Tensor, axis: int) -> Term:
+        """The length of the rows (0) or columns (1) of a formula."""
+        found = self._root((_key(formula), axis))
+        return ONE if found == (None, 0) else terms.size(f"{found[0]}.{found[1]}", positive=True)
+
+    def _root(self, place: tuple[object, int]) -> tuple[object, int]:
+        while place in self._same:
+            place = self._same[place]
+        return place
+
+    def _join(self, one: tuple[object, int], other: tuple[object, int]) -> None:
+        first, second = self._root(one), self._root(other)
+        if first != second:
+            first, second = (second, first) if first == (None, 0) else (first, second)
+            self._same[first] = second
+
+    def _read(self, item: Tensor, *, truth: bool) -> None:
+        if item.op == "Variable":
+            self.truths.update([item.name] if truth else [])
+            if kind_of(item.name) == "scale":
+                self._join((_key(item), 0), (None, 0))
+                self._join((_key(item), 1), (None, 0))
+        for place, part in enumerate(item.args):
+            self._read(part, truth=item.op in _LOGICAL or (item.op == "Where" and place == 0))
+        own = _key(item)
+        if item.op == "MatMul":
+            left, right = map(_key, item.args)
+            for one, other in (((left, 1), (right, 0)), ((own, 0), (left, 0)), ((own, 1), (right, 1))):
+                self._join(one, other)
+        elif item.op == "T":
+            inner = _key(item.args[0])
+            self._join((own, 0), (inner, 1))
+            self._join((own, 1), (inner, 0))
+        elif item.op in {"ReduceSum", "ReduceMax", "ReduceMean"}:
+            self._join((own, 0), (_key(item.args[0]), 0))
+            self._join((own, 1), (None, 0))
+        elif item.op == "Concat":
+            self._join((own, 0), (_key(item.args[0]), 0))
+            self._join((own, 0), (_key(item.args[1]), 0))
+        elif item.op in _ALIKE:
+            self._alike(item, own)
+        elif item.args:
+            for axis in (0, 1):
+                self._join((own, axis), (_key(item.args[0]), axis))
+
+    def _alike(self, item: Tensor, own: object) -> None:
+        for axis in (0, 1):
+            parts = [part for part in item.args if part.op != "Number" and self._root((_key(part), axis)) != (None, 0)]
+            for part in parts:
+                self._join((own, axis), (_key(part), axis))
+            if not parts:
+                self._join((own, axis), (None, 0))
+
+
+def _key(item: Tensor) -> object:
+    return item.name if item.op == "Variable" else item
+
+
+class _Reading:
+    """A formula as an array of terms."""
+
+    def __init__(self, shapes: _Shapes) -> None:
+        self._shapes = shapes
+
+    def array(self, item: Tensor) -> Array:
+        """What a formula computes, (batch, heads, rows, columns).
+
+        Raises:
+            Unsupported: It has an operator without a meaning here.
+        """
+        if item.op == "Number":
+            return arrays.scalar(number(item.value, "Real"), _FLOAT)
+        if item.op == "Variable":
+            dtype = _BOOL if item.name in self._shapes.truths else _FLOAT
+            prefix = terms.MASKLIKE if kind_of(item.name) == "mask" else "v"
+            shape = [*_FRONT, self._shapes.length(item, 0), self._shapes.length(item, 1)]
+            if kind_of(item.name) == "scale":
+                return Array([], dtype, lambda _: terms.element(prefix + item.name, "Real", ()))
+            return arrays.unknown(prefix + item.name, shape, dtype)
+        given = [self.array(part) for part in item.args]
+        if item.op == "T":
+            return arrays.permuted(given[0], [0, 1, 3, 2])
+        if item.op == "Concat":
+            return arrays.concatenated(given, 3)
+        if item.op == "Softmax":
+            return _softmax(given)
+        meaning = {**elements.MEANINGS, **reductions.MEANINGS}.get(item.op)
+        if meaning is None:
+            raise Unsupported(f"{item.op} has no meaning here")
+        attributes = [ir.AttrInt64s("axes", [-1])] if item.op.startswith("Reduce") else []
+        return meaning(Call(ir.Node("", item.op, [], attributes), given, 18))[0]
+
+
+def _softmax(given: Sequence[Array]) -> Array:
+    """Weights along the columns; with finite scores there is no row whose exponentials are all 0."""
+    scores, *sinks = given
+
+    def read(at: arrays.Index) -> Term:
+        sink = sinks[0].at(*arrays.aligned((*at[:3], terms.ZERO), sinks[0].shape)) if sinks else None
+        return weight(lambda key: scores.at(*at[:3], key), scores.shape[3], at[3], sink=sink)
+
+    return Array(scores.shape, scores.dtype, read)

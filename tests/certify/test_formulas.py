@@ -1,0 +1,54 @@
+"""Proofs of patterns' formulas: what is written against what it means, with a near miss each."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from onnx_attnfuse.language import Pattern, Tensor, any_of, equation, exp, pattern, softmax
+from onnx_attnfuse.language import max as largest
+from onnx_attnfuse.language import sum as total
+from onnx_attnfuse.testing.formulas import proofs
+from onnx_attnfuse_cli.main import main
+
+GALLERY = pathlib.Path(__file__).parents[2] / "patterns" / "gallery"
+
+
+def _sink(count: float, shift: float) -> Pattern:
+    @pattern
+    def with_a_sink(scores: Tensor, v: Tensor) -> object:
+        plain = exp(scores) / (count + total(exp(scores)))
+        shifted = exp(scores - largest(scores)) / (exp(shift - largest(scores)) + total(exp(scores - largest(scores))))
+        return equation(written=any_of("form", plain=plain, shifted=shifted) @ v, meaning=softmax(scores, sink=0) @ v)
+
+    return with_a_sink
+
+
+def test_a_sink_is_proved_in_both_spellings_and_another_one_in_neither() -> None:
+    assert [proof.proved for proof in proofs(_sink(1, 0))] == [True, True]
+    assert [proof.proved for proof in proofs(_sink(2, 1))] == [False, False]
+
+
+@pytest.mark.parametrize(("factor", "proved"), [(1, True), (2, False)])
+def test_a_softmax_of_exponentials_is_proved_of_its_own_scores_only(factor: float, proved: bool) -> None:
+    @pattern
+    def spelled(scores: Tensor, v: Tensor) -> object:
+        return equation(written=exp(scores) / total(exp(scores)) @ v, meaning=softmax(scores * factor) @ v)
+
+    (found,) = proofs(spelled)
+    assert found.proved == proved
+    assert str(found).startswith("proved for all sizes" if proved else "not proved: open is ")
+
+
+def test_a_formula_that_restates_itself_has_nothing_to_prove() -> None:
+    @pattern
+    def plain(scores: Tensor, v: Tensor) -> object:
+        return softmax(scores) @ v
+
+    assert list(proofs(plain)) == []
+
+
+def test_the_command_tells_what_is_proved_of_a_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patterns", "check", str(GALLERY / "softmax_one.py")]) == 0
+    assert capsys.readouterr().out.count("formula: proved for all sizes") == 2
