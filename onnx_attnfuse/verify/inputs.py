@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -112,7 +113,7 @@ def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     if slot.role == "weight":
         return _weight(shape, slot.summed, rng).astype(dtype)
     if slot.dtype.is_floating_point():
-        return _floats(slot.role, shape, case, rng, float(np.finfo(dtype).min)).astype(dtype)
+        return _floats(slot.role, shape, case, rng, float(ml_dtypes.finfo(dtype).min)).astype(dtype)
     if len(shape) > 1:
         if case.pattern == "index" and dtype.kind != "b":
             return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)

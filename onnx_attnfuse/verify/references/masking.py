@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from onnx_attnfuse.verify.references.core import Array, places
@@ -30,7 +31,7 @@ def masked(logits: Array, mask: Array | None, fill: float, *, unidirectional: bo
     if mask is not None:
         added = np.where(_kept(mask, batch, rows, columns), added, fill)
     if unidirectional:
-        added = np.where(before(rows, columns, columns - rows), added, np.finfo(logits.dtype).min)
+        added = np.where(before(rows, columns, columns - rows), added, ml_dtypes.finfo(logits.dtype).min)
     return logits + added.astype(logits.dtype)
 
 
