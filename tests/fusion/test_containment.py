@@ -235,10 +235,10 @@ def test_what_the_caller_has_to_change_still_ends_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written(MODEL, pathlib.Path("model.onnx"))
-    pathlib.Path("evidence").write_text("a file", encoding="utf-8")
+    pathlib.Path("taken").write_text("a file", encoding="utf-8")
     pathlib.Path("wrong.py").write_text(WRONG, encoding="utf-8")
-    assert main(["optimize", "model.onnx", "--patterns", "wrong.py", "--evidence", "evidence"]) == 2
-    assert capsys.readouterr().err.startswith("Error: cannot write to evidence: ")
+    assert main(["optimize", "model.onnx", "--patterns", "wrong.py", "--evidence", "taken"]) == 2
+    assert capsys.readouterr().err.startswith("Error: evidence is taken, a file; choose a folder")
 
 
 WRONG = """
