@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.verify.subgraph import Role
 
 Array = npt.NDArray[Any]
@@ -113,7 +113,7 @@ def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     if slot.role == "weight":
         return _weight(shape, slot.summed, rng).astype(dtype)
     if slot.dtype.is_floating_point():
-        return _floats(slot.role, shape, case, rng, float(ml_dtypes.finfo(dtype).min)).astype(dtype)
+        return _floats(slot.role, shape, case, rng, -largest(slot.dtype)).astype(dtype)
     if len(shape) > 1:
         if case.pattern == "index" and dtype.kind != "b":
             return np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype)

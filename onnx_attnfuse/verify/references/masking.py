@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
+from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.verify.references.core import Array, places
 
 
@@ -31,7 +32,7 @@ def masked(logits: Array, mask: Array | None, fill: float, *, unidirectional: bo
     if mask is not None:
         added = np.where(_kept(mask, batch, rows, columns), added, fill)
     if unidirectional:
-        added = np.where(before(rows, columns, columns - rows), added, ml_dtypes.finfo(logits.dtype).min)
+        added = np.where(before(rows, columns, columns - rows), added, -largest(ir.DataType.from_numpy(logits.dtype)))
     return logits + added.astype(logits.dtype)
 
 
