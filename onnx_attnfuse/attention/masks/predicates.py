@@ -14,6 +14,7 @@ from onnx_attnfuse.attention.masks.expression import Compare, Element, Expressio
 from onnx_attnfuse.attention.masks.traverse import elements_of, index_factors
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.sizes import Dim
 
 
@@ -33,7 +34,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class Padding:
-    """A key is seen or not by all rows and heads of a batch entry alike, as data says."""
+    """A key is seen or not by all rows and heads of a batch entry alike, as data says that is no constant of the model."""
 
     predicate: Expression
 
@@ -84,7 +85,8 @@ def read(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicat
         heads: The axis of heads.
     """
     used = index_factors(part)
-    is_data = any(index_factors(element) for element in elements_of(part))
+    read_at = [element for element in elements_of(part) if index_factors(element)]
+    is_data = bool(read_at) and all(constant_tensor(element.value) is None for element in read_at)
     if is_data and used & index_factors(column) and not used & (index_factors(row) | set(heads)):
         return Padding(part)
     if used & index_factors(row) and not used & (index_factors(column) | set(heads)) and elements_of(part):
