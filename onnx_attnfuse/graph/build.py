@@ -10,13 +10,13 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import Array
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims, broadcast
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
@@ -30,11 +30,6 @@ _WHICH = {"Max": "Greater", "Min": "Less"}
 _END_OF_AXIS = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
 """The operators that compute atoms; what is not here is a quotient."""
-
-
-def largest(dtype: ir.DataType) -> float:
-    """The largest finite number of a float type."""
-    return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
 
 
 def dims_of(builder: Builder, value: ir.Value) -> Dims:

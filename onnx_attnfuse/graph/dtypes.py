@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
+import ml_dtypes
 import onnx_ir as ir
 
 HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
@@ -25,3 +27,15 @@ WHOLE_TO: Mapping[ir.DataType, int] = {
 def widened(dtype: ir.DataType) -> ir.DataType:
     """The element type with float32 in the place of float types of 16 bits."""
     return ir.DataType.FLOAT if dtype in HALVES else dtype
+
+
+def largest(dtype: ir.DataType) -> float:
+    """The largest finite number of a float type."""
+    return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
+
+
+def narrows(before: ir.DataType | None, after: ir.DataType | None) -> bool:
+    """Whether a cast from one float type to another may round a number, or make it infinite."""
+    if before not in FLOATS or after not in FLOATS:
+        return False
+    return WHOLE_TO[after] < WHOLE_TO[before] or largest(after) < largest(before)

@@ -11,7 +11,8 @@ from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills
 from onnx_attnfuse.attention.spec import Added, Axes4, Floored, Mask, Replaced, Scaled, step_gains
-from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.mask_dtype import lowest_of, narrowed
 

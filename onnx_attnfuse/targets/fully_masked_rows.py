@@ -40,8 +40,8 @@ from onnx_attnfuse.attention.spec import (
     RowRule,
     Scaled,
 )
-from onnx_attnfuse.graph.build import Builder, largest
-from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 

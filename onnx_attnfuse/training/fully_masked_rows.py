@@ -34,7 +34,8 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.match.score_chain import replaces
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.graph.build import Builder, largest
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Dims, Facts
 from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.danger import is_dangerous

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.verify.subgraph import Role
 
 Array = npt.NDArray[Any]

@@ -3,8 +3,8 @@
     Q·Kᵀ ── Cast(float32) ── Softmax ── Cast(float16) ── ·V
 
 Exporters cast around Softmax when the model asks for a wider softmax; fused kernels accumulate in float32 anyway.
-Safety: a cast to another type than a float, or to one that is not known, is not read; Dropout passes only when its training
-input is absent or false.
+Safety: a cast to another type than a float, or to one not known, is not read, and one that loses digits is refused once the
+attention is whole (`narrowed-scores`, `narrowed-weights`); Dropout passes only when its training input is absent or false.
 """
 
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
+from onnx_attnfuse.attention.match.narrowing import check_types
 from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_chain import fold
 from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
@@ -46,6 +47,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     scores = read_scores(IndexedValue(softmax.scores, axes), key_axis, facts, readers)
     nodes = _own_nodes(softmax, scores, weights, keep_outputs=keep_outputs)
     _check_sink(softmax, scores)
+    check_types(scores, weights, softmax.weights, facts)
     voided = _voided(softmax, scores, weights, facts)
     product = scores.product
     _settle(product, weights, key_axis, axes, facts)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import dims_of, largest
-from onnx_attnfuse.graph.dtypes import widened
+from onnx_attnfuse.graph.build import dims_of
+from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
 from onnx_attnfuse.transforms.decompose.kv_append import Cache, cache_of

@@ -9,7 +9,8 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import dims_of, largest
+from onnx_attnfuse.graph.build import dims_of
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell

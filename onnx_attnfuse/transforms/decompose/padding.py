@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import dims_of, largest
-from onnx_attnfuse.graph.dtypes import widened
+from onnx_attnfuse.graph.build import dims_of
+from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.constants import Array, attribute, constant_tensor, is_standard, subgraphs
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.transforms.half_precision.keep_float32 import Islands, is_fixed, ordered

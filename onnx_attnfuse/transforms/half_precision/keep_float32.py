@@ -17,8 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard, subgraphs
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import (
     ASKS_SHAPE,

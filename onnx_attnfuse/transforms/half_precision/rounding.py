@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph.build import largest
 from onnx_attnfuse.graph.constants import MAX_READ_ELEMENTS, Array, read_tensor
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.tensors import Computed
 
 MAX_SCALAR_LIKE_ELEMENTS = 16

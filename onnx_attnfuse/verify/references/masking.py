@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import largest
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.verify.references.core import Array, places
 
 
