@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -106,7 +106,7 @@ class _Run:
 
     def _is_trained(self, spec: AttentionSpec) -> bool:
         """Whether a gradient is asked for something that is added to the scores."""
-        nodes = (self._traced.nodes.get(value) for value in _above(mask_values(spec.mask)))
+        nodes = (self._traced.nodes.get(value) for value in _above(mask_values(spec.mask), _may_have_a_gradient))
         fakes = (self._traced.fakes.get(node) for node in nodes if node is not None)
         return any(fake.requires_grad for fake in fakes if fake is not None)
 
@@ -126,13 +126,18 @@ def _kept(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
     return dataclasses.replace(report, kernel="as PyTorch chooses", handed="the module's own call", others=others)
 
 
-def _above(values: Any) -> set[ir.Value]:
-    """Values, and all that they are computed from."""
+def _may_have_a_gradient(value: ir.Value) -> bool:
+    """Whether a gradient may pass through a value; none passes through a length, or a comparison."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _above(values: Iterable[ir.Value], follow: Callable[[ir.Value], bool] = lambda _: True) -> set[ir.Value]:
+    """Values, and all that they are computed from, as far as they are to be followed."""
     seen: set[ir.Value] = set()
     pending = list(values)
     while pending:
         value = pending.pop()
-        if value in seen:
+        if value in seen or not follow(value):
             continue
         seen.add(value)
         node = value.producer()

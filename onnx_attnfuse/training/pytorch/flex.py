@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 
+from onnx_attnfuse.training.pytorch.blocks import sort_blocks
 from onnx_attnfuse.training.pytorch.programs import Program, run, uses
 from onnx_attnfuse.training.pytorch.rows import gradient_term, level
 from onnx_attnfuse.training.pytorch.trace import is_plain
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 128
+_NAMES = tuple(
+    f"{kind}{side}_{what}" for side in ("kv", "q") for kind in ("", "full_") for what in ("num_blocks", "indices")
+)
+"""What a block mask is made of, as `sort_blocks` gives it."""
 _OPERATOR: Any = operator
 _flex: Any = flex_attention
 
@@ -64,19 +69,14 @@ def _made(program: Program, tensors: tuple[Tensor, ...], query: Tensor, key: Ten
 
 
 def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """Sees and sorts blocks; no sort operator does that, which takes minutes to compile for some hundred blocks."""
+    """The blocks that a rule lets see each other, counted by whatever compiles this, and sorted by an operator of its own."""
     rows, keys = query.shape[2], key.shape[2]
     found = _whole(program, tensors, query, key)
     whole = functional.pad(found, (0, -keys % _BLOCK, 0, -rows % _BLOCK))
     batch, heads, height, width = whole.shape
     seen = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
-    full = seen == _BLOCK * _BLOCK
-    partial = (seen > 0) & ~full
-    found_blocks: dict[str, Any] = {}
-    for name, blocks in (("", partial), ("full_", full)):
-        found_blocks[f"{name}kv_num_blocks"], found_blocks[f"{name}kv_indices"] = _sorted(blocks)
-        found_blocks[f"{name}q_num_blocks"], found_blocks[f"{name}q_indices"] = _sorted(blocks.transpose(2, 3))
-    made = BlockMask(seq_lengths=(rows, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=noop_mask, **found_blocks)
+    sorted_blocks = dict(zip(_NAMES, sort_blocks(seen, _BLOCK * _BLOCK), strict=True))
+    made = BlockMask(seq_lengths=(rows, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=noop_mask, **sorted_blocks)
     return tuple(made.as_tuple()[:-1])
 
 
@@ -93,16 +93,6 @@ def _whole(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tens
 def _places(count: int, axis: int, device: torch.device) -> Tensor:
     """The indices of one of four axes."""
     return torch.arange(count, dtype=torch.int32, device=device).view([-1 if place == axis else 1 for place in range(4)])
-
-
-def _sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row there are, and their columns in order, those that are not there last."""
-    ones = blocks.to(torch.int32)
-    count = ones.sum(-1)
-    there, missing = ones.cumsum(-1) - 1, count.unsqueeze(-1) + (1 - ones).cumsum(-1) - 1
-    columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
-    order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
-    return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
 
 
 def attend(
