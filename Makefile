@@ -81,7 +81,7 @@ providers: .venv-openvino/done .venv-qnn/done .venv-webgpu/done .venv/cpu  ## Ex
 	-for ep in openvino qnn; do $(BIN)/python -m benchmarks.providers --ep $$ep --python .venv-$$ep/bin/python $(MODELS) --to benchmarks/results/providers_$$ep.md; done
 	npm --prefix tests/providers/web install --silent --no-package-lock
 	-$(BIN)/python -m benchmarks.providers --ep wasm $(MODELS) --to benchmarks/results/providers_wasm.md
-	-$(SWIFTSHADER) $(BIN)/python -m benchmarks.providers --ep webgpu --python .venv-webgpu/bin/python --one-each $(MODELS) --cases 2 --to benchmarks/results/providers_webgpu.md
+	-$(SWIFTSHADER) $(BIN)/python -m benchmarks.providers --ep webgpu --python .venv-webgpu/bin/python $(MODELS) --to benchmarks/results/providers_webgpu.md
 
 test-training: .venv-training/done .venv-training-newest/done  ## Attention in the real ORTModule, on the CPU, with torch 2.4 and today's; installs 4 GB, then some minutes.
 	$(TRAINING) -m pytest -W default tests/training/ortmodule

@@ -21,8 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.on_providers.children import Child, Died
-from benchmarks.on_providers.judge import EMULATED, NARROW, Row, Side, judged
+from benchmarks.on_providers.children import LATE, Child, Died
+from benchmarks.on_providers.judge import EMULATED, NARROW, Row, judged
+from benchmarks.on_providers.kept import Kept, digest, runners, sources
 from benchmarks.on_providers.tables import page
 from onnx_attnfuse.kernels.operators import records
 
@@ -31,6 +32,8 @@ OPTIONS = {"openvino": {"num_of_threads": "1"}}
 ATTENTION = frozenset([*(info.name for info in records().values() if info.kind == "attention"), "Softmax"])
 _WRITER = "benchmarks.on_providers.writer"
 _LEAST, _MOST = 7, 51
+_AGAIN = 4
+"""So much longer is timed what seemed slower than its export."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,37 +48,97 @@ def main() -> int:
     """Runs the command; 1 where something breaks what is claimed."""
     options = _parser().parse_args()
     models = [*chosen(options.folders, options.only), *chosen(options.one_each, options.only, one_each=True, turn=options.turn)]
-    cache = options.cache or pathlib.Path("build", "providers", f"{options.ep}.jsonl")
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    found = {} if options.fresh or not cache.exists() else {row.name: row for row in map(_row, cache.read_text().splitlines())}
-    left = [model for model in models if name_of(model) not in found]
-    pairs: SimpleQueue[Pair] = SimpleQueue()
-    made = [_pair(options) for _ in range(options.jobs)]
-    for pair in made:
-        pairs.put(pair)
-    versions = made[0].runner.ask({})["versions"]
-
-    def one(model: pathlib.Path) -> Row:
-        pair = pairs.get()
-        try:
-            return measured(model, pair, options)
-        finally:
-            pairs.put(pair)
-
-    with cache.open("a" if found else "w", encoding="utf-8") as file, ThreadPoolExecutor(options.jobs) as pool:
-        for row in pool.map(one, left):
-            found[row.name] = row
-            print(json.dumps(dataclasses.asdict(row)), file=file, flush=True)
-            problems = row.problems(emulated=options.ep in EMULATED)
-            print(f"[{len(found)}/{len(models)}] {row.name}: {row.lost or '; '.join(problems) or 'good'}", flush=True)
-    for pair in made:
-        pair.writer.end()
-        pair.runner.end()
-    rows = [found[name_of(model)] for model in models]
+    kept = Kept(options.cache or pathlib.Path("build", "providers", f"{options.ep}.jsonl"))
+    pairs = [_pair(options) for _ in range(options.jobs)]
+    try:
+        bench = Bench(options, pairs, kept)
+        bench.all_of(models)
+    finally:
+        for pair in pairs:
+            pair.writer.end()
+            pair.runner.end()
+    rows = [kept.rows[name_of(model)] for model in models]
     if options.to is not None:
-        options.to.write_text(page(options.ep, versions, rows, _words(options)), encoding="utf-8")
+        options.to.write_text(page(options.ep, bench.versions, rows, _words(options)), encoding="utf-8")
         print(f"wrote {options.to}")
     return 1 if any(row.problems(emulated=options.ep in EMULATED) for row in rows) else 0
+
+
+class Bench:
+    """Models in pairs of processes, and the rows that are kept."""
+
+    def __init__(self, options: argparse.Namespace, pairs: Sequence[Pair], kept: Kept) -> None:
+        """A bench; the first runner is asked for its packages.
+
+        Args:
+            options: The command line.
+            pairs: Processes, as many as models are looked at at a time.
+            kept: Rows so far.
+        """
+        self._options, self._pairs, self._kept = options, pairs, kept
+        self.versions: dict[str, str] = pairs[0].runner.ask({})["versions"]
+        self._how = (options.ep, self.versions, OPTIONS.get(options.ep, {}), options.cases)
+        self._code = digest([*self._how, options.choices], sources())
+        self._runs = digest(self._how, runners())
+
+    def all_of(self, models: Sequence[pathlib.Path]) -> None:
+        """Rows of all models; what seemed slower than its export is timed a second time, by itself and for longer."""
+        codes = {model: digest([self._code], [model, model.with_suffix(".npz")]) for model in models}
+        left = [model for model in models if self._options.fresh or self._before(model).code != codes[model]]
+        print(f"{len(models) - len(left)} of {len(models)} rows still hold", flush=True)
+        free: SimpleQueue[Pair] = SimpleQueue()
+        for pair in self._pairs:
+            free.put(pair)
+
+        def one(model: pathlib.Path) -> None:
+            pair = free.get()
+            try:
+                self._keep(self._measured(model, pair, codes[model]))
+            finally:
+                free.put(pair)
+
+        with ThreadPoolExecutor(len(self._pairs)) as pool:
+            for future in [pool.submit(one, model) for model in left]:
+                future.result()
+        for model in left if self._timed else ():
+            if self._before(model).slower:
+                self._keep(self._measured(model, self._pairs[0], codes[model], again=True))
+
+    @property
+    def _timed(self) -> bool:
+        return self._options.ep not in EMULATED
+
+    def _before(self, model: pathlib.Path) -> Row:
+        return self._kept.rows.get(name_of(model), Row(name_of(model)))
+
+    def _keep(self, row: Row) -> None:
+        self._kept.add(row)
+        problems = row.problems(emulated=not self._timed)
+        print(f"[{len(self._kept.rows)}] {row.name}: {row.lost or '; '.join(problems) or 'good'}", flush=True)
+
+    def _measured(self, model: pathlib.Path, pair: Pair, code: str, *, again: bool = False) -> Row:
+        """The row of one export; that of an earlier run where what is written is what was written then."""
+        options, name = self._options, name_of(model)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                wrote = pair.writer.ask(
+                    {"model": str(model), "ep": options.ep, "out": folder, "choices": options.choices, "most": options.cases}
+                )
+            except Died as died:
+                return Row(name, lost=f"writing it {died}")
+            if "error" in wrote:
+                return Row(name, lost=wrote["error"], code=code)
+            before = self._before(model)
+            run = digest([self._runs, wrote["sizes"]], [model, model.with_suffix(".npz"), pathlib.Path(wrote["ours"])])
+            if before.run == run and not again and not options.fresh:
+                return dataclasses.replace(before, code=code, **{key: wrote[key] for key in ("sites", "operators", "left")})
+            long = {"seconds": options.time * (_AGAIN if again else 1), "least": _LEAST, "most": _MOST * (_AGAIN if again else 1)}
+            timing = long if self._timed else {"seconds": 0, "least": 0, "most": 0}
+            task = {"cases": wrote["cases"], "sizes": wrote["sizes"], "out": folder, **timing}
+            answer = _ran(task, {"export": str(model), "ours": wrote["ours"]}, pair.runner)
+            found = judged(name, wrote, answer, ATTENTION, narrow=options.ep in NARROW)
+            late = any(LATE in side.failed for side in (found.export, found.ours))
+            return found if late else dataclasses.replace(found, code=code, run=run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +162,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cases", type=int, help="only so many cases of inputs of each model, the first")
     parser.add_argument("--choices", type=json.loads, default={}, help="further options of optimize, as JSON")
-    parser.add_argument("--fresh", action="store_true", help="measure again what an earlier run left in the cache")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure again what an earlier run left in the cache, even if it still holds"
+    )
     parser.add_argument("--cache", type=pathlib.Path, help="rows so far  [build/providers/EP.jsonl]")
     parser.add_argument("--to", type=pathlib.Path, metavar="OUT.md")
     return parser
@@ -145,23 +210,6 @@ def _pair(options: argparse.Namespace) -> Pair:
     return Pair(writer, Child(command, seconds=options.seconds, environment={"PYTHONPATH": str(here.parent)}))
 
 
-def measured(model: pathlib.Path, pair: Pair, options: argparse.Namespace) -> Row:
-    """The row of one export."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            wrote = pair.writer.ask(
-                {"model": str(model), "ep": options.ep, "out": folder, "choices": options.choices, "most": options.cases}
-            )
-        except Died as died:
-            return Row(name_of(model), lost=f"writing it {died}")
-        if "error" in wrote:
-            return Row(name_of(model), lost=wrote["error"])
-        timing = {"seconds": options.time, "least": _LEAST, "most": _MOST}
-        task = {"cases": wrote["cases"], "sizes": wrote["sizes"], "out": folder, **timing}
-        answer = _ran(task, {"export": str(model), "ours": wrote["ours"]}, pair.runner)
-        return judged(name_of(model), wrote, answer, ATTENTION, narrow=options.ep in NARROW)
-
-
 def _ran(task: Mapping[str, Any], models: Mapping[str, str], runner: Child) -> dict[str, Any]:
     """What both models gave; each by itself where the process died of one."""
     try:
@@ -188,12 +236,6 @@ def _words(options: argparse.Namespace) -> list[str]:
     some = ["--cases", str(options.cases)] if options.cases else []
     only = ["--only", options.only] if options.only else []
     return [*(folder.name for folder in options.folders), "--ep", options.ep, *each, *some, *only]
-
-
-def _row(line: str) -> Row:
-    """A row that an earlier run wrote."""
-    told = json.loads(line)
-    return Row(**{**told, "export": Side(**told["export"]), "ours": Side(**told["ours"])})
 
 
 if __name__ == "__main__":

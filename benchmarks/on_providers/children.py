@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+LATE = "took more than"
+"""How it is told that a task took too long."""
+
 
 class Died(Exception):
     """The process died of a task, or was ended as it took too long; the message says which."""
@@ -67,7 +70,7 @@ class Child:
             return json.loads(answer)
         code = process.wait()
         self.end()
-        raise Died(f"took more than {self._seconds:g} s" if late.is_set() else f"ended the process with {_how(code)}")
+        raise Died(f"{LATE} {self._seconds:g} s" if late.is_set() else f"ended the process with {_how(code)}")
 
     def end(self) -> None:
         """Ends the process."""

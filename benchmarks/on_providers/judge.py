@@ -60,6 +60,8 @@ class Row:
         low: The quarter of the pairs in which it is least.
         ms: Milliseconds of the export.
         wrong: The cases in which ours is wrong, with how much.
+        code: A digest of all that the row depends on: sources, packages, the export with its inputs.
+        run: A digest of all that was run: both models, the inputs, packages.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Row:
     low: float | None = None
     ms: float | None = None
     wrong: Sequence[str] = ()
+    code: str = ""
+    run: str = ""
 
     @property
     def changed(self) -> bool:

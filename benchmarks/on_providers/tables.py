@@ -11,6 +11,11 @@ from benchmarks.on_providers.judge import EMULATED, NARROW, TOLERANCES, Row, Sid
 
 _NONE = "–"
 _LENGTH = 110
+_EMULATED = "The device is emulated, so nothing was timed."
+_TIMED = (
+    "Times are the middle of at least 7 pairs in turn, of small models on a machine that did other work: what is a tenth off is "
+    "noise. What seemed slower was timed once more, by itself and for longer, and that counts."
+)
 
 
 def page(ep: str, versions: Mapping[str, str], rows: Sequence[Row], words: Sequence[str]) -> str:
@@ -27,8 +32,7 @@ def page(ep: str, versions: Mapping[str, str], rows: Sequence[Row], words: Seque
     parts = [
         f"# Many models on {ep}",
         f"{len(rows)} exports on {packages}, each beside what `--ep {ep}` makes of it, both held against the export on the CPU "
-        "with its optimizations off, in all cases of inputs that it has. Times are the middle of at least 7 pairs in turn, of "
-        "small models on a machine that did other work: what is a tenth off is noise.",
+        f"with its optimizations off, in all cases of inputs that it has. {_EMULATED if ep in EMULATED else _TIMED}",
         "\n".join(f"- {line}" for line in summary(ep, rows)),
         "## What is not as it should be",
         "\n".join(f"- {row.name}: {'; '.join(map(_short, problems))}" for row, problems in found if problems) or "Nothing.",
@@ -71,7 +75,7 @@ def summary(ep: str, rows: Sequence[Row]) -> Iterator[str]:
         yield from _claims(counted)
     changed = [row for row in both if row.ratio is not None and row.changed]
     if changed:
-        yield _times(ep, changed)
+        yield _times(changed)
 
 
 def _claims(rows: Sequence[Row]) -> Iterator[str]:
@@ -84,15 +88,14 @@ def _claims(rows: Sequence[Row]) -> Iterator[str]:
     yield f"Attention nodes run by the provider: {old} in the exports, {new} in ours."
 
 
-def _times(ep: str, rows: Sequence[Row]) -> str:
+def _times(rows: Sequence[Row]) -> str:
     """How long ours takes where anything changed."""
     ratios = [row.ratio for row in rows if row.ratio is not None]
     low, middle, high = statistics.quantiles(ratios) if len(ratios) > 1 else ratios * 3
-    noisy = "the device is emulated, so this tells nothing of a real one"
     return (
         f"Time of ours as a part of the export's, where anything changed ({len(ratios)} models): {middle:.2f} in the middle, "
         f"{low:.2f} to {high:.2f} in half of them, {min(ratios):.2f} to {max(ratios):.2f} in all; "
-        f"{noisy if ep in EMULATED else f'slower beyond noise in {sum(row.slower for row in rows)}'}."
+        f"slower beyond noise in {sum(row.slower for row in rows)}."
     )
 
 

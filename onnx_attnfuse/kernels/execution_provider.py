@@ -213,6 +213,8 @@ class ExecutionProvider:
     """Whether `auto` takes it where its distribution is installed."""
     memory: Literal["cpu", "cuda"] = "cpu"
     """Where ONNX Runtime keeps inputs and outputs."""
+    session_options: frozenset[str] | None = None
+    """The options that sessions take for it; None: not known, so that whatever is given is passed on."""
     measured_with: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Options of a session whose memory is measured."""
     rounds_float16: bool | None = None

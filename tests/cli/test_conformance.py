@@ -69,6 +69,7 @@ def test_a_near_miss_is_fused_as_without(tmp_path: pathlib.Path, capsys: pytest.
         (["conformance", "--operator", "Nothing"], "operator is 'Nothing'; choose one of Attention"),
         (["conformance", "--dtype", "int8"], "dtype is 'int8'; choose one of float32, float16, bfloat16"),
         (["conformance", "--provider-option", "novalue"], "'novalue' is not NAME=VALUE"),
+        (["conformance", "--provider-option", "threads=1"], "provider option 'threads': cpu takes none; leave it out"),
         (["conformance", "--limit", "0"], "0 is not in the range"),
         (["conformance", "--json", "no/folder/x.json"], "the folder no/folder does not exist; make it first"),
         (["conformance", "--html", "no/folder/x.html"], "the folder no/folder does not exist; make it first"),

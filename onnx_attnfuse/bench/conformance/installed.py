@@ -43,12 +43,29 @@ def find(name: str, options: Mapping[str, str] | None = None) -> Installed:
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
-        OptionError: It is not installed here.
+        OptionError: It is not installed here, or does not take one of the options.
     """
     found = {item.name: item for item in _all()}
     if name not in found:
         raise OptionError(f"ep is {name!r}, which is not installed here; choose {' or '.join(sorted(found))}, or install it")
+    _check(name, options or {})
     return dataclasses.replace(found[name], options={**_DEFAULTS.get(name, {}), **(options or {})}, versions=_versions())
+
+
+def _check(name: str, options: Mapping[str, str]) -> None:
+    """Refuses options that a provider is known not to take: most go on without a word, or on the CPU.
+
+    Raises:
+        OptionError: It does not take one of them.
+    """
+    taken = providers.provider(name).session_options if name in providers.names() else None
+    unknown = [] if taken is None else sorted(set(options) - taken)
+    if unknown and not taken:
+        raise OptionError(f"provider option {unknown[0]!r}: {name} takes none; leave it out")
+    if unknown:
+        raise OptionError(
+            f"provider option {unknown[0]!r} is none that {name} takes; choose one of {', '.join(sorted(taken or ()))}"
+        )
 
 
 def _all() -> Iterator[Installed]:

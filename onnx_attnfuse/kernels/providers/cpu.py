@@ -74,6 +74,7 @@ PROVIDER = ExecutionProvider(
     distribution="onnxruntime",
     known_from="measured with ONNX Runtime 1.28 to 1.31 (docs/decisions/0003, docs/decisions/0005, benchmarks/results)",
     operators=_OPERATORS,
+    session_options=frozenset(),
     rounds_float16=False,
     keeps_nan_rows=True,
     takes_if=True,

@@ -9,6 +9,14 @@ from onnx_attnfuse.reasons import Reason
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
 _RUN = "run with onnxruntime-ep-openvino 1.8.1 and ONNX Runtime 1.31 on a CPU"
+_OPTIONS = frozenset(
+    [
+        *("cache_dir", "context", "device_id", "device_luid", "device_type", "disable_dynamic_shapes", "enable_causallm"),
+        *("enable_opencl_throttling", "enable_qdq_optimizer", "layout", "load_config", "model_priority", "num_of_threads"),
+        *("num_streams", "precision", "reshape_input"),
+    ]
+)
+"""Tried with onnxruntime-openvino 1.24.1, which refuses others; ONNX Runtime then goes on with the CPU alone."""
 PROVIDER = ExecutionProvider(
     name="openvino",
     ort_name="OpenVINOExecutionProvider",
@@ -35,6 +43,7 @@ PROVIDER = ExecutionProvider(
     runs_rms_norm=False,
     keeps_nan_rows=True,
     mixes_up_inputs=True,
+    session_options=_OPTIONS,
 )
 """Where onnxruntime-openvino 1.24.1 takes a whole model, it hands inputs over by place and leaves out those that nobody reads.
 It cuts a model with RMSNormalization into parts that read each other, and then none loads."""

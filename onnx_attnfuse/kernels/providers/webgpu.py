@@ -32,6 +32,15 @@ def _windowed(params: AttentionParams) -> Reason | None:
     return Reason("wrong-on-device", "GroupQueryAttention of webgpu was measured to be wrong with a window or a soft cap (1.27)")
 
 
+_OPTIONS = frozenset(
+    [
+        *("dawnBackendType", "dawnProcTable", "defaultBufferCacheMode", "deviceId", "enableGraphCapture", "enableInt64"),
+        *("enablePIXCapture", "forceCpuNodeNames", "maxStorageBufferBindingSize", "multiRotaryCacheConcatOffset"),
+        *("powerPreference", "preferredLayout", "preserveDevice", "queryResolveBufferCacheMode", "storageBufferCacheMode"),
+        *("uniformBufferCacheMode", "validationMode", "webgpuDevice", "webgpuInstance"),
+    ]
+)
+"""The keys that the library of onnxruntime-webgpu 1.27 has; others were taken without a word."""
 PROVIDER = ExecutionProvider(
     name="webgpu",
     ort_name="WebGpuExecutionProvider",
@@ -65,4 +74,5 @@ PROVIDER = ExecutionProvider(
         "PackedMultiHeadAttention": None,
     },
     takes_if=False,
+    session_options=_OPTIONS,
 )

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_attnfuse.bench.conformance import child, packed, run, spelled
+from onnx_attnfuse.bench.conformance import child, installed, packed, run, spelled
 from onnx_attnfuse.bench.conformance.forms import forms, operators
 from onnx_attnfuse.bench.conformance.inputs import case_of, spread
-from onnx_attnfuse.bench.conformance.installed import find
+from onnx_attnfuse.bench.conformance.installed import Installed, find
 from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.bench.conformance.summary import failures, lines
 from onnx_attnfuse.errors import OptionError
@@ -174,6 +174,18 @@ def test_an_operator_or_provider_that_is_not_there_is_told() -> None:
         run.run(find("cpu"), operator="None")
     with pytest.raises(OptionError, match=r"ep is 'nowhere', which is not installed here; choose .*cpu"):
         find("nowhere")
+
+
+def test_options_that_a_provider_is_known_not_to_take_are_refused_and_others_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "_all", lambda: iter([Installed(name, name) for name in ("cpu", "openvino", "qnn", "new")]))
+    with pytest.raises(
+        OptionError, match=r"provider option 'precison' is none that openvino takes; choose one of cache_dir, .*precision"
+    ):
+        find("openvino", {"precison": "FP32", "num_of_threads": "1"})
+    with pytest.raises(OptionError, match="'threads': cpu takes none"):
+        find("cpu", {"threads": "1"})
+    for name, option in (("openvino", "precision"), ("qnn", "anything"), ("new", "anything")):
+        assert find(name, {option: "1"}).options[option] == "1"
 
 
 def test_the_summary_counts_and_puts_the_like_together() -> None:
