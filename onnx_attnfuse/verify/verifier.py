@@ -168,10 +168,7 @@ class Verifier:
 
         with self.timer.step("verify the decoder"):
             verdict = check_decoder(before, after, loop, self._operators)
-        if verdict.undecided is not None:
-            raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
-        if not verdict.equal:
-            raise Refused("differs", verdict.detail)
+        self._take_back(verdict)
         return Verified(verdict.max_abs_error, verdict.cases)
 
     def judge_loop(self, judge: Callable[[], Verdict]) -> bool:
@@ -184,11 +181,20 @@ class Verifier:
             return False
         with self.timer.step("verify the decoder"):
             verdict = judge()
+        self._take_back(verdict)
+        return True
+
+    def _take_back(self, verdict: Verdict) -> None:
+        """Counts a decoder that differs, as any other rewrite that is taken back.
+
+        Raises:
+            Refused: It differs, or could not be shown equal.
+        """
         if verdict.undecided is not None:
             raise Refused("unverified", f"it could not be verified: {verdict.undecided}")
         if not verdict.equal:
+            self.differing += 1
             raise Refused("differs", verdict.detail)
-        return True
 
     def check_model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
         """Judges whole models, if asked for; returns a line for the report.

@@ -238,6 +238,7 @@ def test_a_model_in_which_tokens_look_at_padding_is_found_to_differ() -> None:
     result = _shared(model)
     assert result.report.decoder is None
     assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
+    assert result.report.differing == 1
     _assert_serves(model, _shared(model, padding="assume-none"), _FULL, (1, 1))
 
 
@@ -276,6 +277,7 @@ def test_what_differs_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     result = _shared(model)
     assert result.report.decoder is None
     assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
+    assert result.report.differing == 1
     assert {site.op for site in result.report.sites} == {"Attention"}
     usual = onnx_attnfuse.optimize(decoder(), ep="cpu").model
     assert [node.op_type for node in result.model.graph.node] == [node.op_type for node in usual.graph.node]

@@ -197,6 +197,7 @@ def test_what_differs_in_the_loop_is_taken_back(monkeypatch: pytest.MonkeyPatch)
     result = _shared(model)
     assert result.report.decoder is None
     assert {reason.code for site in result.report.sites for reason in site.reasons} == {"differs"}
+    assert result.report.differing == 1
     assert [item.name for item in result.model.graph.input] == [item.name for item in model.graph.input]
     _assert_same_model(model, result.model)
 
