@@ -63,14 +63,14 @@ class _Layer:
         key, value = self.sources.repeated(key, recipe.size), self.sources.repeated(value, recipe.v_size)
         self.frame.stored["repeated"] = key
         query, key, late = self._scaled(operands.query, key)
-        scores = self._product(query, key)
-        scores = self._steps(scores, late, number)
+        scores = self._entered(query, key)
+        scores = self._steps(scores, late if late is None or not self._retyped else g.cast_float(late), number)
         if recipe.product == "keys_first":
             turned = g.op("Softmax", g.transpose(scores, 0, 1, 3, 2), axis=2) if recipe.opset >= 13 else None
             weights = g.transpose(turned, 0, 1, 3, 2) if turned else self._weights(scores)
         else:
             weights = self._weights(scores)
-        weights = self._guarded(weights, number)
+        weights = self._left(self._guarded(weights, number))
         if recipe.weights_used:
             g.gives_as(weights, f"weights{number}", "b", recipe.heads, "s", self.frame.keys)
         mixed = self._mixed(weights, value)
@@ -116,6 +116,28 @@ class _Layer:
         if how == "given":
             return q, k, g.feed("factor", (), "number")
         return q, k, {"negative": g.num(-(size**-0.5)), "odd": g.num(0.37), "none": None}.get(how, whole)
+
+    def _entered(self, q: str, k: str) -> str:
+        """The product, from which on numbers have the type between the products."""
+        g, recipe = self.g, self.recipe
+        if recipe.between == "wide_product":
+            q, k = g.cast(q, "float32"), g.cast(k, "float32")
+        scores = self._product(q, k)
+        if recipe.between not in {"own", "rounded"}:
+            g.type = "float16" if recipe.between == "narrow" else "float32"
+            scores = scores if recipe.between == "wide_product" else g.cast_float(scores)
+        return scores
+
+    def _left(self, weights: str) -> str:
+        """The weights in the graph's type, which numbers have from here on."""
+        if not self._retyped:
+            return weights
+        self.g.type = self.recipe.dtype
+        return self.g.cast_float(weights)
+
+    @property
+    def _retyped(self) -> bool:
+        return self.g.type != self.recipe.dtype
 
     def _product(self, q: str, k: str) -> str:
         """(b, heads, s, t)."""
@@ -165,7 +187,7 @@ class _Layer:
             scores = self._capped(scores)
         if recipe.temperature == "after":
             scores = g.op("Div", scores, g.feed("temperature", (), "number"))
-        return scores
+        return g.cast_float(g.cast(scores, "float16")) if recipe.between == "rounded" else scores
 
     def _capped(self, scores: str) -> str:
         g = self.g

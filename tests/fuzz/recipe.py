@@ -75,6 +75,8 @@ class Recipe:
     """Layers share one mask."""
     cap: str = "none"
     temperature: str = "none"
+    between: str = "own"
+    """The type between the products: the graph's own, or a wider or narrower one."""
     softmax: str = "softmax"
     guard: str = "none"
     sink: str = "none"
@@ -172,6 +174,7 @@ CHOICES: Table = {
     "shared": (True, False),
     "cap": ("none", "before", "after"),
     "temperature": ("none", "before", "after"),
+    "between": ("own", "wide", "wide_product", "narrow", "rounded"),
     "softmax": ("softmax", "axis3", "upcast", "exp_max", "exp", "logsumexp", "log_softmax"),
     "guard": ("none", "isnan", "isnan_result", "times_mask", "where_mask", "plus_epsilon"),
     "sink": ("none", "column", "column_max", "zero"),
@@ -193,7 +196,7 @@ _PLAIN: Mapping[str, float] = {
     "layers": 0.85, "opset": 0.4, "source": 0.3, "scale": 0.35, "cache": 0.7, "rotary": 0.8, "cap": 0.92, "temperature": 0.93,
     "softmax": 0.75, "guard": 0.75, "sink": 0.93, "weights_used": 0.95, "dims": 0.45, "ones": 0.75, "batches": 0.95, "ep": 0.75,
     "target": 0.5, "padding": 0.7, "assume": 0.9, "always": 0.85, "keep_outputs": 0.93, "hint": 0.85, "any_size": 0.6,
-    "journey": 0.75, "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
+    "between": 0.85, "journey": 0.75, "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
     "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6, "cut": 0.85,
     "dtype of mask": 0.4,
 }  # fmt: skip
@@ -279,7 +282,12 @@ def _of_source(recipe: Recipe) -> dict[str, Any]:
 def _of_halves(recipe: Recipe) -> dict[str, Any]:
     """Scores of float16 that vanish beside a mask number on a GPU are scaled."""
     large = recipe.dtype == "float16" and recipe.ep == "cuda" and recipe.scale == "none"
-    return {"scale": "mul"} if large else {}
+    pairs = (("narrow", "wide"), ("rounded", "wide_product"))
+    between = dict(pairs if recipe.dtype == "float16" else [(wide, narrow) for narrow, wide in pairs]).get(
+        recipe.between, recipe.between
+    )
+    plain = recipe.journey.startswith("convert") or recipe.journey == "gradients"
+    return {"between": "own" if plain else between} | ({"scale": "mul"} if large else {})
 
 
 def _of_sizes(recipe: Recipe) -> dict[str, Any]:

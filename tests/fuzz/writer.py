@@ -58,12 +58,13 @@ class Writer(GraphBuilder):
         self.inputs: dict[str, Given] = {}
         self.results: list[Dims] = []
         """Axes of the outputs."""
-        self.float = np.float16 if recipe.dtype == "float16" else np.float32
+        self.type = recipe.dtype
+        """The type of the numbers that are written now."""
 
     def feed(self, name: str, dims: Dims, role: str = "normal", dtype: str | None = None) -> str:
         """An input; the same one if it is there."""
         if name not in self.inputs:
-            dtype = dtype or self.recipe.dtype
+            dtype = dtype or self.type
             self.inputs[name] = Given(name, dims, dtype, role)
             self.given(name, [self.declared(dim, name) for dim in dims], TYPES[dtype])
         return name
@@ -85,8 +86,13 @@ class Writer(GraphBuilder):
             return "seq"
         return {"b": "batch", "s": "seq", "t": "keys", "p": "past"}[dim]
 
+    @property
+    def float(self) -> type[np.floating[Any]]:
+        """The type of numbers in NumPy."""
+        return np.float16 if self.type == "float16" else np.float32
+
     def num(self, value: float) -> Array:
-        """A scalar of the graph's type; what it cannot hold is infinite."""
+        """A scalar of that type; what it cannot hold is infinite."""
         with np.errstate(over="ignore"):
             return np.asarray(value, self.float)
 
@@ -99,8 +105,8 @@ class Writer(GraphBuilder):
         return self.op("Cast", value, to=TYPES[to])
 
     def cast_float(self, value: Operand) -> str:
-        """The value in the graph's type."""
-        return self.cast(value, self.recipe.dtype)
+        """The value in the type of the numbers around it."""
+        return self.cast(value, self.type)
 
     def unsqueeze(self, value: Operand, *axes: int) -> str:
         """With new axes."""
