@@ -3,9 +3,10 @@
     PYTHONPATH=.:patterns:cli python benchmarks/flex_check.py OUT_FOLDER --jobs 12 --seconds 240
 
 Each mask, with 1, 2 and 4 entries, in float32 and bfloat16, the rest run eagerly and compiled by inductor, at two lengths one
-after the other, by a graph for each and by one for both; the truth is the same module in float64 without fusing. A line for each, as it is done. `why` rows sort blocks in
-other ways and tell which strides the kernels were given for the axis of heads, of length 1. On a CPU flex attention has a gradient
-only where it is not compiled: `--device cpu --rests eager --entries 2` tries the script out.
+after the other, by a graph for each and by one for both; the truth is the same module in float64 without fusing. A line for each,
+as it is done. The first rows sort blocks in other ways and tell which strides the kernels were given for the axis of heads, of
+length 1. On a CPU flex attention has a gradient only where it is not compiled: `--device cpu --rests eager --entries 2` tries the
+script out.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def inputs(mask: str, entries: int, length: int) -> tuple[Tensor, Tensor]:
 
 def rows(chosen: argparse.Namespace) -> Iterator[Row]:
     """What is compared, the most important first."""
-    entries, rests, dtypes = ([part for part in item.split(",") if part] for item in (chosen.entries, chosen.rests, chosen.dtypes))
+    entries, rests, dtypes = (
+        [part for part in item.split(",") if part] for item in (chosen.entries, chosen.rests, chosen.dtypes)
+    )
     known = [mask for mask in MASKS if any(part in mask for part in chosen.masks.split(","))]
     for way in WAYS[1:]:
         for mask in ("right padding", "documents"):
@@ -268,9 +271,12 @@ def serve(pending: queue.SimpleQueue[Row], done: Callable[[Row], None], device: 
             break
         if process is None or process.poll() is not None:
             command = [sys.executable, __file__, "-", "--worker", "--device", device]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
             threading.Timer(max(until + 30 - time.monotonic(), 1), process.kill).start()
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(row) + "\n")
             process.stdin.flush()
