@@ -3,9 +3,10 @@
     PYTHONPATH=.:patterns:cli python benchmarks/flex_check.py OUT_FOLDER --jobs 12 --seconds 240
 
 Each mask, with 1, 2 and 4 entries, in float32 and bfloat16, the rest run eagerly and compiled by inductor, at two lengths one
-after the other, by a graph for each and by one for both; the truth is the same module in float64 without fusing. A line for each, as it is done. `why` rows sort blocks in
-other ways and tell which strides the kernels were given for the axis of heads, of length 1. On a CPU flex attention has a gradient
-only where it is not compiled: `--device cpu --rests eager --entries 2` tries the script out.
+after the other, by a graph for each and by one for both; the truth is the same module in float64 without fusing. A line for each,
+as it is done. The first rows sort blocks in other ways and tell which strides the kernels were given for the axis of heads, of
+length 1. On a CPU flex attention has a gradient only where it is not compiled: `--device cpu --rests eager --entries 2` tries the
+script out.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def inputs(mask: str, entries: int, length: int) -> tuple[Tensor, Tensor]:
 
 def rows(chosen: argparse.Namespace) -> Iterator[Row]:
     """What is compared, the most important first."""
-    entries, rests, dtypes = ([part for part in item.split(",") if part] for item in (chosen.entries, chosen.rests, chosen.dtypes))
+    entries, rests, dtypes = (
+        [part for part in item.split(",") if part] for item in (chosen.entries, chosen.rests, chosen.dtypes)
+    )
     known = [mask for mask in MASKS if any(part in mask for part in chosen.masks.split(","))]
     for way in WAYS[1:]:
         for mask in ("right padding", "documents"):
@@ -129,7 +132,7 @@ def compare(row: Row, device: str) -> Row:
     from onnx_attnfuse.training.pytorch import blocks, flex
 
     start, dtype = time.monotonic(), getattr(torch, row["dtype"])
-    found: Row = {**row, "device": device, "torch": torch.__version__}
+    found: Row = {**row, "device": "CPU" if device == "cpu" else torch.cuda.get_device_name(), "torch": torch.__version__}
     codes: list[str] = []
     try:
         torch._dynamo.reset()
@@ -246,6 +249,49 @@ def words(row: Row) -> str:
     return f"{verdict}  {name}: {told} ({row['seconds']} s){strides}"
 
 
+def table(found: list[Row]) -> str:
+    """The worst of each mask, backend and type, and what other ways to sort blocks came to."""
+    lines = [
+        "# Flex attention beside float64",
+        "",
+        "How far losses and gradients of fused modules are from those of the module in float64, the largest of all numbers of",
+        "entries, lengths and parameters; in brackets what the module without fusing has in the same type, where inductor",
+        "compiles nothing.",
+        f"{found[0].get('device', '')}, torch {found[0].get('torch', '')}.",
+        "",
+        "    PYTHONPATH=.:patterns:cli python benchmarks/flex_check.py OUT_FOLDER --jobs 12 --seconds 240",
+        "",
+    ]
+    own = [row for row in found if row["way"] == WAYS[0]]
+    columns = list(dict.fromkeys((row["rest"], row["dtype"], row["dynamic"]) for row in own))
+    names = [f"{rest}, {dtype}" + (", one graph" if dynamic else "") for rest, dtype, dynamic in columns]
+    lines += [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for mask in dict.fromkeys(row["mask"] for row in own):
+        cells = [
+            [row for row in own if (row["mask"], row["rest"], row["dtype"], row["dynamic"]) == (mask, *key)] for key in columns
+        ]
+        lines.append(f"| {mask} | {' | '.join(map(cell, cells))} |")
+    others = [f"- {words(row)}" for row in found if row["way"] != WAYS[0]]
+    return (
+        "\n".join(
+            [*lines, "", *(["Blocks sorted in other ways, with the strides that kernels got:", "", *others] if others else [])]
+        )
+        + "\n"
+    )
+
+
+def cell(found: list[Row]) -> str:
+    """The worst of some rows."""
+    failures = [row for row in found if row.get("right") is None]
+    if failures or not found:
+        return failures[0]["failure"] if failures else ""
+    worst = "" if all(row["right"] for row in found) else "WRONG "
+    counts = "/".join(str(row["entries"]) for row in sorted(found, key=lambda row: row["entries"]))
+    kernels = "/".join(sorted({name for row in found for name in row["kernels"]}))
+    numbers = f"{max(row['apart'] for row in found):.1e} ({max(row['eager'] for row in found):.1e})"
+    return f"{worst}{numbers} {'left' if kernels == 'None' else kernels}, entries {counts}"
+
+
 def work(device: str) -> None:
     """Takes rows from the standard input, and writes what was found to the standard output."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -268,9 +314,12 @@ def serve(pending: queue.SimpleQueue[Row], done: Callable[[Row], None], device: 
             break
         if process is None or process.poll() is not None:
             command = [sys.executable, __file__, "-", "--worker", "--device", device]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
             threading.Timer(max(until + 30 - time.monotonic(), 1), process.kill).start()
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(row) + "\n")
             process.stdin.flush()
@@ -310,6 +359,7 @@ def main() -> None:
         with lock, (chosen.folder / "flex_check.jsonl").open("a") as file:
             results.append(row)
             file.write(json.dumps(row) + "\n")
+            (chosen.folder / "flex_check.md").write_text(table(results))
             print(f"{time.monotonic() - start:6.1f} s  {words(row)}", flush=True)
 
     arguments = (pending, done, chosen.device, start + chosen.seconds)

@@ -56,6 +56,22 @@ class TrainingReport:
     policy: str = ""
     defect: Reason | None = None
     """A failure inside attnfuse, for which the whole graph was left as it was."""
+    first_step: str = ""
+    """What the first step showed, where it was held against the module's own."""
+
+    def verified(self, words: str) -> TrainingReport:
+        """The report after a first step that was as it should be."""
+        return dataclasses.replace(self, first_step=f"verified: {words}")
+
+    def unverified(self, reason: Reason) -> TrainingReport:
+        """The report after a first step that could not be held against anything."""
+        return dataclasses.replace(self, first_step=f"not verified: {reason}")
+
+    def taken_back(self, reason: Reason) -> TrainingReport:
+        """The report after a first step that was wrong, so that nothing is fused."""
+        sites = tuple(dataclasses.replace(site, kernel=None, reasons=(*site.reasons, reason)) for site in self.sites)
+        words = f"wrong, so all attentions are taken back, please report it with the module: {reason}"
+        return dataclasses.replace(self, sites=sites, first_step=words)
 
     @property
     def fused(self) -> int:
@@ -74,4 +90,5 @@ class TrainingReport:
         head = (
             f"attnfuse: {self.fused} of {len(self.sites)} attentions fused, forward and backward, on {self.device}{self.policy}"
         )
-        return [head, *(f"attnfuse: {site.line()}" for site in self.sites)]
+        last = [f"attnfuse: {self.first_step}"] if self.first_step else []
+        return [head, *(f"attnfuse: {site.line()}" for site in self.sites), *last]

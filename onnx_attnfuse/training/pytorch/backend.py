@@ -23,8 +23,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.policy import Policy, read_environment
+from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.pytorch.captured import rewrite_graph
+from onnx_attnfuse.training.pytorch.comparison import compare
 from onnx_attnfuse.training.pytorch.plan import Wishes
 from onnx_attnfuse.training.pytorch.reports import Reports
 from onnx_attnfuse.training.pytorch.trace import as_array, is_plain
@@ -44,6 +46,8 @@ class Settings:
     """Which kernels may be used; None: what the environment says when a graph is captured."""
     flex: bool | None = None
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
+    verify: bool = False
+    """The first step of each graph is held against the graph as it was captured, which is taken where they differ."""
     reports: Reports = dataclasses.field(default_factory=lambda: REPORTS, compare=False)
     """Takes the reports."""
 
@@ -110,19 +114,40 @@ class _Compiled:
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], settings: Settings, mode: str | None) -> None:
         self._module, self._settings, self._mode = module, settings, mode
         self._buffers: list[_Buffer] = []
+        self._to_verify: TrainingReport | None = None
         places = [node for node in module.graph.nodes if node.op == "placeholder"]
         held = {place: node.meta["grapharg"].example for place, node in enumerate(places) if _is_buffer(node)}
         self._held = frozenset(held)  # told only while Dynamo captures
         self._first = {place: tensor for place, tensor in held.items() if is_plain(tensor)}
         self._run: Callable[..., Any] = self._build(inputs)
         self._first = {}
-        self.first = self if self._buffers else self._run
+        self.first = self if self._buffers or self._to_verify else self._run
 
     def __call__(self, *inputs: Any) -> Any:
         """Runs the graph; where a buffer was written to, it is read again first."""
         if not all(buffer.holds(inputs) for buffer in self._buffers):
             self._run = self._build(inputs)
+        if self._to_verify is not None and not any(isinstance(item, FakeTensor) for item in inputs):
+            self._verify(self._to_verify, inputs)
         return self._run(*inputs)
+
+    def _verify(self, report: TrainingReport, inputs: Sequence[Any]) -> None:
+        """Holds the graph against the one that was captured, and takes that one where they differ."""
+        self._to_verify = None
+        try:
+            comparison = compare(self._run, _copied(self._module), inputs)
+        except Refused as refused:
+            self._settings.reports.amend(report, report.unverified(refused.reason))
+            return
+        except Exception as error:  # noqa: BLE001 - training goes on
+            self._settings.reports.amend(report, report.unverified(failed(error, Subject("verifying a first step"))))
+            return
+        if not comparison.differs:
+            self._settings.reports.amend(report, report.verified(comparison.words))
+            return
+        self._settings.reports.amend(report, report.taken_back(Reason("differs", comparison.words)))
+        self._buffers = []
+        self._run = self._backend()(_copied(self._module), list(inputs))
 
     def _build(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         module = _copied(self._module)
@@ -133,11 +158,16 @@ class _Compiled:
             module = _copied(self._module)
             report = TrainingReport(device, (), defect=failed(error, Subject("fusing a captured graph")))
         self._settings.reports.tell(report)
+        self._to_verify = report if self._settings.verify and report.fused else None
+        return self._backend()(module, list(inputs))
+
+    def _backend(self) -> Callable[..., Any]:
+        """The backend for what is no attention."""
         dynamo: Any = importlib.import_module("torch._dynamo")
         backend = dynamo.lookup_backend(self._settings.rest)
         if self._mode is not None:
-            backend = functools.partial(backend, mode=self._mode)
-        return backend(module, list(inputs))
+            return functools.partial(backend, mode=self._mode)
+        return backend
 
     def _rewrite(self, module: fx.GraphModule, inputs: Sequence[Any]) -> TrainingReport:
         """Replaces attention in a copy of the graph."""

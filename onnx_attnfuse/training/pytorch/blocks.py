@@ -1,8 +1,9 @@
 """Blocks of a mask in the order in which flex attention walks them, by an operator that no compiler looks into.
 
 The kernels of flex attention find the blocks of entry b at `(b * heads + head) * stride(1)` of each tensor, whatever
-`stride(0)` is. Of an axis of one head, inductor makes the stride that it likes: 0 where the tensor is a part of another one, which
-gives every entry the blocks of the first. So the tensors come from an operator, whose results inductor leaves as they are.
+`stride(0)` is. Of an axis of one head, inductor makes the stride that it likes: 0 where the tensor is a part of another one, so
+that every entry has the blocks of the first, or that of the whole tensor, which leads beyond its end. So the tensors come from an
+operator, whose results inductor leaves as they are.
 """
 
 from __future__ import annotations

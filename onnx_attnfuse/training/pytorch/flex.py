@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BLOCK = 128
-_NAMES = tuple(
-    f"{kind}{side}_{what}" for side in ("kv", "q") for kind in ("", "full_") for what in ("num_blocks", "indices")
-)
+_NAMES = tuple(f"{kind}{side}_{what}" for side in ("kv", "q") for kind in ("", "full_") for what in ("num_blocks", "indices"))
 """What a block mask is made of, as `sort_blocks` gives it."""
 _OPERATOR: Any = operator
 _flex: Any = flex_attention

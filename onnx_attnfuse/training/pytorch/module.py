@@ -30,6 +30,7 @@ def fuse(
     *,
     rest: str = "inductor",
     flex: bool | None = None,
+    verify: bool = False,
 ) -> _Module:
     """Fuses the attention of a module, forward and backward, wherever it is called from now on.
 
@@ -43,6 +44,8 @@ def fuse(
         policy: Which kernels may be used; by default what the environment says when a graph is captured.
         rest: The backend of torch.compile for everything else; `eager` leaves it alone.
         flex: Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA.
+        verify: The first step of each graph is run without fusing as well; where results or gradients differ, nothing is fused.
+            That step takes the time and the memory of the module as it is, and of a copy of its parameters.
 
     Returns:
         The module.
@@ -51,7 +54,7 @@ def fuse(
         OptionError: There is no such backend, or an axis of an argument that is not there.
     """
     reports = Reports()
-    options = {"rest": rest, "policy": policy, "flex": flex, "reports": reports}
+    options = {"rest": rest, "policy": policy, "flex": flex, "verify": verify, "reports": reports}
     Settings.of(options)
     module.compile(backend=attnfuse, options=options)
     if dynamic_shapes is not None:

@@ -128,6 +128,35 @@ def test_blocks_are_those_that_pytorch_sorts(lengths) -> None:
             assert mine == theirs
 
 
+_STRIDES: list[tuple[int, ...]] = []
+
+
+@torch.library.custom_op("attnfuse_tests::strides", mutates_args=(), tags=(torch.Tag.flexible_layout,))
+def strides(blocks: list[torch.Tensor]) -> torch.Tensor:
+    """Notes the strides that inductor gives to tensors where nobody asks for any."""
+    _STRIDES[:] = [item.stride() for item in blocks]
+    return torch.zeros(())
+
+
+@strides.register_fake
+def _(blocks: list[torch.Tensor]) -> torch.Tensor:
+    return torch.zeros(())
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("entries", [1, 3])
+def test_compiled_blocks_have_the_strides_of_their_shapes_as_kernels_take_for_granted(entries) -> None:
+    query = torch.zeros(entries, 4, 300, 16)
+    program = ("eq", ("read", 0, ("b",), ("i",)), ("read", 0, ("b",), ("j",)))
+
+    def seen(marks: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        found = flex.block_mask(program, [marks], query, query, True)
+        return strides([item for item in found if isinstance(item, torch.Tensor)])
+
+    torch.compile(seen, fullgraph=True)(torch.zeros(entries, 300, dtype=torch.int64), query)
+    assert _STRIDES == [(3, 3, 1), (9, 9, 3, 1)] * 4
+
+
 def test_blocks_of_a_rule_that_reads_nothing_are_made_once_for_each_length() -> None:
     query, longer = torch.zeros(2, 4, 300, 16), torch.zeros(2, 4, 301, 16)
     window = ("and", ("le", ("j",), ("i",)), ("le", ("i",), ("sum", 7, (1, ("j",)))))

@@ -101,6 +101,15 @@ def test_other_lengths_are_captured_anew_with_lengths_that_change() -> None:
     assert [report.fused for report in reports] == [1, 1]
 
 
+def test_a_mask_whose_length_is_that_of_states_with_a_gradient_is_not_trained() -> None:
+    module = Masked(masked.window)
+    call, reports = compiled(module, flex=True)
+    for length in (37, 23):
+        inputs = given(length=length)
+        same(outcome(module, module, inputs), outcome(module, call, inputs))
+    assert [report.sites[0].kernel for report in reports] == ["flex", "flex"]
+
+
 def test_axes_that_change_are_told_before() -> None:
     module = fused(Masked(masked.buffer), dynamic_shapes={"x": {1: "length"}})
     for length in (37, 23, 11):
