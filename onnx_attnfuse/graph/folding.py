@@ -88,8 +88,8 @@ def _kept(value: ir.Value, tensor: ir.TensorProtocol, known: dict[ir.Value, Arra
 
 
 def _data(node: ir.Node) -> list[ir.Value]:
-    """The inputs whose elements come out again."""
-    return [value for value in (node.inputs if node.op_type == "Concat" else node.inputs[:1]) if value is not None]
+    """The inputs whose elements come out again, or are computed with."""
+    return [value for value in (node.inputs if node.op_type in _OF_ALL else node.inputs[:1]) if value is not None]
 
 
 def _numbers(node: ir.Node, index: int) -> list[int]:
@@ -133,11 +133,29 @@ def _slice(node: ir.Node, inputs: list[_Read]) -> _Read:
     return read
 
 
+def _add(node: ir.Node, inputs: list[_Read]) -> _Read:
+    return lambda known: inputs[0](known) + inputs[1](known)
+
+
+def _matmul(node: ir.Node, inputs: list[_Read]) -> _Read:
+    """A product, summed in float64 and rounded once."""
+
+    def read(known: dict[ir.Value, Array]) -> Array:
+        left, right = (item(known) for item in inputs)
+        return (left.astype(np.float64) @ right.astype(np.float64)).astype(right.dtype)
+
+    return read
+
+
+_OF_ALL = frozenset(["Add", "Concat", "MatMul"])
+"""Operators on several tensors; of others the first input alone is one, and what follows says what is done to it."""
 _OPERATORS: dict[str, Callable[[ir.Node, list[_Read]], _Read]] = {
+    "Add": _add,
     "Concat": _concat,
     "Expand": _expand,
+    "MatMul": _matmul,
     "Reshape": _reshape,
     "Slice": _slice,
     "Transpose": _transpose,
 }
-"""What rearranging a constant takes."""
+"""What rearranging and summing constants takes."""

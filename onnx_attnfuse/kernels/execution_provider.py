@@ -28,6 +28,7 @@ Paying: TypeAlias = Literal[
     "padded-columns",
     "shared-table",
     "projection-bias",
+    "fewer-biases",
     "own-products",
     "packed-operands",
     "merged-projections",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from onnx_attnfuse.containment import Subject
+from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
@@ -27,6 +28,18 @@ BEFORE: tuple[EnablingRule, ...] = (_SPLIT_GEMM,)
 """Rules that are applied before attention is matched."""
 AFTER: tuple[EnablingRule, ...] = (
     _SPLIT_GEMM,  # that of the output projection, whose Reshape of (b, s, n, h) is one of (b, s, n·h) now
+    EnablingRule(
+        "biases of keys left out, which no softmax sees, and those of values added behind the attention",
+        frozenset(["MultiHeadAttention"]),
+        with_fewer_biases,
+        "fewer-biases",
+    ),
+    EnablingRule(
+        "biases of values taken into those of the products behind attentions",
+        frozenset(["MatMul"]),
+        with_bias_behind,
+        "fewer-biases",
+    ),
     EnablingRule(
         "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
         frozenset(["Mul"]),

@@ -333,6 +333,7 @@ PROVIDER = ExecutionProvider(
             "skip-norm",
             "half-gelu",
             "projection-bias",
+            "fewer-biases",
             "own-products",
             "padded-columns",
             "shared-table",

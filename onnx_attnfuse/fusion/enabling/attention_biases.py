@@ -1,0 +1,145 @@
+"""The biases of MultiHeadAttention: that of the queries is left, that of the values goes into the next product.
+
+    softmax(s · (q + a) · (k + b)ᵀ + m) · (v + c)  =  softmax(s · (q + a) · kᵀ + m) · v + c
+
+What the bias of the keys adds is one number for all scores of a row, which a softmax does not see. The weights of a row sum to 1,
+so the bias of the values comes out as it is, and goes through the product behind the attention into its bias, as constants.
+
+On a GPU the operator adds its three biases by a kernel each, which reads and writes all queries, keys or values. Rows of queries
+that are 0 with their bias take a plain 0 then, by a condition as large as they are: a faster kernel than one that repeats it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import Array, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.facts import Facts
+
+_BIAS, _PADDING, _FIRST_OF_CACHE = 3, 4, 6
+"""Inputs of MultiHeadAttention."""
+_MOST_READ = 1 << 20
+"""Elements of a bias that is still read."""
+
+
+def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """MultiHeadAttention that adds the bias of its queries only, before it, and that of its values behind it."""
+    facts = builder.facts
+    found = _Biased.read(node, facts)
+    if found is None:
+        return None
+    query, frontier = _query(found, builder)
+    inputs: list[ir.Value | None] = [query, found.key, found.value, None, *node.inputs[_BIAS + 1 :]]
+    while inputs[-1] is None:
+        inputs.pop()
+    result = node.outputs[0]
+    attributes = {name: item.value for name, item in node.attributes.items()}
+    fused = builder.node(
+        node.op_type,
+        inputs,
+        attributes,
+        domain=node.domain,
+        dims=facts.dims(result),
+        dtype=facts.dtype(result),
+        hint=node.name,
+    )
+    if found.biases[2].any():
+        fused = builder.elementwise("Add", [fused, builder.constant(found.biases[2])], facts.dtype(result))
+    return EnablingChange(((result, fused),), (*frontier, *(value for value in inputs[1:] if value is not None)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Biased:
+    """MultiHeadAttention with a constant bias and without a cache."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    biases: tuple[Array, Array, Array]
+
+    @staticmethod
+    def read(node: ir.Node, facts: Facts) -> _Biased | None:
+        """The operator; None where a cache holds keys with their bias, or rows may be left without weights that sum to 1."""
+        inputs = [*node.inputs, *[None] * _FIRST_OF_CACHE]
+        if inputs[_BIAS] is None or inputs[_PADDING] is not None or any(inputs[_FIRST_OF_CACHE:]):
+            return None
+        if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+            return None
+        query, key, value = node.inputs[:3]
+        if query is None or key is None or value is None:
+            return None
+        widths = [(facts.dims(item) or ("",))[-1] for item in (query, key, value) if facts.rank(item) == 3]
+        bias = constant_array(node.inputs[_BIAS], limit=_MOST_READ)
+        if bias is None or len(widths) != 3 or not np.isfinite(bias).all():
+            return None
+        first, second, third = widths
+        if not (isinstance(first, int) and isinstance(second, int) and isinstance(third, int)) or bias.size != sum(
+            (first, second, third)
+        ):
+            return None
+        return _Biased(query, key, value, (bias[:first], bias[first : first + second], bias[first + second :]))
+
+
+def _query(found: _Biased, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
+    """The queries with their bias, and what they are computed from."""
+    bias, dtype = found.biases[0], builder.facts.dtype(found.query)
+    emptied = _emptied(found, builder.facts)
+    rows = found.query if emptied is None else emptied[1]
+    biased = builder.elementwise("Add", [rows, builder.constant(bias)], dtype) if bias.any() else rows
+    if emptied is None:
+        return biased, (rows,)
+    test = _full(emptied[0], biased, builder)
+    return builder.elementwise("Where", [test, builder.scalar(0.0, dtype), biased], dtype), emptied
+
+
+def _emptied(found: _Biased, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """The test and the queries of a Where that has the opposite of the bias in some rows, where queries are 0 with their bias."""
+    chosen = found.query.producer()
+    if not is_standard(chosen, "Where") or len(found.query.uses()) != 1:
+        return None
+    test, filling, rows = chosen.inputs
+    filled = None if filling is None else constant_array(filling, limit=_MOST_READ)
+    if test is None or rows is None or filled is None or facts.rank(test) != 3 or facts.dims(rows) != facts.dims(found.query):
+        return None
+    return (test, rows) if np.array_equal(filled.reshape(-1), -found.biases[0]) else None
+
+
+def _full(test: ir.Value, like: ir.Value, builder: Builder) -> ir.Value:
+    """A condition as large as what it chooses from; one for all attentions of that size."""
+    dims, known = builder.facts.dims(like), builder.facts.dims(test)
+    assert dims is not None
+    assert known is not None
+    for node, _ in test.uses():
+        if is_standard(node, "Expand") and builder.facts.dims(node.outputs[0]) == dims:
+            return node.outputs[0]
+    return builder.expand(test, dims, [old != new for old, new in zip(known, dims, strict=True)])
+
+
+def with_bias_behind(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """`(x + b) @ w + c` of constants b, w and c as `x @ w + (b @ w + c)`, whose bias is computed when the model is written."""
+    facts = builder.facts
+    if not is_standard(node, "MatMul") or node.inputs[0] is None or node.inputs[1] is None:
+        return None
+    x, weight = node.inputs[0], node.inputs[1]
+    biased = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
+    behind = only_use(node.outputs[0], "Add")
+    if biased is None or behind is None or facts.rank(weight) != 2 or constant_tensor(weight) is None:
+        return None
+    found = added_bias(behind.outputs[0], facts)
+    if found is None or found[0] is not node.outputs[0]:
+        return None
+    summed, bias = biased
+    dtype, width = facts.dtype(found[1]), facts.dims(found[1])
+    through = builder.node("MatMul", [bias, weight], dims=width, dtype=dtype)
+    total = builder.node("Add", [through, found[1]], dims=width, dtype=dtype)
+    builder.rearranged.append(total)
+    builder.at(behind)
+    result = behind.outputs[0]
+    product = builder.node("MatMul", [summed, weight], dims=facts.dims(result), dtype=dtype, hint=node.name)
+    return EnablingChange(((result, builder.elementwise("Add", [product, total], dtype)),), (summed, weight))
