@@ -10,6 +10,8 @@ import pytest
 
 import onnx_attnfuse
 
+pytestmark = pytest.mark.usefixtures("biases_stay")
+
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 model (float[b, s, 16] x{inputs}) => (float[b, s, 16] out{outputs})
 <int64[5] parts = {{{parts}}}, int64[3] flat = {{0, 0, 16}}, float scale = {{0.35}}>
