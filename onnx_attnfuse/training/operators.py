@@ -5,7 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard
-from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
 
 TRAINING = CONTRIB
@@ -19,12 +18,10 @@ def reads_gradient(node: ir.Node) -> bool:
     return node.domain == TRAINING and node.op_type in {"SoftmaxGrad", "SoftmaxGrad_13"}
 
 
-def drops(node: ir.Node, facts: Facts | None = None) -> bool:
+def drops(node: ir.Node) -> bool:
     """Whether the node sets elements to 0 at random and can say which."""
     known = is_standard(node, "Dropout") or (node.domain == TRAINING and node.op_type == "BitmaskDropout")
-    if not known or len(node.inputs) < 3 or node.inputs[2] is None:
-        return False
-    return facts is None or facts.number(node.inputs[2]) != 0
+    return known and len(node.inputs) > 2 and node.inputs[2] is not None
 
 
 def finds_repeated_axes(node: ir.Node) -> bool:

@@ -39,7 +39,7 @@ from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
 from onnx_attnfuse.training.sdpa_fallback import KEPT
-from onnx_attnfuse.training.site import Dropout, TrainingSite
+from onnx_attnfuse.training.site import Dropout, TrainingSite, shape_in_words
 from onnx_attnfuse.training.stand_ins import StandIns
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -120,7 +120,7 @@ class _Run:
             reported,
             mask=meaning.kind,
             mask_text=meaning.text or None,
-            shape=_shape(spec),
+            shape=shape_in_words(spec),
             buffers=self.buffers.behind(spec),
         )
         try:
@@ -242,12 +242,6 @@ def _v_head_size(spec: AttentionSpec, facts: Facts) -> Dim:
         if any(dim == size and leaves(axis) == channels for dim, axis in zip(dims, source.indexed.axes, strict=False)):
             return length(channels)
     return size
-
-
-def _shape(spec: AttentionSpec) -> str:
-    """Heads and head size for a reader."""
-    heads, size = length(spec.axes.n), length(spec.axes.h)
-    return f"{heads} heads of {size}" if isinstance(size, int) and isinstance(heads, int) else ""
 
 
 def _words(handed: Handed) -> str:

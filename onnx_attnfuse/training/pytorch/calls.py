@@ -95,7 +95,7 @@ def attend(
     """
     groups = key.shape[1] != query.shape[1]
     if groups and mask is not None and query.is_cuda:  # kernels that take a mask take no groups there
-        key, value = (_spread(item, query.shape[1] // key.shape[1]) for item in (key, value))
+        key, value = (spread(item, query.shape[1] // key.shape[1]) for item in (key, value))
         groups = False
     with _choosing(kernels):
         return functional.scaled_dot_product_attention(
@@ -103,7 +103,8 @@ def attend(
         )
 
 
-def _spread(item: Tensor, groups: int) -> Tensor:
+def spread(item: Tensor, groups: int) -> Tensor:
+    """Keys or values (b, n, t, h) with every head as often in a row as there are queries that share it: (b, n * groups, t, h)."""
     batch, heads, length, size = item.shape
     return item[:, :, None].expand(batch, heads, groups, length, size).reshape(batch, heads * groups, length, size)
 

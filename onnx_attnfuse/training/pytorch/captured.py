@@ -16,7 +16,7 @@ from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.pytorch.opened import open_calls
-from onnx_attnfuse.training.pytorch.plan import Planner, Wishes
+from onnx_attnfuse.training.pytorch.plan import Plan, Planner, Wishes
 from onnx_attnfuse.training.pytorch.rewrite import Rewriter
 from onnx_attnfuse.training.pytorch.sites import CapturedSite, Reading, SiteReader
 from onnx_attnfuse.training.pytorch.trace import Constants, Traced, trace
@@ -76,15 +76,33 @@ class _Run:
             return report
         with contained(_FUSING, site.spec.name) as attempt:
             planner = Planner(self._device(site), self._wishes, self._reader.reader, self._reader.bounds)
-            plan = planner.plan(site, trained=self._is_trained(site.spec))
+            plan = self._replaced(planner, site)
             if plan.is_new:
-                self._rewriter.replace(site, plan)
                 self.relied.update(self._buffers(site.spec))
             return dataclasses.replace(report, kernel=plan.kernel, handed=plan.words, others=plan.others)
         assert attempt.reason is not None
         if site.call is not None:
             return _kept(report, attempt.reason)
         return dataclasses.replace(report, reasons=(attempt.reason,))
+
+    def _replaced(self, planner: Planner, site: CapturedSite) -> Plan:
+        """Puts a call into the place of an attention: one without flex attention where its rule cannot be handed over.
+
+        Raises:
+            Refused: No call is exact.
+        """
+        trained = self._is_trained(site.spec)
+        plan = planner.plan(site, trained=trained)
+        try:
+            if plan.is_new:
+                self._rewriter.replace(site, plan)
+        except Refused as refused:
+            if plan.form != "rule":
+                raise
+            plan = planner.plan(site, trained=trained, no_rule=refused.reason)
+            if plan.is_new:
+                self._rewriter.replace(site, plan)
+        return plan
 
     def _device(self, site: CapturedSite) -> TrainingDevice:
         """The device that the queries are on.

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnx_attnfuse.training.pytorch.calls import spread
 from onnx_attnfuse.training.pytorch.emitter import DTYPES, without_modes
 from onnx_attnfuse.training.pytorch.views import PARTS, VIEWS, Arguments, Rule
 
@@ -63,7 +64,7 @@ def attention(
     emitter, rows, keys = recorder.emitter, query.shape[-2], key.shape[-2]
     groups = query.shape[1] // key.shape[1] if enable_gqa else 1
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    outer = [_repeated(recorder, item, groups) for item in (key, value)] if groups != 1 else [key, value]
+    outer = [spread(item, groups) for item in (key, value)] if groups != 1 else [key, value]
     scores = torch.matmul(query, outer[0].transpose(-1, -2)) * factor
     if is_causal:
         scores = scores.masked_fill(torch.ones(rows, keys, dtype=torch.bool).tril().logical_not(), -math.inf)
@@ -74,11 +75,6 @@ def attention(
     weights = torch.softmax(scores, -1).to(query.dtype)
     softmax = next(node for node in reversed(emitter.nodes) if node.op_type == "Softmax")
     return torch.matmul(dropout(recorder, weights, dropout_p), outer[1]), softmax
-
-
-def _repeated(recorder: Recorder, item: torch.Tensor, groups: int) -> torch.Tensor:
-    batch, heads, length, size = item.shape
-    return item[:, :, None].expand(batch, heads, groups, length, size).reshape(batch, heads * groups, length, size)
 
 
 def dropout(

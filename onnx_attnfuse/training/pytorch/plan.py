@@ -83,12 +83,13 @@ class Planner:
     def __init__(self, device: TrainingDevice, wishes: Wishes, reader: Reader, bounds: Bounds) -> None:
         self._device, self._wishes, self._reader, self._bounds = device, wishes, reader, bounds
 
-    def plan(self, site: CapturedSite, *, trained: bool) -> Plan:
+    def plan(self, site: CapturedSite, *, trained: bool, no_rule: Reason | None = None) -> Plan:
         """The call for an attention.
 
         Args:
             site: The attention.
             trained: Something that is added to its scores has a gradient.
+            no_rule: Why its mask cannot be handed over as a rule, as far as that was tried.
 
         Raises:
             Refused: No call is exact.
@@ -96,7 +97,7 @@ class Planner:
         spec, meaning = site.spec, site.meaning
         _check(spec)
         others: list[tuple[str, Reason]] = []
-        reason = self._no_flex(site, trained=trained)
+        reason = no_rule or self._no_flex(site, trained=trained)
         if reason is None:
             return Plan("rule", self._flex_rows(site), FLEX, (), ())
         if reason.code != "fastest":

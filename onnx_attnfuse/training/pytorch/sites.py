@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
-from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
@@ -28,6 +27,7 @@ from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.training.pytorch.emitter import OPSET
 from onnx_attnfuse.training.pytorch.trace import Traced
 from onnx_attnfuse.training.report import TrainingSiteReport
+from onnx_attnfuse.training.site import shape_in_words
 from onnx_attnfuse.verify.runtime import available
 from onnx_attnfuse.verify.verifier import Verifier
 
@@ -85,7 +85,7 @@ class SiteReader:
             spec = dataclasses.replace(read_site(softmax, self.facts, self._readers), name=name)
             self._check_width(spec, softmax)
             meaning = self._context.check_mask(spec, understand(spec, self.reader))
-            report = dataclasses.replace(report, mask=meaning.kind, mask_text=meaning.text or None, shape=_shape(spec))
+            report = dataclasses.replace(report, mask=meaning.kind, mask_text=meaning.text or None, shape=shape_in_words(spec))
             site = CapturedSite(spec, meaning, self._dropout(spec), self.traced.calls.get(softmax.node))
             return Reading(dataclasses.replace(report, dropout=site.dropout), site)
         reason = attempt.reason
@@ -133,9 +133,3 @@ def _path(place: str) -> str:
 
 def _with(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
     return dataclasses.replace(report, reasons=(reason,))
-
-
-def _shape(spec: AttentionSpec) -> str:
-    """Heads and head size for a reader."""
-    heads, size = length(spec.axes.n), length(spec.axes.h)
-    return f"{heads} heads of {size}" if isinstance(size, int) and isinstance(heads, int) else ""

@@ -84,6 +84,14 @@ def test_slopes_are_added_as_numbers_or_by_a_rule(flex) -> None:
     assert (site.kernel, site.mask) == ("flex" if flex else "flash (CPU)", "causal + alibi")
 
 
+@pytest.mark.parametrize(("length", "kernel"), [(37, "flex"), (300, "flash (CPU)")])
+def test_slopes_times_distances_that_half_precision_rounds_are_handed_over_as_numbers(length, kernel) -> None:
+    module = Masked(masked.window, -math.inf, spell=masked.alibi).to(torch.bfloat16)
+    (site,) = check(module, {"x": given(length=length)["x"].to(torch.bfloat16)}, flex=True).sites
+    assert (site.kernel, site.mask) == (kernel, "sliding_window + causal + alibi")
+    assert [(name, reason.code) for name, reason in site.others] == ([] if kernel == "flex" else [("flex", "inner-value")])
+
+
 def test_a_soft_cap_stays_where_flex_attention_is_not_wanted() -> None:
     (site,) = check(Masked(masked.triangle, spell=masked.capped), given()).sites
     assert [reason.code for reason in site.reasons] == ["softcap"]
