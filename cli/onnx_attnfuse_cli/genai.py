@@ -33,6 +33,12 @@ def hf_config(path: pathlib.Path | None, cache: str, *, several: bool) -> Mappin
     return read_config(path)
 
 
+def context_length(config: Mapping[str, Any] | None) -> int | None:
+    """The most positions that a config tells of; None where it tells none."""
+    said = None if config is None else config.get("context_length")
+    return said if isinstance(said, int) and said > 0 else None
+
+
 def check(out: pathlib.Path | None, cache: str) -> None:
     """Refuse early a folder whose genai_config.json would be lost.
 

@@ -148,11 +148,15 @@ def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
 
 
 def _check_shared_cache(options: Options) -> None:
-    """Checks that the execution provider takes a cache in one buffer, where that is asked for.
+    """Checks that the execution provider takes a cache in one buffer, where that is asked for, and what goes with one alone.
 
     Raises:
-        OptionError: It is not known to.
+        OptionError: It is not known to; or the most positions are told of another cache, or are none.
     """
+    if options.context_length is not None and options.cache != "shared":
+        raise OptionError("context_length is for a cache in one buffer; choose cache 'shared' with it, or leave it out")
+    if options.context_length is not None and options.context_length < 1:
+        raise OptionError(f"context_length is {options.context_length}; choose a number from 1 on")
     if options.cache == "shared" and not resolve(options.ep, options.arch).provider.shares_cache:
         others = " or ".join(item.name for item in providers.every() if item.shares_cache)
         known = f"GroupQueryAttention is not known to read a length for each entry on {options.ep}"

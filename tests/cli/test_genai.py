@@ -90,6 +90,39 @@ def test_what_nobody_tells_is_a_line_with_what_to_add(model: pathlib.Path, capsy
     assert "--hf-config" in line
 
 
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [((), 40), (("--context-length", "20"), 20), (("--context-length", "60"), 40)],
+    ids=["as the config says", "fewer", "more than the config says"],
+)
+def test_the_most_positions_are_those_of_the_config_and_make_tables(
+    options: tuple[str, ...], wanted: int, model: pathlib.Path
+) -> None:
+    text = '{"eos_token_id": 2, "max_position_embeddings": 40}'
+    assert optimized("--cache", "shared", "--hf-config", config(model, text), *options) == 0
+    written = json.loads(pathlib.Path("made", FILE).read_text())
+    assert written["model"]["context_length"] == wanted
+    assert "Range" in {node.op_type for node in onnx.load("made/model.onnx").graph.node}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--context-length", "20"), "context_length is for a cache in one buffer; choose cache 'shared' with it"),
+        (("--context-length", "0", "--cache", "shared"), "0 is not in the range x>=1"),
+        (("--context-length", "many", "--cache", "shared"), "'many' is not a valid integer"),
+    ],
+)
+def test_a_context_length_that_cannot_be_ends_the_run_before_anything_is_written(
+    options: tuple[str, ...], message: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert optimized(*options) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("Error: ") == 1
+    assert made() == set()
+
+
 _ACROSS = "most = ReduceMax(y0, first) next = Sub(y0, most) "
 
 
