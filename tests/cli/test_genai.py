@@ -17,6 +17,8 @@ from tests.support.decoders import decoder
 
 DECODER = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 
+(WHISPER,) = (pathlib.Path(__file__).parents[1] / "fusion/shared_cache/exports/encoder_decoder").glob("whisper*.onnx")
+
 
 @pytest.fixture
 def model(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
@@ -81,6 +83,30 @@ def test_a_decoder_with_inputs_of_an_encoder_gets_no_config(model: pathlib.Path,
     assert optimized("--cache", "shared", "--hf-config", config(model)) == 0
     assert made() == {"model.onnx"}
     assert f"no {FILE}: onnxruntime-genai has nothing to hand in as 'encoded'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--past-length",), ()], ids=["asked for", "by the config"])
+def test_whisper_s_decoder_gets_a_config_with_an_encoder(
+    options: tuple[str, ...], model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(WHISPER, model)
+    kind = {} if options else {"model_type": "whisper"}
+    assert optimized("--cache", "shared", "--hf-config", config(model, json.dumps({"eos_token_id": 1, **kind})), *options) == 0
+    written = json.loads(pathlib.Path("made", FILE).read_text())["model"]
+    assert (written["type"], written["encoder"]["filename"]) == ("whisper", "encoder.onnx")
+    assert "past_sequence_length" in {item.name for item in onnx.load("made/model.onnx").graph.input}
+    assert "put it beside as encoder.onnx" in capsys.readouterr().err
+
+
+def test_a_decoder_with_an_encoder_that_is_not_known_to_be_whisper_s_gets_no_config(
+    model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(WHISPER, model)
+    assert optimized("--cache", "shared", "--hf-config", config(model, '{"eos_token_id": 1, "model_type": "bart"}')) == 0
+    assert made() == {"model.onnx"}
+    assert "runs Whisper's alone, without a mask; name Whisper's config.json" in capsys.readouterr().err
+    assert optimized("--past-length") == 2
+    assert "past_length is for a cache in one buffer" in capsys.readouterr().err
 
 
 def test_what_nobody_tells_is_a_line_with_what_to_add(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

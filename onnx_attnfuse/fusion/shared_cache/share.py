@@ -29,7 +29,7 @@ from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
-from onnx_attnfuse.fusion.shared_cache.interface import added_mask, read_interface, served, settle
+from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
@@ -97,7 +97,8 @@ def share_cache(
             facts.record(value, dims, None)
 
     with contained(_SHARING, graph.scope.path, undo) as attempt:
-        return dataclasses.replace(sharing.share(sites), candidates=tuple(cached))
+        rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
+        return dataclasses.replace(sharing.share(sites, encoded(rest, facts)), candidates=tuple(cached))
     assert attempt.reason is not None
     return SharedCache(reasons=_named({item.node: attempt.reason for item in cached}), note=_left(attempt.reason))
 
@@ -191,8 +192,12 @@ class _Sharing:
     def _is_padded(self, sites: Sequence[CachedSite]) -> bool:
         return sites[0].mask is not None and self._plan_context.padding != "assume-none"
 
-    def share(self, sites: Sequence[CachedSite]) -> SharedCache:
+    def share(self, sites: Sequence[CachedSite], crossed: Sequence[tuple[ir.Value, ir.Value]]) -> SharedCache:
         """Builds the buffer, and has the whole model judged.
+
+        Args:
+            sites: The attentions with a cache.
+            crossed: Keys and values that an encoder made, of the others.
 
         Raises:
             Refused: It cannot be built, or differs.
@@ -205,7 +210,7 @@ class _Sharing:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
             settle(self._context.builder, attended)
-            decoder = self._told(served(graph.model.graph, interface, mask, attended, lengths))
+            decoder = self._told(served(graph.model.graph, interface, mask, attended, lengths, crossed))
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = self._check(before, loop)
             verified = check()
