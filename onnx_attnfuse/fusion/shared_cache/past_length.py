@@ -34,7 +34,9 @@ def told_by_number(model: ir.Model, decoder: ServedDecoder) -> ServedDecoder:
     name = builder.name(PAST_LENGTH)
     past = ir.Value(name=name, shape=ir.Shape([1]), type=ir.TensorType(ir.DataType.INT32))
     facts.record(past, [1], ir.DataType.INT32)
-    batch, new = (facts.dims(inputs[decoder.input_ids or decoder.inputs_embeds]) or ())[:2]
+    dims = facts.dims(inputs[decoder.input_ids or decoder.inputs_embeds])
+    assert dims is not None
+    batch, new, *_ = dims
     total = builder.elementwise("Add", [builder.cast(past, ir.DataType.INT64), builder.shape([new])], ir.DataType.INT64)
     whole = builder.node("Concat", [builder.shape([batch]), total], {"axis": 0}, dims=[2], dtype=ir.DataType.INT64)
     one = builder.constant(np.asarray(1, np.int64))
