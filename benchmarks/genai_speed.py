@@ -1,9 +1,10 @@
 """Tokens per second in onnxruntime-genai: an export as it is and fused, beside its own model builder on the same weights.
 
-    python -m benchmarks.genai_speed [--sizes small,large] [--threads 1] [--rounds 7] [--folder FOLDER] [--to FILE]
+    python -m benchmarks.genai_speed [--sizes small,large] [--threads 1] [--rounds 5] [--loads 5] [--folder FOLDER] [--to FILE]
 
-All models stay loaded and take turns, so that what else the machine does falls on each alike. A ratio is that of two runs of one
-round, and the median of all rounds is told. One thread is timed by the time of the process on the CPU, which others do not
+All models are loaded and take turns, so that what else the machine does falls on each alike. Where weights come to lie in memory
+makes up to a tenth, so models are loaded anew, every time in another order. A ratio is that of two runs of one round, and the
+median of all rounds is told. One thread is timed by the time of the process on the CPU, which others do not
 lengthen by taking turns with it; several are timed by the clock on the wall, and want a machine that does nothing else.
 """
 
@@ -89,7 +90,18 @@ def measured(genai: runs.Genai, prompt: list[int], steps: int, clock: Callable[[
     return Speed(first - start, (steps - 1) / (clock() - first))
 
 
-def race(given: dict[str, pathlib.Path], size: str, threads: int, rounds: int) -> dict[str, list[Speed]]:
+def race(given: dict[str, pathlib.Path], size: str, threads: int, rounds: int, loads: int) -> dict[str, list[Speed]]:
+    """Rounds with models that are loaded several times, each time beginning with another."""
+    found: dict[str, list[Speed]] = {name: [] for name in given}
+    for load in range(loads):
+        first = load * 2 % len(given)
+        order = [*list(given)[first:], *list(given)[:first]]
+        for name, speeds in _rounds({name: given[name] for name in order}, size, threads, rounds).items():
+            found[name] += speeds
+    return found
+
+
+def _rounds(given: dict[str, pathlib.Path], size: str, threads: int, rounds: int) -> dict[str, list[Speed]]:
     """Rounds in which every model runs once, after one that does not count; every second round goes the other way."""
     loaded = {name: runs.Genai(folder, threads) for name, folder in given.items()}
     (prompt,) = runs.prompts(SIZES[size].settings["vocab_size"], (PROMPT[size],))
@@ -126,25 +138,26 @@ Llamas with heads of 64 channels, half as many of keys, exported by {exporter}:
 
 {sizes}
 
-One sequence, one thread by the time of the process, several by the clock on the wall. Medians of {rounds} rounds in which every
-model runs once; `×` is the median of ratios within a round, above 1 where it is faster than the model builder's model of the
-same weights.
+One sequence, one thread by the time of the process, several by the clock on the wall. Models are loaded {loads} times, as
+where their weights come to lie in memory makes up to a tenth, and run once in each of {rounds} rounds every time. Medians of all
+rounds; `×` is the median of ratios within a round, above 1 where it is faster than the model builder's model of the same weights.
 
 | size | threads | model | tokens/s | × | prompt ms | × |
 |---|---|---|---|---|---|---|
 {rows}
 
 What a step takes besides its products shows where weights are next to nothing: with 4 layers of 128 channels, a cache of
-64 positions and ONNX Runtime by itself (November 2026) the builder's model takes 75 µs, that with padding anywhere 102, and
-with `--padding assume-right` 92. That is 0.4 µs for each of 70 and of 45 operators more, after ONNX Runtime's own fusions:
+64 positions and ONNX Runtime by itself (November 2026) the builder's model takes 69 µs, that with padding anywhere 89 and with
+`--padding assume-right` 79 (95 and 85 before
+[angles were tables](../../docs/decisions/0036-angles-are-tables-where-positions-end.md)).
+That is some 0.5 µs for each of 39 and of 29 operators more, after ONNX Runtime's own fusions:
 
-- positions as a caller gives them, 14 operators once for the model: the builder's model counts them by itself, and has a table of
-  sines for as many as `context_length`;
 - rotations in front of the attentions, two in each layer, as the operator on a CPU rotates a prompt of several entries by the
-  positions of the first, and a Reshape that keeps ONNX Runtime from undoing that;
+  positions of the first;
 - three products in the place of one, two in each layer more;
 - sums apart from normalizations, two in each layer, which is faster: 8.6 µs in the place of 10.2 for 512 channels;
-- the order of tokens where padding may lie anywhere, 25 operators once for the model. `--padding assume-right` leaves them out.
+- the order of tokens where padding may lie anywhere, 10 operators once for the model. `--padding assume-right` leaves them out;
+- positions as a caller gives them, one operator that sees whether the table has them, and lengths, a few.
 
 So the smaller a model the more it shows, and from 8 layers of 1024 channels on other things count for more.
 
@@ -158,13 +171,14 @@ def page(rows: list[str], given: dict[str, pathlib.Path], chosen: argparse.Names
     """The table with how it was made; operators are those of the last size."""
     counts = {name: sorted(folders.operators(folder).items()) for name, folder in given.items()}
     return _PAGE.format(
-        arguments=f"--sizes {chosen.sizes} --threads {chosen.threads} --rounds {chosen.rounds}",
+        arguments=f"--sizes {chosen.sizes} --threads {chosen.threads} --rounds {chosen.rounds} --loads {chosen.loads}",
         versions=", ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES),
         machine=platform.machine(),
         cores=os.cpu_count(),
         exporter=chosen.exporter,
         sizes="\n".join(map(_described, chosen.sizes.split(","))),
         rounds=chosen.rounds,
+        loads=chosen.loads,
         rows="\n".join(rows),
         operators="\n".join(f"- {name}: {', '.join(f'{count} {kind}' for kind, count in of)}" for name, of in counts.items()),
     )
@@ -182,7 +196,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", default=",".join(SIZES), help="with commas")
     parser.add_argument("--threads", default="1", help="numbers of threads, with commas")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="of each load")
+    parser.add_argument("--loads", type=int, default=5, help="how often models are loaded")
     parser.add_argument("--exporter", default="dyn18")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/genai/speed"), help="where models go")
     parser.add_argument("--to", type=pathlib.Path, help="write the table there")
@@ -194,7 +209,7 @@ def main() -> None:
     for size in chosen.sizes.split(","):
         given = contenders(SIZES[size], chosen.folder / size, chosen.exporter)
         for threads in map(int, chosen.threads.split(",")):
-            for line in lines(race(given, size, threads, chosen.rounds), size, threads):
+            for line in lines(race(given, size, threads, chosen.rounds, chosen.loads), size, threads):
                 print(line, flush=True)
                 rows.append(line)
     if chosen.to:

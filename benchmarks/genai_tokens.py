@@ -20,12 +20,13 @@ import warnings
 from collections.abc import Iterator
 from importlib import metadata
 
-from benchmarks.genai import folders, runs
+from benchmarks.genai import folders, runs, whisper
 from benchmarks.genai.architectures import ARCHITECTURES, Decoder, exporter_names, model
 from benchmarks.genai.captured import Captured
 from onnx_attnfuse.errors import ModelError
 
 STEPS = 64
+_WHISPER = "whisper, with its encoder"
 _FIRST, _MORE = 16, 32
 """Tokens between two prompts that follow each other, and after the second."""
 _PACKAGES = ("onnxruntime-genai", "onnxruntime", "torch", "transformers", "onnxscript")
@@ -78,6 +79,15 @@ def rows(decoder: Decoder, folder: pathlib.Path) -> Iterator[Row]:
             yield Row(decoder.name, exporter, f"{type(error).__name__}: {lines[0] if lines else ''}")
 
 
+def rows_of_whisper(folder: pathlib.Path) -> Iterator[Row]:
+    """One row for each exporter: one recording, and three."""
+    for exporter in whisper.EXPORTED:
+        made = whisper.served(exporter, folder)
+        counts = folders.operators(made)
+        attention = ", ".join(f"{count} {name}" for name, count in counts.items() if name.endswith("Attention"))
+        yield Row(_WHISPER, exporter, attention, tuple(whisper.continued(made, count, STEPS) for count in (1, 3)))
+
+
 def _truths(decoder: Decoder) -> _Truths:
     given, made = runs.prompts(decoder.settings["vocab_size"]), model(decoder)
     longest = max(given, key=len)
@@ -107,7 +117,7 @@ def table(made: list[Row]) -> str:
     """The rows as a table of Markdown."""
     lines = ["| decoder | exporter | attention | one prompt | batch of 3 | prompt on top | captured |", "|" + 7 * "---|"]
     for row in made:
-        found = map(str, row.found) if row.found else ("",) * 3
+        found = [*map(str, row.found), *[""] * (3 - len(row.found))]
         lines.append(" | ".join(("", row.name, row.exporter, row.attention, *found, str(row.captured or ""), "")).strip())
     return "\n".join(lines)
 
@@ -124,6 +134,7 @@ _PAGE = """\
 - {steps} after one prompt of {one} tokens;
 - {steps} in each row of a batch of {lengths} tokens with padding;
 - {more} after a prompt on top of another and {first} tokens that follow it;
+- with Whisper {steps} after prompts of 4 tokens for one recording and for three, encoder and decoder both fused;
 - *captured*: {steps} after one prompt, made with `--padding assume-right` and run by ONNX Runtime with the masks that
   onnxruntime-genai hands in where it captures steps, as long as the buffer with zeros behind the text; empty where a model does
   not read such.
@@ -157,7 +168,7 @@ def page(made: list[Row]) -> str:
 def main() -> int:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default=",".join(ARCHITECTURES), help="decoders, with commas")
+    parser.add_argument("--only", default=",".join([*ARCHITECTURES, "whisper"]), help="decoders, with commas")
     parser.add_argument(
         "--folder", type=pathlib.Path, default=pathlib.Path("build/genai"), help="where models go; exports are kept"
     )
@@ -167,7 +178,8 @@ def main() -> int:
     logging.disable(logging.WARNING)
     made: list[Row] = []
     for name in chosen.only.split(","):
-        for row in rows(ARCHITECTURES[name], chosen.folder / name):
+        folder = chosen.folder / name
+        for row in rows_of_whisper(folder) if name == "whisper" else rows(ARCHITECTURES[name], folder):
             print(f"{row.name} {row.exporter}: {row.attention}: {' | '.join(map(str, (*row.found, row.captured)))}", flush=True)
             made.append(row)
     print(table(made))

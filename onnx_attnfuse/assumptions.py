@@ -21,7 +21,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "named-sizes": "sizes of the same name are the same number",
     "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
     "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
-    "indices-in-range": "an index or a range computed at run time stays inside the row or the buffer that it is meant for",
+    "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
     "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",

@@ -54,6 +54,12 @@ class Options:
     kv_cache: CacheType = "same"
     """The type of a shared cache. `same` is the model's; the others take less memory, and results differ by what rounding keys
     and values costs, which is measured and told."""
+    context_length: int | None = dataclasses.field(default=None, metadata={"least": 1})
+    """The most positions that a decoder with a shared cache will see: its cosines and sines become tables of as many rows, and a
+    position behind them ends in an error. By default what the file of --hf-config says, if there is one, else any number."""
+    past_length: bool = False
+    """Tell the length of a shared cache by one number, past_sequence_length, in the place of a mask, as onnxruntime-genai does
+    for the decoder of Whisper; for a model that has no mask of its own. By default where the file of --hf-config is Whisper's."""
     calibrate: pathlib.Path | None = None
     """Tokens to measure the scales of a quantised cache on: an .npz file with arrays by the names of the model's inputs; by
     default tokens are drawn."""

@@ -88,6 +88,7 @@ _ALL = (
     Decoder("starcoder2, biases", "Starcoder2", _GROUPED),
     Decoder("falcon, one head of keys", "Falcon", _SIZE | {"multi_query": True, "bias": False}, 1),
     Decoder("gpt_bigcode, one head of keys", "GPTBigCode", _GPT2 | _TOKENS | {"multi_query": True}, 1),
+    Decoder("gptj, rotary in pairs", "GPTJ", _GPT2 | _TOKENS | {"rotary_dim": 8}, 4, attention="eager"),
     Decoder("nemotron, squared activation", "Nemotron", _GROUPED),
     Decoder("mixtral, experts", "Mixtral", _GROUPED | _EXPERTS),
     Decoder("qwen3_moe, experts", "Qwen3Moe", _GROUPED | _QWEN_EXPERTS),

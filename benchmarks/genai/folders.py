@@ -73,6 +73,11 @@ def shared(model: pathlib.Path, config: pathlib.Path, folder: pathlib.Path, *mor
     return said
 
 
+def fused(model: pathlib.Path, to: pathlib.Path) -> str:
+    """Runs `attnfuse optimize` on an export without a cache, and gives what it prints."""
+    return _ran("onnx_attnfuse_cli", "optimize", str(model), "--ep", "cpu", "-o", str(to))
+
+
 def built(config: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Runs the model builder of onnxruntime-genai on the weights that transformers saved.
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,12 @@ def by_torch(model: Any, given: Tokens, steps: int) -> Generated:
     kept: dict[str, Any] = {"output_logits": True, "return_dict_in_generate": True}
     with torch.no_grad():
         made = model.generate(input_ids=ids, attention_mask=mask, pad_token_id=PAD, eos_token_id=EOS, **chosen, **kept)
-    return Generated(made.sequences[:, longest:].tolist(), _without_end([item.numpy() for item in made.logits]))
+    return generated_by_torch(made, longest)
+
+
+def generated_by_torch(made: Any, length: int) -> Generated:
+    """What `generate` of transformers gives behind prompts of a length."""
+    return Generated(made.sequences[:, length:].tolist(), _without_end([item.numpy() for item in made.logits]))
 
 
 def _without_end(logits: Sequence[np.ndarray]) -> np.ndarray:
@@ -76,19 +81,21 @@ class Genai:
             config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
         self._model = onnxruntime_genai.Model(config)
 
-    def generator(self, given: Tokens, steps: int) -> Any:
-        """A generator that has read the prompts and may generate a number of tokens more."""
+    def generator(self, given: Tokens, steps: int, inputs: Mapping[str, np.ndarray] | None = None) -> Any:
+        """A generator that has read the prompts, and more inputs by name, and may generate a number of tokens more."""
         longest = max(map(len, given))
         length = longest + steps
         chosen = self._genai.GeneratorParams(self._model)
         chosen.set_search_options(batch_size=len(given), max_length=length, min_length=length, do_sample=False)
         made = self._genai.Generator(self._model, chosen)
+        for name, array in (inputs or {}).items():
+            made.set_model_input(name, array)
         made.append_tokens(np.array([row + [PAD] * (longest - len(row)) for row in given], np.int32))
         return made
 
-    def generated(self, given: Tokens, steps: int) -> Generated:
+    def generated(self, given: Tokens, steps: int, inputs: Mapping[str, np.ndarray] | None = None) -> Generated:
         """The tokens that follow prompts."""
-        return _finished(self.generator(given, steps), max(map(len, given)), len(given))
+        return _finished(self.generator(given, steps, inputs), max(map(len, given)), len(given))
 
     def continued(self, given: list[int], first: int, more: list[int], steps: int) -> Generated:
         """The tokens that follow a second prompt on top of a first one and `first` tokens that follow it.

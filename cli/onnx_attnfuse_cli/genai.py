@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from onnx_attnfuse.serving.hugging_face import WHISPER
+
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
     from onnx_attnfuse.serving.genai_config import Planned
@@ -31,6 +33,17 @@ def hf_config(path: pathlib.Path | None, cache: str, *, several: bool) -> Mappin
     from onnx_attnfuse.serving.hugging_face import read_config
 
     return read_config(path)
+
+
+def context_length(config: Mapping[str, Any] | None) -> int | None:
+    """The most positions that a config tells of; None where it tells none."""
+    said = None if config is None else config.get("context_length")
+    return said if isinstance(said, int) and said > 0 else None
+
+
+def tells_past_length(config: Mapping[str, Any] | None) -> bool:
+    """Whether onnxruntime-genai tells a decoder its length by a number, as it does for one type of models only."""
+    return config is not None and config.get("model_type") == WHISPER
 
 
 def check(out: pathlib.Path | None, cache: str) -> None:

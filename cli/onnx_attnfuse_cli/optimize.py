@@ -90,6 +90,8 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
     config = genai.hf_config(wanted.hf_config, chosen["cache"], several=are_several(model))
+    chosen["context_length"] = chosen["context_length"] or genai.context_length(config)
+    chosen["past_length"] = chosen["past_length"] or genai.tells_past_length(config)
     proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
     several_models = are_several(model)
     out = None if wanted.dry_run or several_models else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")

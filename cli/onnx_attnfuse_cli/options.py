@@ -31,7 +31,7 @@ SECTIONS: Mapping[str, Collection[str]] = {
         "What to write": "output report json dry_run evidence verbose quiet",
         "Where the model will run": "ep arch dim cuda_graph",
         "Which operator": "target dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback",
-        "Decoders": "cache kv_cache calibrate hf_config",
+        "Decoders": "cache context_length past_length kv_cache calibrate hf_config",
         "What is exact, and for which batches": "padding assume certify require_proof solver verify",
         "Patterns": "patterns skip_patterns only_patterns",
         "In CI": "min_fused require_all",

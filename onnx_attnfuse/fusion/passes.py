@@ -161,7 +161,7 @@ def share_cache(graph: PassContext) -> int:
     from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
 
     fuser = graph.new_site_fuser()
-    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged)
+    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged, run.options.context_length)
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found
     if found.decoder is None:

@@ -35,6 +35,7 @@ from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import CachePolicy, Options
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import PatternReport, Report
+from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.verifier import Verifier
 
 _FIND, _REWRITE = "find", "plan and rewrite"
@@ -148,11 +149,19 @@ def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
 
 
 def _check_shared_cache(options: Options) -> None:
-    """Checks that the execution provider takes a cache in one buffer, where that is asked for.
+    """Checks that the execution provider takes a cache in one buffer, where that is asked for, and what goes with one alone.
 
     Raises:
-        OptionError: It is not known to.
+        OptionError: It is not known to; or the most positions are told of another cache, or are none.
     """
+    if options.context_length is not None and options.cache != "shared":
+        raise OptionError("context_length is for a cache in one buffer; choose cache 'shared' with it, or leave it out")
+    if options.past_length and options.cache != "shared":
+        raise OptionError("past_length is for a cache in one buffer; choose cache 'shared' with it, or leave it out")
+    if options.past_length and (options.cuda_graph or options.kv_cache != "same"):
+        raise OptionError("past_length goes with neither cuda_graph nor kv_cache, which want a mask; leave it or them out")
+    if options.context_length is not None and options.context_length < 1:
+        raise OptionError(f"context_length is {options.context_length}; choose a number from 1 on")
     if options.cache == "shared" and not resolve(options.ep, options.arch).provider.shares_cache:
         others = " or ".join(item.name for item in providers.every() if item.shares_cache)
         known = f"GroupQueryAttention is not known to read a length for each entry on {options.ep}"
@@ -171,7 +180,7 @@ def _report(run: Run) -> Report:
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
                 capturing.fix(run.model, run.options)
             fold_sizes(run.model, Assumed.of(run.options.assume))
-    decoder = run.shared.decoder
+    decoder = _told_by_number(run)
     if decoder is not None and run.options.cuda_graph:
         decoder = capturing.sized(decoder, run.model)
     seconds, ops_after = time.perf_counter() - start, count_ops(run.model)
@@ -205,6 +214,21 @@ def _report(run: Run) -> Report:
         kv_cache=cache,
         dequantised=dequantised,
     )
+
+
+def _told_by_number(run: Run) -> ServedDecoder | None:
+    """The decoder, with its length told by a number in the place of a mask that was added, where that is asked for."""
+    decoder, source = run.shared.decoder, run.shared.source
+    if decoder is None or source is None or not run.options.past_length:
+        return decoder
+    if decoder.attention_mask in {value.name for value in source.graph.inputs}:
+        run.notes.append(f"'{decoder.attention_mask}' tells the length of the cache, as the model has a mask of its own")
+        return decoder
+    from onnx_attnfuse.fusion.shared_cache.past_length import told_by_number
+
+    told = told_by_number(run.model, decoder)
+    run.notes.append(f"'{told.past_length}' tells the length of the cache in the place of '{decoder.attention_mask}'")
+    return told
 
 
 def _check_decoder(run: Run) -> None:

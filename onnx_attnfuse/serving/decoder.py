@@ -38,7 +38,7 @@ class ServedDecoder:
     inputs_embeds: str | None
     """The input with the embeddings of the new tokens, (b, s, hidden_size); None where the model takes tokens."""
     attention_mask: str
-    """The input (b, total) int64 with 1 for each token, cached or new, and 0 for padding."""
+    """The input (b, total) int64 with 1 for each token, cached or new, and 0 for padding; empty where a number tells lengths."""
     position_ids: str | None
     """The input (b, s) int64 with the positions of the new tokens; None where the model counts them itself."""
     past_keys: tuple[str, ...]
@@ -54,5 +54,10 @@ class ServedDecoder:
     """Whether zeros may stand behind the text of the mask, up to the length of the buffer."""
     others: tuple[str, ...] = ()
     """The inputs that are none of these, such as what an encoder made."""
+    past_length: str | None = None
+    """The input (1) int32 with the number of earlier positions, in the place of a mask."""
+    cross_keys: tuple[str, ...] = ()
+    """The inputs (b, heads, positions, head_size) with keys that an encoder made, one for each layer; so are the next."""
+    cross_values: tuple[str, ...] = ()
     sizes: StepSizes | None = None
     """The sizes, where all of them are numbers; None: some are chosen when the model runs."""

@@ -23,6 +23,8 @@ from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
 
 FILE = "genai_config.json"
+ENCODER = "encoder.onnx"
+"""The file of the encoder beside a decoder that reads what it made."""
 CONTEXT_LENGTH = 2048
 """The most positions where neither the model nor a config says how many there are."""
 _OURS = "onnx-attnfuse"
@@ -59,20 +61,24 @@ def genai_config(
     names = _templates(decoder)
     inputs = {
         "input_ids": decoder.input_ids,
-        "attention_mask": decoder.attention_mask,
+        "attention_mask": decoder.attention_mask or None,
         "position_ids": decoder.position_ids,
         "past_key_names": names[0],
         "past_value_names": names[1],
+        "past_sequence_length": decoder.past_length,
     }
+    if decoder.cross_keys:
+        inputs |= {"cross_past_key_names": names[4], "cross_past_value_names": names[5]}
     outputs = {"logits": decoder.logits, "present_key_names": names[2], "present_value_names": names[3]}
     return {
         "model": {
-            "type": "decoder",
+            "type": "whisper" if decoder.cross_keys else "decoder",
             **_given({"bos_token_id": facts.bos}),
             "eos_token_id": list(facts.eos),
             "pad_token_id": facts.pad,
             "vocab_size": facts.vocab_size,
             "context_length": facts.context_length,
+            **_encoder(decoder),
             "decoder": {
                 "filename": filename,
                 "session_options": {"log_id": _OURS, "provider_options": [item for item in chosen if item]},
@@ -95,6 +101,27 @@ def genai_config(
     }
 
 
+def _encoder(decoder: ServedDecoder) -> dict[str, Any]:
+    """The encoder where there is one, a model of a caller beside the decoder, with the names of its inputs and outputs."""
+    if not decoder.cross_keys:
+        return {}
+    return {
+        "encoder": {
+            "filename": ENCODER,
+            "num_hidden_layers": decoder.layers,
+            "num_attention_heads": decoder.num_heads,
+            "head_size": decoder.head_size,
+            "hidden_size": decoder.num_heads * decoder.head_size,
+            "inputs": {"audio_features": "audio_features"},
+            "outputs": {
+                "encoder_hidden_states": "encoder_hidden_states",
+                "cross_present_key_names": "present_key_cross_%d",
+                "cross_present_value_names": "present_value_cross_%d",
+            },
+        }
+    }
+
+
 def assumed(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """One line for each entry that neither the model nor the config tells, with what stands there and what to do about it."""
     return _facts(decoder, config or {}).assumed
@@ -104,6 +131,12 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
     """Why onnxruntime-genai cannot run a decoder, with what to do about it; None where it can."""
     if not decoder.input_ids:
         return "onnxruntime-genai feeds tokens and the model takes embeddings; export it with its embedding"
+    if decoder.cross_keys and decoder.past_length is None:
+        what = "of decoders with an encoder onnxruntime-genai runs Whisper's alone, without a mask"
+        return f"{what}; name Whisper's config.json with --hf-config, or run the model with ONNX Runtime by itself"
+    if decoder.past_length is not None and len(decoder.cross_keys) != decoder.layers:
+        what = f"onnxruntime-genai hands in keys and values of an encoder for each of {decoder.layers} layers"
+        return f"{what}; export the decoder with these as inputs, (b, heads, positions, channels)"
     if not _templates(decoder):
         few = ", ".join(names[0] for names in _cache_names(decoder))
         what = "onnxruntime-genai wants names of caches that differ in the number of the layer alone"
@@ -224,6 +257,9 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
     if length is None:
         length = CONTEXT_LENGTH
         lines.append(f"context_length is not known of this model and set to {length}; {_REMEDY}")
+    if decoder.cross_keys:
+        outputs = "present_key_cross_N and present_value_cross_N"
+        lines.append(f"the encoder is not written; put it beside as {ENCODER}, with outputs encoder_hidden_states, {outputs}")
     bos = _number(config, "bos_token_id")
     return _Facts(bos, eos, eos[0] if pad is None or not 0 <= pad < vocab_size else pad, vocab_size, length, tuple(lines))
 
@@ -269,7 +305,8 @@ def _number(config: Mapping[str, Any], name: str, least: int = 0) -> int | None:
 
 
 def _cache_names(decoder: ServedDecoder) -> tuple[tuple[str, ...], ...]:
-    return decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values
+    crossed = (decoder.cross_keys, decoder.cross_values) if decoder.cross_keys else ()
+    return decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values, *crossed
 
 
 def _templates(decoder: ServedDecoder) -> list[str]:

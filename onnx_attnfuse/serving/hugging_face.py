@@ -11,7 +11,9 @@ from onnx_attnfuse.errors import OptionError
 
 GENERATION = "generation_config.json"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+WHISPER = "whisper"
+"""The type of models whose decoders onnxruntime-genai runs with what an encoder made of sound."""
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_target_positions")
 """The names that configs of transformers have for the most positions, the usual one first."""
 _WANTED = ("vocab_size", *_LENGTHS, *_IDS)
 
@@ -26,7 +28,8 @@ def read_config(path: pathlib.Path) -> Mapping[str, Any]:
         path: config.json, or generation_config.json by itself.
 
     Returns:
-        `bos_token_id`, `eos_token_id`, `pad_token_id`, `vocab_size` and `context_length`, those that are there.
+        `bos_token_id`, `eos_token_id`, `pad_token_id`, `vocab_size` and `context_length`, those that are there; `model_type` of
+        Whisper alone.
 
     Raises:
         OptionError: A file cannot be read, is no JSON object, or says nothing of all this.
@@ -43,6 +46,8 @@ def read_config(path: pathlib.Path) -> Mapping[str, Any]:
     if not said:
         names = ", ".join(_IDS)
         raise OptionError(f"{path} has none of {names} or {_LENGTHS[0]}; name the config.json of the model on Hugging Face")
+    if outer.get("model_type") == WHISPER:
+        said["model_type"] = WHISPER
     lengths = [said.pop(name) for name in _LENGTHS if name in said]
     if lengths:
         said["context_length"] = lengths[0]

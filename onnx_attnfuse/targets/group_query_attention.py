@@ -37,7 +37,8 @@ _EIGHT = 8
 """What sizes must be a multiple of."""
 _AS_IT_IS = (0, 0, -1)
 """A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
-caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none."""
+caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none. It
+folds float16 only."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext) 
     packed = undivided(operands, spec, builder) if pays else None
     if packed is not None:
         return {"query": packed}
-    if any(_is_rotated(item) for item in (query, key)):
+    if spec.dtype == ir.DataType.FLOAT16 and any(_is_rotated(item) for item in (query, key)):
         value = builder.node("Reshape", [value, builder.constant(_AS_IT_IS)], dims=builder.facts.dims(value), dtype=spec.dtype)
     return {"query": query, "key": key, "value": value}
 

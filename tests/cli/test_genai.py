@@ -17,6 +17,8 @@ from tests.support.decoders import decoder
 
 DECODER = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 
+(WHISPER,) = (pathlib.Path(__file__).parents[1] / "fusion/shared_cache/exports/encoder_decoder").glob("whisper*.onnx")
+
 
 @pytest.fixture
 def model(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
@@ -83,11 +85,68 @@ def test_a_decoder_with_inputs_of_an_encoder_gets_no_config(model: pathlib.Path,
     assert f"no {FILE}: onnxruntime-genai has nothing to hand in as 'encoded'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("options", [("--past-length",), ()], ids=["asked for", "by the config"])
+def test_whisper_s_decoder_gets_a_config_with_an_encoder(
+    options: tuple[str, ...], model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(WHISPER, model)
+    kind = {} if options else {"model_type": "whisper"}
+    assert optimized("--cache", "shared", "--hf-config", config(model, json.dumps({"eos_token_id": 1, **kind})), *options) == 0
+    written = json.loads(pathlib.Path("made", FILE).read_text())["model"]
+    assert (written["type"], written["encoder"]["filename"]) == ("whisper", "encoder.onnx")
+    assert "past_sequence_length" in {item.name for item in onnx.load("made/model.onnx").graph.input}
+    assert "put it beside as encoder.onnx" in capsys.readouterr().err
+
+
+def test_a_decoder_with_an_encoder_that_is_not_known_to_be_whisper_s_gets_no_config(
+    model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(WHISPER, model)
+    assert optimized("--cache", "shared", "--hf-config", config(model, '{"eos_token_id": 1, "model_type": "bart"}')) == 0
+    assert made() == {"model.onnx"}
+    assert "runs Whisper's alone, without a mask; name Whisper's config.json" in capsys.readouterr().err
+    assert optimized("--past-length") == 2
+    assert "past_length is for a cache in one buffer" in capsys.readouterr().err
+
+
 def test_what_nobody_tells_is_a_line_with_what_to_add(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optimized("--cache", "shared") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("eos_token_id")]
     assert "set to 98" in line
     assert "--hf-config" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [((), 40), (("--context-length", "20"), 20), (("--context-length", "60"), 40)],
+    ids=["as the config says", "fewer", "more than the config says"],
+)
+def test_the_most_positions_are_those_of_the_config_and_make_tables(
+    options: tuple[str, ...], wanted: int, model: pathlib.Path
+) -> None:
+    text = '{"eos_token_id": 2, "max_position_embeddings": 40}'
+    assert optimized("--cache", "shared", "--hf-config", config(model, text), *options) == 0
+    written = json.loads(pathlib.Path("made", FILE).read_text())
+    assert written["model"]["context_length"] == wanted
+    assert "Range" in {node.op_type for node in onnx.load("made/model.onnx").graph.node}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--context-length", "20"), "context_length is for a cache in one buffer; choose cache 'shared' with it"),
+        (("--context-length", "0", "--cache", "shared"), "0 is not in the range x>=1"),
+        (("--context-length", "many", "--cache", "shared"), "'many' is not a valid integer"),
+    ],
+)
+def test_a_context_length_that_cannot_be_ends_the_run_before_anything_is_written(
+    options: tuple[str, ...], message: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert optimized(*options) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("Error: ") == 1
+    assert made() == set()
 
 
 _ACROSS = "most = ReduceMax(y0, first) next = Sub(y0, most) "

@@ -123,6 +123,54 @@ def test_the_context_of_captured_steps_is_their_buffer_where_nobody_tells_anothe
     assert genai_config.assumed(decoder, IDS) == ()
 
 
+CROSSED = {"cross_keys": names("cross_key_%d"), "cross_values": names("cross_value_%d")}
+
+
+def test_a_decoder_with_keys_of_an_encoder_is_whisper_s_and_has_an_encoder_beside_it() -> None:
+    decoder = changed(**CROSSED, past_length="past", attention_mask="", position_ids=None)
+    model = content(decoder)["model"]
+    assert model["type"] == "whisper"
+    assert model["encoder"] == {
+        "filename": genai_config.ENCODER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_size": 8,
+        "hidden_size": 32,
+        "inputs": {"audio_features": "audio_features"},
+        "outputs": {
+            "encoder_hidden_states": "encoder_hidden_states",
+            "cross_present_key_names": "present_key_cross_%d",
+            "cross_present_value_names": "present_value_cross_%d",
+        },
+    }
+    assert model["decoder"]["inputs"] == {
+        "input_ids": "ids",
+        "past_key_names": "past_key_values.%d.key",
+        "past_value_names": "past_key_values.%d.value",
+        "past_sequence_length": "past",
+        "cross_past_key_names": "cross_key_%d",
+        "cross_past_value_names": "cross_value_%d",
+    }
+    (line,) = genai_config.assumed(decoder, IDS)
+    assert line.startswith("the encoder is not written; put it beside as encoder.onnx")
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        (CROSSED, "runs Whisper's alone, without a mask; name Whisper's config.json with --hf-config"),
+        ({"past_length": "past"}, "keys and values of an encoder for each of 2 layers"),
+        ({**CROSSED, "past_length": "past", "cross_keys": ("cross_key_0",)}, "for each of 2 layers"),
+        ({**CROSSED, "past_length": "past", "cross_keys": ("first", "second")}, "differ in the number of the layer alone"),
+        ({**CROSSED, "past_length": "past", "others": ("encoder_mask",)}, "nothing to hand in as 'encoder_mask'"),
+    ],
+    ids=["told by a mask", "without an encoder", "keys of one layer", "other names", "a mask of the encoder's"],
+)
+def test_decoders_with_an_encoder_that_onnxruntime_genai_cannot_run_get_no_config(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        content(changed(**fields))
+
+
 @pytest.mark.parametrize(
     ("fields", "what"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
 from onnx_attnfuse.attention.match import operands
@@ -44,9 +46,23 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
     )
 
 
+def appending(present: ir.Value, facts: Facts) -> ir.Node | None:
+    """The node that keys or values with the new ones are from, but for casts to their own type of what nothing else reads.
+
+    TorchScript writes such casts, where a module converts its keys to the type of its hidden states.
+    """
+    node = present.producer()
+    while is_standard(node, "Cast") and (value := node.inputs[0]) is not None:
+        dtype = facts.dtype(value)
+        if dtype is None or dtype != facts.dtype(node.outputs[0]) or value.is_graph_output() or len(value.uses()) > 1:
+            return node
+        node = value.producer()
+    return node
+
+
 def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[IndexedValue, IndexedValue, int] | None:
     """The two parts of a Concat along the keys, laid out as it is, and its axis; none that is rotated as a whole."""
-    node, axes = source.indexed.value.producer(), source.indexed.axes
+    node, axes = appending(source.indexed.value, facts), source.indexed.axes
     if not is_standard(node, "Concat") or len(node.inputs) != 2:
         return None
     if source.rotary is not None:

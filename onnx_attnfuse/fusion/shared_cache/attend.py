@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.fusion.commit import check_apart, commit
+from onnx_attnfuse.fusion.shared_cache.counted import with_tables
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.edit import answer_needless, connect
 from onnx_attnfuse.graph.order import Order
@@ -31,6 +32,8 @@ class Attended:
     emitted: Emitted
     present: tuple[ir.Value, ir.Value]
     """The outputs of the model that are the buffer afterwards."""
+    has_tables: bool
+    """Whether it is rotated by rows of tables, which positions have to be inside of."""
 
     @property
     def node(self) -> ir.Node:
@@ -43,8 +46,18 @@ class Attended:
         return self.emitted.mask if self.node.inputs[KEY] is not None else f"{self.emitted.mask}, packed qkv"
 
 
-def attend(site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit) -> Attended:
+def attend(
+    site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit, positions: int | None
+) -> Attended:
     """Builds the operator and puts it in the place of the attention.
+
+    Args:
+        site: The attention.
+        buffered: What the operator is told of the buffer.
+        context: What to build with.
+        order: The order of the nodes.
+        edit: What is added is part of this.
+        positions: How many positions tables of rotations are to have; None: rotations stay computed in each step.
 
     Raises:
         Refused: An operand cannot be brought into its layout, or keys and values are used elsewhere.
@@ -54,6 +67,8 @@ def attend(site: CachedSite, buffered: target.Buffered, context: BuildContext, o
     builder.at(anchor_of(spec))
     pasts = [IndexedValue(value, indexed.axes) for value, indexed in zip(site.past, site.cache.past, strict=True)]
     spec = dataclasses.replace(spec, cache=dataclasses.replace(site.cache, past=(pasts[0], pasts[1])))
+    computed = spec
+    spec = computed if positions is None else with_tables(computed, builder, positions)
     (encoding,) = target.encodings(spec, site.meaning)
     emitted = target.emit(spec, site.meaning, context, encoding, buffered=buffered)
     given = [item for item in emitted.node.inputs if item in site.past]
@@ -66,7 +81,7 @@ def attend(site: CachedSite, buffered: target.Buffered, context: BuildContext, o
     for old, new in emitted.presents:
         _give_out(old, new, context)
     outputs = emitted.node.outputs
-    return Attended(site, emitted, (outputs[KEY], outputs[VALUE]))
+    return Attended(site, emitted, (outputs[KEY], outputs[VALUE]), spec is not computed)
 
 
 def _give_out(old: ir.Value, new: ir.Value, context: BuildContext) -> None:

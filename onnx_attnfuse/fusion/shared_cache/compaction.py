@@ -38,8 +38,38 @@ class Order:
     """For each place the token of the source that stands there."""
 
 
-def new_order(builder: Builder, mask: ir.Value) -> Order:
-    """Emits the order of the new tokens; `mask` is theirs, (b, s). All is counted where the mask lies, and nothing by shapes."""
+def new_order(builder: Builder, mask: ir.Value, *, on_host: bool) -> Order:
+    """Emits the order of the new tokens.
+
+    Args:
+        builder: What to build with.
+        mask: The mask of the new tokens, ones and zeros, (b, s).
+        on_host: Sizes lie where the model runs, so that tokens may be sorted; else all is counted where the mask lies.
+    """
+    return _sorted(builder, mask) if on_host else _counted(builder, mask)
+
+
+def _sorted(builder: Builder, mask: ir.Value) -> Order:
+    """The order by two sorts, as TopK gives what is equal in its order; the order back is that of the places in front."""
+    dims = builder.facts.dims(mask)
+    assert dims is not None
+    count = builder.shape([dims[1]])
+
+    def places(value: ir.Value, largest: int) -> ir.Value:
+        dtype = builder.facts.dtype(value)
+        found = builder.node("TopK", [value, count], {"axis": 1, "largest": largest}, dims=dims, dtype=dtype, outputs=2)
+        node = found.producer()
+        assert node is not None
+        node.outputs[1].dtype = _INT
+        builder.facts.record(node.outputs[1], dims, _INT)
+        return node.outputs[1]
+
+    front = places(mask, 1)
+    return Order(places(front, 0), front)
+
+
+def _counted(builder: Builder, mask: ir.Value) -> Order:
+    """The order by counting real tokens and padding, and nothing by shapes."""
     dims, one, axis = builder.facts.dims(mask), builder.constant([1]), builder.constant(np.asarray(1))
 
     def counted(truth: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.attend import Attended
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
@@ -109,6 +110,18 @@ def _counts(value: ir.Value | None, tokens: ir.Value | None, facts: Facts) -> bo
     return True
 
 
+def encoded(specs: Sequence[AttentionSpec], facts: Facts) -> list[tuple[ir.Value, ir.Value]]:
+    """Keys and values that an encoder made for each of the attentions that have no cache: inputs (b, n, positions, h)."""
+    found: list[tuple[ir.Value, ir.Value]] = []
+    for spec in specs:
+        key, value = spec.key[-1].indexed, spec.value[-1].indexed
+        wanted = [*map(length, (spec.axes.b, spec.axes.n, spec.axes.j, spec.axes.h))]
+        given = all(item.value.is_graph_input() and item.value.const_value is None for item in (key, value))
+        if given and all(list(facts.dims(item.value) or ()) == wanted for item in (key, value)):
+            found.append((key.value, value.value))
+    return found
+
+
 def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
     """A new input (batch, total) int64 that tells lengths, of a model that has no mask."""
     batch = length(site.spec.axes.b)
@@ -141,13 +154,25 @@ def settle(builder: Builder, attended: Sequence[Attended]) -> None:
 
 
 def served(
-    graph: ir.Graph, interface: Interface, mask: ir.Value, attended: Sequence[Attended], lengths: Lengths
+    graph: ir.Graph,
+    interface: Interface,
+    mask: ir.Value,
+    attended: Sequence[Attended],
+    lengths: Lengths,
+    crossed: Sequence[tuple[ir.Value, ir.Value]],
 ) -> ServedDecoder:
     """The interface of the decoder, for whoever calls it."""
     spec = attended[0].site.spec
     windows = {item.site.window for item in attended}
     pasts = [value for item in attended for value in item.site.past]
-    known = {interface.tokens, interface.embeddings, interface.positions, mask, *pasts}
+    known = {
+        interface.tokens,
+        interface.embeddings,
+        interface.positions,
+        mask,
+        *pasts,
+        *(value for pair in crossed for value in pair),
+    }
     heads, size = length(shared_heads(spec)), length(spec.axes.h)
     assert isinstance(heads, int)
     assert isinstance(size, int)
@@ -170,6 +195,8 @@ def served(
         present_values=tuple(item.present[1].name or "" for item in attended),
         window=windows.pop() if len(windows) == 1 else None,
         mask_ends_anywhere=lengths.ends_anywhere(mask),
+        cross_keys=tuple(key.name or "" for key, _ in crossed),
+        cross_values=tuple(value.name or "" for _, value in crossed),
         others=tuple(value.name or "" for value in graph.inputs if value.const_value is None and value not in known),
     )
 

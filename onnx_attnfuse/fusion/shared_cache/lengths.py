@@ -32,7 +32,7 @@ class Lengths:
     earlier: ir.Value
     """The mask of the past, (b, past)."""
     new: ir.Value
-    """The mask of the new positions, (b, s)."""
+    """The mask of the new positions, ones and zeros, (b, s) int32."""
     last: ir.Value
     """The place of the last key in the buffer for every entry, the new ones all counted, (b) int32."""
     total: ir.Value
@@ -70,14 +70,16 @@ def read_lengths(
     facts, dtype, others = builder.facts, builder.facts.dtype(mask), {node for node, _ in mask.uses()}
     start, end, axis = builder.shape([new * -1]), builder.constant([np.iinfo(np.int64).max]), builder.constant([1])
     earlier = builder.node("Slice", [mask, builder.constant([0]), start, axis], dims=[batch, past], dtype=dtype)
-    current = builder.node("Slice", [mask, start, end, axis], dims=[batch, new], dtype=dtype)
     facts.origins[past.atoms[0].key] = (earlier, 1)
     total = builder.cast(builder.reshape(_length(builder, mask), []), _SMALL)
     kept = builder.cast(mask, ir.DataType.BOOL)
-    counted = _counted(builder, kept)
+    ones = builder.cast(kept, _SMALL)
+    current = builder.node("Slice", [ones, start, end, axis], dims=[batch, new], dtype=_SMALL)
+    counted = _summed(builder, ones)
     counts_ones = padding == "none" or (padding == "behind" and builder.opset >= _MAX_TAKES_INTEGERS)
     if not counts_ones:
-        uncounted = _counted(builder, kept if padding == "untold" else current, "Not")
+        rest = builder.constant(np.asarray(1, np.int32))
+        uncounted = _summed(builder, builder.elementwise("Sub", [rest, ones if padding == "untold" else current], _SMALL))
         counted = builder.elementwise("Add", [counted, uncounted], _SMALL)
     elif padding == "behind":
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)], _SMALL)
@@ -96,15 +98,12 @@ def _width(builder: Builder, current: ir.Value, new: Dim, *, on_host: bool) -> i
     return builder.reduce("ReduceSum", builder.cast(every, _SMALL), [1], keep=False)
 
 
-def _counted(builder: Builder, mask: ir.Value, *changes: str) -> ir.Value:
-    """How many positions of a mask are 1, or 0 where it is changed by Not, for each entry, (b) int32.
+def _summed(builder: Builder, ones: ir.Value) -> ir.Value:
+    """How many positions are one, for each entry, (b) int32.
 
     Counted where the mask lies, as a length would have to be copied to a GPU. There the mask of an empty past cannot be summed.
     """
-    kept = builder.cast(mask, ir.DataType.BOOL)
-    for change in changes:
-        kept = builder.elementwise(change, [kept], ir.DataType.BOOL)
-    return builder.reduce("ReduceSum", builder.cast(kept, _SMALL), [1], keep=False)
+    return builder.reduce("ReduceSum", ones, [1], keep=False)
 
 
 def answer_for_past(builder: Builder, past: ir.Value) -> None:

@@ -12,6 +12,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning, position
 from onnx_attnfuse.attention.masks.expression import Element, Linear, NonZero, combine, scaled
 from onnx_attnfuse.attention.masks.predicates import Padding, Window
+from onnx_attnfuse.attention.match.cache import appending
 from onnx_attnfuse.attention.spec import AttentionSpec, Cache
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.graph import sizes
@@ -89,7 +90,7 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
         raise Refused("cache-kept", "the number of earlier positions is not a size of its own, which a caller chooses", spec.name)
     key, value = (_input_behind(indexed) for indexed in cache.past)
     for past, present, indexed in zip((key, value), cache.present, cache.past, strict=True):
-        _check_only_appended(past, indexed.value, present.value, spec)
+        _check_only_appended(past, indexed.value, appending(present.value, facts), spec)
         if not present.value.is_graph_output():
             raise Refused("cache-kept", f"'{present.value.name}', keys or values with the new ones, is no output", spec.name)
     window = target.window_of(spec, meaning)
@@ -135,7 +136,7 @@ def _input_behind(indexed: IndexedValue) -> ir.Value:
     return value
 
 
-def _check_only_appended(past: ir.Value, given: ir.Value, present: ir.Value, spec: AttentionSpec) -> None:
+def _check_only_appended(past: ir.Value, given: ir.Value, appends: ir.Node | None, spec: AttentionSpec) -> None:
     """Checks that nothing but the appending looks at the elements of the earlier keys or values."""
     pending, copies = [past], set[ir.Value]()
     while pending:
@@ -146,7 +147,7 @@ def _check_only_appended(past: ir.Value, given: ir.Value, present: ir.Value, spe
         for node in viewers(value):
             if is_copy(node):
                 pending.append(node.outputs[0])
-            elif node is not present.producer():
+            elif node is not appends:
                 raise Refused("cache-used", f"the earlier keys or values '{past.name}' are used elsewhere too", node.name)
     assert given in copies
 

@@ -29,7 +29,7 @@ from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
-from onnx_attnfuse.fusion.shared_cache.interface import added_mask, read_interface, served, settle
+from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
@@ -64,6 +64,7 @@ def share_cache(
     candidates: Sequence[Candidate],
     plan_context: PlanContext,
     merged: Merged | None = None,
+    context_length: int | None = None,
 ) -> SharedCache:
     """Makes the cache of a graph one buffer, or leaves all as it was.
 
@@ -73,13 +74,14 @@ def share_cache(
         candidates: Its attentions.
         plan_context: What is planned for, and what is taken of padding.
         merged: What the model is the decoder with a past of, which the result is judged by then.
+        context_length: How many positions there will be at most, where a caller says so.
     """
     if graph.scope.graph is not graph.model.graph:
         return SharedCache()
     cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
     if not cached:
         return SharedCache(note=_no_cache(graph.model.graph))
-    sharing = _Sharing(graph, context, plan_context, merged)
+    sharing = _Sharing(graph, context, plan_context, merged, context_length)
     sites = sharing.read(cached)
     if sharing.reasons:
         return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
@@ -95,7 +97,8 @@ def share_cache(
             facts.record(value, dims, None)
 
     with contained(_SHARING, graph.scope.path, undo) as attempt:
-        return dataclasses.replace(sharing.share(sites), candidates=tuple(cached))
+        rest = [item.spec for item in candidates if item.spec is not None and item not in cached]
+        return dataclasses.replace(sharing.share(sites, encoded(rest, facts)), candidates=tuple(cached))
     assert attempt.reason is not None
     return SharedCache(reasons=_named({item.node: attempt.reason for item in cached}), note=_left(attempt.reason))
 
@@ -122,8 +125,22 @@ def _left(reason: Reason) -> str:
 class _Sharing:
     """The attentions of one graph on their way to one buffer."""
 
-    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, merged: Merged | None) -> None:
+    def __init__(
+        self,
+        graph: GraphContext,
+        context: BuildContext,
+        plan_context: PlanContext,
+        merged: Merged | None,
+        context_length: int | None,
+    ) -> None:
         self._graph, self._context, self._plan_context, self._merged = graph, context, plan_context, merged
+        provider, assumed = plan_context.device.provider, graph.scope.facts.assumed.names
+        pays = "position-tables" in provider.pays and "indices-in-range" in assumed
+        self._context_length = context_length
+        self._positions = context_length if pays else None
+        """How many positions tables of rotations have."""
+        self._on_host = provider.capture is None
+        """Whether sizes lie where the model runs."""
         self._found: dict[ir.Node, SiteReport] = {}
         self.reasons: dict[ir.Node, Reason] = {}
 
@@ -175,8 +192,12 @@ class _Sharing:
     def _is_padded(self, sites: Sequence[CachedSite]) -> bool:
         return sites[0].mask is not None and self._plan_context.padding != "assume-none"
 
-    def share(self, sites: Sequence[CachedSite]) -> SharedCache:
+    def share(self, sites: Sequence[CachedSite], crossed: Sequence[tuple[ir.Value, ir.Value]]) -> SharedCache:
         """Builds the buffer, and has the whole model judged.
+
+        Args:
+            sites: The attentions with a cache.
+            crossed: Keys and values that an encoder made, of the others.
 
         Raises:
             Refused: It cannot be built, or differs.
@@ -189,7 +210,7 @@ class _Sharing:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
             settle(self._context.builder, attended)
-            decoder = served(graph.model.graph, interface, mask, attended, lengths)
+            decoder = self._told(served(graph.model.graph, interface, mask, attended, lengths, crossed))
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = self._check(before, loop)
             verified = check()
@@ -198,6 +219,11 @@ class _Sharing:
             return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check)
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
+
+    def _told(self, decoder: ServedDecoder) -> ServedDecoder:
+        """The decoder with no more positions than a caller says there are."""
+        known = [item for item in (decoder.context_length, self._context_length) if item is not None]
+        return dataclasses.replace(decoder, context_length=min(known, default=None))
 
     def _check(self, before: ir.Model, loop: Loop) -> Callable[[], Verified | None]:
         """What judges the model as it is then: beside the source, of two merged decoders beside both as they are called."""
@@ -211,15 +237,14 @@ class _Sharing:
         graph, builder, axes = self._graph.model.graph, self._context.builder, sites[0].spec.axes
         new = settled(length(axes.i), self._plan_context.fixed)
         sizes = length(axes.b), new, sites[0].past_length
-        on_host = self._plan_context.device.provider.capture is None
         prepare(graph, builder, sites[0], mask)
-        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=on_host)
+        lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=self._on_host)
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
         grow(builder, sites)
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
-        attended = [attend(site, buffered, self._context, order, edit) for site in sites]
+        attended = [attend(site, buffered, self._context, order, edit, self._positions) for site in sites]
         settle_source(graph, builder, sites, mask, lengths)
         if target.merges_projections(self._context):
             for item in attended:
@@ -247,7 +272,9 @@ class _Sharing:
         builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with what is rearranged
         builder.at(next(iter(self._graph.model.graph)))
         tokens = Tokens(builder.facts, length(axes.b), length(axes.i))
-        Compaction(builder, tokens, new_order(builder, lengths.new)).apply([item.node for item in attended])
+        Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host)).apply(
+            [item.node for item in attended]
+        )
 
     def _report(self, attended: Attended, sites: Sequence[CachedSite], verified: Verified | None) -> SiteReport:
         """The report on one attention."""
@@ -255,6 +282,8 @@ class _Sharing:
         assumed: set[AssumptionName] = set()
         if self._is_padded(sites):
             assumed = {"padded-rows-unused", *(("padding-at-the-ends",) if has_window([site]) else ())}
+        if attended.has_tables:
+            assumed |= {"indices-in-range"}
         found = self._found[site.node]
         (encoding,) = target.encodings(site.spec, site.meaning)
         params = params_of(site.spec, encoding, _TARGET).settled(plan_context.lengths)

@@ -19,8 +19,8 @@ _ENCODED, _ROOM, _OUTPUT = 9, 24, "last_hidden_state"
 _FULL, _LEFT, _RIGHT = [[1] * 6] * 2, [[0, 0, 1, 1, 1, 1], [1] * 6], [[1, 1, 1, 1, 0, 0], [1] * 6]
 
 
-def _shared(path: pathlib.Path) -> onnx_attnfuse.Result:
-    return onnx_attnfuse.optimize(onnx.load(path), ep="cpu", cache="shared")
+def _shared(path: pathlib.Path, **choices: object) -> onnx_attnfuse.Result:
+    return onnx_attnfuse.optimize(onnx.load(path), **{"ep": "cpu", "cache": "shared", **choices})
 
 
 def _encoded(model: onnx.ModelProto, batch: int, seed: int = 2) -> dict[str, Array]:
@@ -43,7 +43,8 @@ def _run(model: onnx.ModelProto, fed: Sequence[Fed], cache: dict[str, Array], se
     presents = [item.name for item in started.get_outputs() if item.name != _OUTPUT]
     outputs: list[Array] = []
     for step in fed:
-        feeds = {"input_ids": step.tokens, "attention_mask": step.mask}
+        past = np.array([step.mask.shape[1] - step.tokens.shape[1]], np.int32)
+        feeds = {"input_ids": step.tokens, "attention_mask": step.mask, "past_sequence_length": past}
         kept = {name: array for name, array in feeds.items() if name in names}
         found, *given = started.run([_OUTPUT, *presents], kept | _encoded(model, batch, seed) | cache)
         outputs.append(found)
@@ -73,7 +74,7 @@ def test_the_decoder_s_own_cache_is_a_buffer_and_the_encoder_s_stays(path: pathl
     told = result.report.decoder
     assert told is not None
     assert sorted(site.op or "" for site in result.report.sites) == ["GroupQueryAttention"] * 2 + ["MultiHeadAttention"] * 2
-    assert {"cross_key_0", "cross_value_0", "cross_key_1", "cross_value_1"} <= set(told.others)
+    assert (told.cross_keys, told.cross_values) == (("cross_key_0", "cross_key_1"), ("cross_value_0", "cross_value_1"))
     fed = steps(padding, (3, 1, 1) if len(padding) == 1 else (1, 1, 1))
     fed = [Fed(step.tokens % 97, step.mask) for step in fed]
     assert_same_at_tokens(_grown(model, fed), _buffered(result, fed), fed)
@@ -90,6 +91,42 @@ def test_whisper_has_no_mask_and_is_told_lengths_by_one_that_is_added() -> None:
     result = _shared(_WHISPER)
     assert "attention_mask" not in {item.name for item in onnx.load(_WHISPER).graph.input}
     assert any("'attention_mask', an input that was added" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize("padding", [_FULL, [[1] * 4]], ids=["two entries", "several on top"])
+def test_a_number_in_the_place_of_the_added_mask_tells_the_same_lengths(padding: list[list[int]]) -> None:
+    result = _shared(_WHISPER, past_length=True)
+    found = {item.name: item.type.tensor_type for item in result.model.graph.input}
+    assert {"attention_mask", "encoder_hidden_states"}.isdisjoint(found)
+    assert found["past_sequence_length"].elem_type == onnx.TensorProto.INT32
+    assert [dim.dim_value for dim in found["past_sequence_length"].shape.dim] == [1]
+    told = result.report.decoder
+    assert told is not None
+    assert (told.past_length, told.attention_mask, told.others) == ("past_sequence_length", "", ())
+    onnx.checker.check_model(result.model)
+    fed = steps(padding, (3, 1, 1) if len(padding) == 1 else (1, 1, 1))
+    assert_same_at_tokens(_grown(onnx.load(_WHISPER), fed), _buffered(result, fed), fed)
+
+
+def test_a_mask_of_the_model_s_own_is_not_replaced_as_it_tells_of_padding_too() -> None:
+    result = _shared(_BART, past_length=True, verify="none")
+    names = {item.name for item in result.model.graph.input}
+    assert "attention_mask" in names
+    assert "past_sequence_length" not in names
+    assert any("as the model has a mask of its own" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"cache": "as-is"}, "past_length is for a cache in one buffer"),
+        ({"kv_cache": "int8"}, "goes with neither cuda_graph nor kv_cache"),
+        ({"ep": "cuda", "arch": "sm90", "cuda_graph": True}, "goes with neither cuda_graph nor kv_cache"),
+    ],
+)
+def test_a_number_is_refused_where_a_mask_is_wanted(choices: dict[str, object], message: str) -> None:
+    with pytest.raises(onnx_attnfuse.OptionError, match=message):
+        _shared(_WHISPER, past_length=True, **choices)
 
 
 def test_biases_by_relative_position_leave_the_cache_as_it_was() -> None:

@@ -1,0 +1,124 @@
+"""Cosines and sines of a rotation as a table with a row for each position, where the most positions there will be are known.
+
+A source computes them in every step, of positions that it is handed. The same nodes on the positions 0, 1, 2 and so on depend on
+no input, so ONNX Runtime computes them once, when a session starts; a step takes its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, refined
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
+from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, others
+from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import constant_tensor
+from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.targets import rotary as rotating
+
+LEAST_ROWS = 512
+"""A table has as many rows at least, also where fewer are asked for: a decoder is judged at so many positions."""
+_INT = ir.DataType.INT64
+
+
+def with_tables(spec: AttentionSpec, builder: Builder, positions: int) -> AttentionSpec:
+    """An attention with a cache whose rotations take rows of tables; itself where none depends on positions alone.
+
+    Args:
+        spec: The attention.
+        builder: What to build with; the nodes of tables stand at its anchor.
+        positions: How many there will be at most, counted from 0; one behind them ends in an error when the model runs.
+    """
+    rows = max(positions, LEAST_ROWS)
+
+    def turned(operand: tuple[Source, ...]) -> tuple[Source, ...]:
+        return tuple(item if item.rotary is None else dataclasses.replace(item, rotary=known(item.rotary)) for item in operand)
+
+    def known(rotary: Rotary) -> Rotary:
+        return _Tables(builder, spec.axes.b, rows).of(rotary) or rotary
+
+    assert spec.cache is not None
+    new_keys, new_values = spec.cache.new
+    cache = dataclasses.replace(spec.cache, new=(turned(new_keys), new_values))
+    counted = dataclasses.replace(spec, query=turned(spec.query), key=turned(spec.key), cache=cache)
+    return spec if counted == spec else counted
+
+
+class _Tables:
+    """The tables of one rotation."""
+
+    def __init__(self, builder: Builder, batch: Axis, rows: int) -> None:
+        self._builder, self._batch, self._rows = builder, batch, rows
+        self._row: Axis = (Factor(rows),)
+        self._positions: ir.Value | None = None
+        """The positions (b, s) that the source computes cosines and sines of."""
+        self._packed: dict[ir.Value, ir.Value] = {}
+        """Values of the source as they are at the positions 0, 1, 2 and so on, (positions, channels)."""
+
+    def of(self, rotary: Rotary) -> Rotary | None:
+        """The rotation by rows of tables, or None where they depend on anything but the position of their row."""
+        if rotary.positions is not None:
+            return None
+        cos, sin = (self._table(table) for table in (rotary.cos, rotary.sin))
+        if cos is None or sin is None or self._positions is None:
+            return None
+        builder, row = self._builder, self._row
+        in_turn = dataclasses.replace(rotary, cos=cos, sin=sin)
+        values = rotating.tables(builder, in_turn, (), row, None)[:2]
+        columns = (Factor(rotary.width // 2),)
+        new_cos, new_sin = (Table(IndexedValue(value, (row, columns)), 1) for value in values)
+        taken = builder.node("Gather", [self._counted(), self._positions], dims=builder.facts.dims(self._positions), dtype=_INT)
+        batch, rows = (axis for place, axis in enumerate(refined(rotary.cos.indexed.axes)) if place != rotary.cos.axis and axis)
+        return dataclasses.replace(rotary, cos=new_cos, sin=new_sin, positions=IndexedValue(taken, (batch, rows)))
+
+    def _counted(self) -> ir.Value:
+        """All positions, of which a Gather takes none that there is not."""
+        first, end, one = (self._builder.constant(np.asarray(number)) for number in (0, self._rows, 1))
+        return self._builder.node("Range", [first, end, one], dims=[self._rows], dtype=_INT)
+
+    def _table(self, table: Table) -> Table | None:
+        """A table with a row for each position."""
+        axes = refined(table.indexed.axes)
+        along = [axis for place, axis in enumerate(axes) if place != table.axis and axis]
+        if len(along) != 2 or leaves(along[0]) != leaves(self._batch):
+            return None
+        marks: Marks = tuple("" if place == table.axis or not axis else "bs"[axis is along[1]] for place, axis in enumerate(axes))
+        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]))
+        value = self._at_each(table.indexed.value, marks, tokens)
+        if value is None:
+            return None
+        kept = others(marks, axes)
+        column = sum(not mark for mark in marks[: table.axis])
+        indexed = IndexedValue(value, (self._row, *kept))
+        return dataclasses.replace(table, indexed=indexed, axis=1 + column)
+
+    def _at_each(self, value: ir.Value, marks: Marks, tokens: Tokens) -> ir.Value | None:
+        """A value of the source at each position; None where it depends on anything else."""
+        if value in self._packed:
+            return self._packed[value]
+        found = self._builder.facts.dtype(value)
+        if marks == ("b", "s") and found is not None and found.is_integer() and tokens.is_full(value, marks):
+            if self._positions not in {None, value}:
+                return None
+            self._positions = value
+            self._packed[value] = self._builder.cast(self._counted(), found)
+            return self._packed[value]
+        node = value.producer()
+        step = None if node is None else read_step(node, value, marks, tokens)
+        if step is None or isinstance(step, Reason) or any(constant_tensor(item) is None for item in step.free()):
+            return None
+        given: Mapping[int, ir.Value | None] = {
+            place: self._at_each(item, own, tokens) if (item := step.node.inputs[place]) is not None else None
+            for place, own in step.marks.items()
+        }
+        if any(item is None for item in given.values()):
+            return None
+        packed = step.build(self._builder, {place: item for place, item in given.items() if item is not None})
+        self._packed.update(zip(step.node.outputs, packed, strict=False))
+        return self._packed.get(value)
