@@ -1,4 +1,4 @@
-"""What certificates prove and refute: ``python benchmarks/certificates.py {proofs,wrong,layers,write} ...``.
+"""What certificates prove and refute: ``python -m benchmarks.certificates {proofs,wrong,findings,layers,write} ...``.
 
     proofs FOLDER OUT.jsonl [--only NAMES] fuses each model of a folder, proves it with z3, and has both solvers check
     wrong FOLDER OUT.jsonl [--only NAMES]   rewrites that are wrong on purpose: proved, refuted, seen by hostile runs
@@ -6,25 +6,27 @@
     layers OUT.jsonl FILE...               the time by the number of layers
     write OUT.md RECORDS.jsonl...          the table
 
-Times are CPU times of one process, so that other work on the machine does not count.
+Times are CPU times of one process, so that other work on the machine does not count. ``--jobs N`` has N processes work, each
+on a model, or on a part of its wrong rewrites. What OUT.jsonl has is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import itertools
 import json
 import pathlib
-import statistics
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 import onnx_attnfuse
+from benchmarks.certificates_page import ATTENTIONS, Record, page
 from onnx_attnfuse.certify import claims, terms
 from onnx_attnfuse.certify.certificate import certify, check
 from onnx_attnfuse.certify.pairing import Pair
@@ -34,8 +36,6 @@ from onnx_attnfuse.certify.witness import refute
 from onnx_attnfuse.errors import AttnFuseError
 from onnx_attnfuse.graph import io
 
-Record = dict[str, Any]
-_ATTENTIONS = ("MultiHeadAttention", "GroupQueryAttention", "Attention")
 RUNS_EVERY = 8
 """Of how many wrong rewrites one is given to the hostile runs, which take seconds each."""
 
@@ -60,7 +60,7 @@ def _operators(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, str
                 continue
             inner = [node, *(item for part in node.attribute for item in part.g.node)]
             for item in inner:
-                if item.op_type in _ATTENTIONS and found.get(value) != "GroupQueryAttention":
+                if item.op_type in ATTENTIONS and found.get(value) != "GroupQueryAttention":
                     found[value] = item.op_type
             above = {name for item in inner for name in item.input if name not in known | seen}
             seen |= above
@@ -68,33 +68,30 @@ def _operators(before: onnx.ModelProto, after: onnx.ModelProto) -> dict[str, str
     return found
 
 
-def proofs(models: Sequence[pathlib.Path], name: str = "", **choices: Any) -> Iterator[Record]:
-    """One record for each model: its sites, its claims, and the times of proving and checking."""
-    for model in models:
-        record: Record = {"what": "proofs", "set": name or model.parent.name, "model": model.stem}
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                out, report = _fused(model, folder, **choices)
-                record["sites"] = report.fused
-                built = _operators(onnx.load(model, load_external_data=False), onnx.load(out, load_external_data=False))
-                start = time.process_time()
-                taken: list[float] = []
-                certificate = certify(model, out, told=lambda _: taken.append(time.process_time()))  # noqa: B023
-                ends = [start, *taken]
-                record["claims"] = [
-                    [claim.name, built.get(claim.name, ""), claim.proved, ends[place + 1] - ends[place], claim.open]
-                    for place, claim in enumerate(certificate.claims)
-                ]
-                record["obligations"], record["bytes"] = len(certificate.obligations), len(certificate.text)
-                path = pathlib.Path(folder) / "out.cert"
-                path.write_text(certificate.text)
-                for solver in ("z3", "cvc5"):
-                    begin = time.process_time()
-                    verdict = check(model, out, path, solver)
-                    record[solver] = [time.process_time() - begin, list(verdict.problems)]
-        except AttnFuseError as error:
-            record["error"] = str(error)
-        yield record
+def proofs(model: pathlib.Path, name: str = "", **choices: Any) -> Iterator[Record]:
+    """The record of one model: its sites, its claims, and the times of proving and checking."""
+    record: Record = {"what": "proofs", "set": name or model.parent.name, "model": model.stem}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            out, report = _fused(model, folder, **choices)
+            record["sites"] = report.fused
+            built = _operators(onnx.load(model, load_external_data=False), onnx.load(out, load_external_data=False))
+            start = time.process_time()
+            certificate = certify(model, out)
+            record["read"] = time.process_time() - start - sum(claim.seconds for claim in certificate.claims)
+            record["claims"] = [
+                [claim.name, built.get(claim.name, ""), claim.proved, claim.seconds, claim.open] for claim in certificate.claims
+            ]
+            record["obligations"], record["bytes"] = len(certificate.obligations), len(certificate.text)
+            path = pathlib.Path(folder) / "out.cert"
+            path.write_text(certificate.text)
+            for solver in ("z3", "cvc5"):
+                begin = time.process_time()
+                verdict = check(model, out, path, solver)
+                record[solver] = [time.process_time() - begin, list(verdict.problems)]
+    except AttnFuseError as error:
+        record["error"] = str(error)
+    yield record
 
 
 class _Asking:
@@ -105,20 +102,21 @@ class _Asking:
         return self._solver.decide(asked.text) == "unsat"
 
 
-def wrong(models: Sequence[pathlib.Path], **choices: Any) -> Iterator[Record]:
-    """One record for each wrong rewrite of a kind and a model."""
+def wrong(model: pathlib.Path, part: int = 0, parts: int = 1, done: Sequence[str] = (), **choices: Any) -> Iterator[Record]:
+    """One record for each kind of wrong rewrite of a model, of every `parts`-th kind from `part` on."""
     from tests.support.wrong_rewrites import wrong_rewrites
 
-    for model in models:
-        with tempfile.TemporaryDirectory() as folder:
-            out, _ = _fused(model, folder, **choices)
-            before, seen = io.load(str(model)), set[str]()
-            for what, value, changed in wrong_rewrites(onnx.load(model), onnx.load(out)):
-                if what not in seen:
-                    seen.add(what)
-                    found = _judged(before, value, changed)
-                    runs = _runs(model, changed, folder) if len(seen) % RUNS_EVERY == 1 else "not run"
-                    yield {"what": "wrong", "model": model.stem, "change": what, **found, "runs": runs}
+    with tempfile.TemporaryDirectory() as folder:
+        out, _ = _fused(model, folder, **choices)
+        before, seen = io.load(str(model)), set[str]()
+        for what, value, changed in wrong_rewrites(onnx.load(model), onnx.load(out)):
+            if what in seen:
+                continue
+            seen.add(what)
+            if len(seen) % parts == part and what not in done:
+                found = _judged(before, value, changed)
+                runs = _runs(model, changed, folder) if len(seen) % RUNS_EVERY == 1 else "not run"
+                yield {"what": "wrong", "model": model.stem, "change": what, **found, "runs": runs}
 
 
 def _judged(before: ir.Model, value: str, changed: onnx.ModelProto) -> Record:
@@ -154,171 +152,76 @@ def _runs(model: pathlib.Path, changed: onnx.ModelProto, folder: str) -> str:
         return f"refused: {str(error)[:60]}"
 
 
-def _findings(models: Sequence[pathlib.Path], folder: pathlib.Path) -> Iterator[Record]:
-    """One record for each model of which another folder holds a wrong rewrite."""
-    for model in models:
-        rewritten = folder / model.name
-        if rewritten.exists():
-            pair, judge, found = Pair(io.load(str(model)), io.load(str(rewritten))), _Asking(), "equal"
-            for claim in pair.claims:
-                terms.restart()
-                proof = claims.prove(pair, claim, judge)
-                if not proof.proved:
-                    found = str(refute(pair, proof, Solver("z3"), 15.0) or "open")
-                    break
-            yield {"what": "findings", "model": model.stem, "found": found}
+def findings(model: pathlib.Path, folder: pathlib.Path) -> Iterator[Record]:
+    """The record of a model of which another folder holds a wrong rewrite."""
+    rewritten = folder / model.name
+    if rewritten.exists():
+        pair, judge, found = Pair(io.load(str(model)), io.load(str(rewritten))), _Asking(), "equal"
+        for claim in pair.claims:
+            terms.restart()
+            proof = claims.prove(pair, claim, judge)
+            if not proof.proved:
+                found = str(refute(pair, proof, Solver("z3"), 15.0) or "open")
+                break
+        yield {"what": "findings", "model": model.stem, "found": found}
 
 
-def layers(models: Sequence[pathlib.Path]) -> Iterator[Record]:
-    """The time and the size of certificates by the number of layers."""
-    for model in models:
-        with tempfile.TemporaryDirectory() as folder:
-            out, report = _fused(model, folder)
-            start = time.process_time()
-            found = certify(model, out)
-            spent = time.process_time() - start
-            proved = sum(claim.proved for claim in found.claims)
-            yield {
-                "what": "layers", "model": model.stem, "sites": report.fused, "claims": len(found.claims), "proved": proved,
-                "obligations": len(found.obligations), "bytes": len(found.text), "seconds": spent,
-            }  # fmt: skip
+def layers(model: pathlib.Path) -> Iterator[Record]:
+    """The time and the size of a certificate by the number of layers."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, report = _fused(model, folder)
+        start = time.process_time()
+        found = certify(model, out)
+        spent = time.process_time() - start
+        proved = sum(claim.proved for claim in found.claims)
+        yield {
+            "what": "layers", "model": model.stem, "sites": report.fused, "claims": len(found.claims), "proved": proved,
+            "obligations": len(found.obligations), "bytes": len(found.text), "seconds": spent,
+        }  # fmt: skip
 
 
-def page(records: Sequence[Record]) -> str:
-    """The whole of `certificates.md`."""
-    parts = [
-        "# Certificates: what is proved, what is refuted",
-        "Written by `python benchmarks/certificates.py`. CPU times of one process on a shared machine of two cores; z3 5.4.1, "
-        "cvc5 1.4.2, ONNX Runtime 1.31.1. The target is the CPU.",
-        *_proved([item for item in records if item["what"] == "proofs"]),
-        *_refuted([item for item in records if item["what"] == "wrong"]),
-        *_found([item for item in records if item["what"] == "findings"]),
-        *_layered([item for item in records if item["what"] == "layers"]),
-    ]
-    return "\n\n".join(parts) + "\n"
+Work = tuple[Callable[..., Iterator[Record]], tuple[Any, ...], dict[str, Any]]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def _proved(records: Sequence[Record]) -> Iterator[str]:
-    chosen = [item for item in records if "error" not in item]
-    rows: list[list[object]] = []
-    for name in dict.fromkeys(item["set"] for item in chosen):
-        models = [item for item in chosen if item["set"] == name]
-        made = [claim for item in models for claim in item["claims"]]
-        for operator in (*_ATTENTIONS, ""):
-            sites = [claim for claim in made if claim[1] == operator]
-            if sites:
-                rows.append([name, operator or "sums, rotations, constants", *_times(sites)])
-    yield "## Real exports"
-    yield (
-        "Values that are computed in another way, by the attention operator that was built for them, each proved for all sizes "
-        "and masks. Of a decoder, its presents count, too."
+def _work(options: argparse.Namespace, known: Sequence[Record]) -> Iterator[Work]:
+    """What is still to be measured: a function that gives records, and its arguments."""
+    done = (
+        {item["model"] for item in known if item["set"] == (options.name or item["set"])} if options.what == "proofs" else set()
     )
-    yield _table(["set", "operator", "values", "proved", "median ms", "90 % ms", "worst s"], rows)
-    rows = []
-    for name in dict.fromkeys(item["set"] for item in chosen):
-        models = [item for item in chosen if item["set"] == name]
-        both = [sum(not item[solver][1] for item in models) for solver in ("z3", "cvc5")]
-        rows.append([name, len(models), sum(item["sites"] for item in models), *both])
-    yield "Models whose certificate a solver confirmed:"
-    yield _table(["set", "models", "sites fused", "z3 says all", "cvc5 says all"], rows)
-    for item in records:
-        lost = [claim for claim in item.get("claims", ()) if not claim[2]]
-        if "error" in item or lost:
-            told = "; ".join(f"`{claim[0]}` ({claim[1]}), open is {claim[4]}" for claim in lost[:4])
-            yield f"- `{item['model']}`: {item.get('error', told)}"
-
-
-def _times(sites: Sequence[Any]) -> list[object]:
-    times = sorted(claim[3] for claim in sites)
-    return [
-        len(sites), sum(claim[2] for claim in sites), f"{1000 * statistics.median(times):.0f}",
-        f"{1000 * times[int(0.9 * len(times))]:.0f}", f"{times[-1]:.1f}",
-    ]  # fmt: skip
-
-
-_VERDICTS = {
-    "refuted": "not proved, and the two differ by numbers on an input that was found",
-    "refused": "not proved, and ONNX Runtime ends with an error on an input that was found, or takes the model for none",
-    "open": "not proved, and no input was found",
-    "proved and wrong": "a defect of the prover",
-    "equal": "proved, and no input was found",
-    "equal or an error": "proved, and ONNX Runtime ends with an error for some sizes",
-    "no model": "",
-}
-
-
-_SAME = """Changes that are equal, or open, read one by one:
-
-- A mask that is one for all heads, or for all rows, is none of another head or row.
-- A test at run time that is stricter (`constant` or `another operator` at Slice, Equal, LessOrEqual and Or in front of
-  an If) chooses the branch that is right for all. Where it holds no key is
-  masked, so none lies outside of a window either, and a larger window is no other one.
-- A mask of 0 and the lowest number has nothing between -10 and the lowest, and is never minus infinity: `Greater` may
-  be `GreaterOrEqual` there, and what is chosen where all is minus infinity is never chosen.
-- The largest and the smallest of a row are read where all of it is the lowest number.
-- The largest of a row that sees a key is 0, so that it may be subtracted always: equal, and not proved.
-- `Mul` of batch and length left out: the same for a batch of one, and else a Reshape ends with an error. That all nodes
-  of the model after fit together is not proved."""
-
-
-def _refuted(records: Sequence[Record]) -> Iterator[str]:
-    counted = Counter(item["verdict"] for item in records)
-    same = [item for item in records if item["verdict"] in {"equal", "equal or an error", "open"}]
-    real = [item for item in records if item not in same and item["verdict"] != "no model"]
-    if not real:
+    if options.what in {"findings", "layers"}:
+        done = {item["model"] for item in known}
+    if options.what == "layers":
+        yield from ((layers, (model,), {}) for model in options.paths[1:] if model.stem not in done)
         return
-    yield "## Rewrites that are wrong on purpose"
-    yield (
-        f"{len(records)} changes of fused models, each of one thing (`tests/support/wrong_rewrites.py`), {len(real)} of which "
-        f"change what is computed, of {len({item['change'] for item in real})} kinds, in {len({item['model'] for item in real})} "
-        "models. Refuted are those at a value for which the prover found no proof and concrete numbers found a difference."
-    )
-    yield _table(["verdict", "changes", ""], [[name, counted[name], told] for name, told in _VERDICTS.items() if counted[name]])
-    tried = [item for item in real if item["runs"] != "not run"]
-    seen = sum(item["runs"] != "equal" for item in tried)
-    yield f"The hostile runs of `attnfuse verify` alone, eight cases on whole models, see {seen} of {len(tried)} given to them."
-    yield _SAME
-    yield "\n".join(f"- `{item['model']}`, {item['change']}: {item['verdict']}" for item in same)
-    kinds: dict[str, list[Record]] = {}
-    for item in real:
-        kinds.setdefault(item["change"].partition(" at ")[0], []).append(item)
-    yield _table(
-        ["change", "made", "refuted by numbers", "an input"],
-        [
-            [kind, len(items), sum(item["verdict"] == "refuted" for item in items), items[0]["example"]]
-            for kind, items in sorted(kinds.items())
-        ],
-    )  # fmt: skip
+    folder, *others, _ = options.paths
+    wanted = tuple(filter(None, options.only.split(",")))
+    models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
+    for model in (item for item in models if item.stem not in done):
+        if options.what == "findings":
+            yield findings, (model, others[0]), {}
+        elif options.what == "proofs":
+            yield proofs, (model, options.name), options.choices
+        else:
+            changes = tuple(item["change"] for item in known if item["model"] == model.stem)
+            yield from ((wrong, (model, part, options.jobs, changes), options.choices) for part in range(options.jobs))
 
 
-def _found(records: Sequence[Record]) -> Iterator[str]:
-    if records:
-        counted = sum(item["found"] not in {"equal", "open"} for item in records)
-        yield "## Findings, as they were before they were mended"
-        yield f"Models of which an older version made something wrong: {counted} of {len(records)} are refuted."
-        yield _table(["finding", "found"], [[item["model"], item["found"]] for item in records])
+def _all(work: Work) -> list[Record]:
+    function, given, choices = work
+    return list(function(*given, **choices))
 
 
-def _layered(records: Sequence[Record]) -> Iterator[str]:
-    if records:
-        yield "## Layers"
-        rows = [
-            [
-                item["model"],
-                item["sites"],
-                f"{item['proved']} of {item['claims']}",
-                item["obligations"],
-                item["bytes"],
-                f"{item['seconds']:.1f}",
-            ]
-            for item in records
-        ]
-        yield _table(["decoder", "sites", "values proved", "obligations", "bytes", "seconds"], rows)
+def _measured(work: Sequence[Work], jobs: int) -> Iterator[Record]:
+    """The records as they come, of one process or of several."""
+    if jobs == 1:
+        yield from itertools.chain.from_iterable(function(*given, **choices) for function, given, choices in work)
+        return
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+        for finished in concurrent.futures.as_completed([pool.submit(_all, item) for item in work]):
+            if finished.exception() is None:
+                yield from finished.result()
+            else:
+                print("not measured:", repr(finished.exception()), flush=True)
 
 
 def main() -> None:
@@ -330,27 +233,18 @@ def main() -> None:
     parser.add_argument("--name", default="", help="what the set is called; else as its folder")
     parser.add_argument("--choices", type=json.loads, default={}, help="options of optimize, as JSON")
     parser.add_argument("--only", default="", help="patterns of names of files, with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
     if options.what == "write":
         out, *sources = options.paths
         records = [json.loads(line) for source in sources for line in source.read_text().splitlines()]
         out.write_text(page(records))
         return
-    if options.what == "layers":
-        out, *models = options.paths
-    else:
-        folder, *others, out = options.paths
-        rewritten = others[0] if others else folder
-        wanted = tuple(filter(None, options.only.split(",")))
-        models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
-    if options.what == "layers":
-        records = layers(models)
-    elif options.what == "findings":
-        records = _findings(models, rewritten)
-    else:
-        records = wrong(models, **options.choices) if options.what == "wrong" else proofs(models, options.name, **options.choices)
+    out = options.paths[0] if options.what == "layers" else options.paths[-1]
+    known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    known = [item for item in known if item["what"] == options.what]
     with out.open("a") as file:
-        for record in records:
+        for record in _measured(list(_work(options, known)), options.jobs):
             file.write(json.dumps(record) + "\n")
             file.flush()
 

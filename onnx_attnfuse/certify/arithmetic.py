@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
 from onnx_attnfuse.certify.magnitudes import absorbed, rest_is_small
@@ -54,6 +54,12 @@ def name(quotients: Mapping[Term, Term]) -> None:
     _NAMES.update(quotients)
     if not quotients:
         _NAMES.clear()
+
+
+def taken(earlier: Iterable[Term] = ()) -> tuple[Term, ...]:
+    """The integers that were taken to be at least 0 since `noted` was asked, and those that something earlier rests on."""
+    _NOTED.update(dict.fromkeys(earlier))
+    return tuple(_NOTED)
 
 
 def noted() -> list[Term]:
@@ -159,15 +165,6 @@ def _even(term: Term, lead: tuple[tuple[Term, ...], Number]) -> Term | None:
         if all(_taken(rest, atom) for atom in wanted):
             return from_polynomial({tuple(rest): factor // times}, "Int")
     return None
-
-
-def is_of_sizes(term: Term) -> bool:
-    """Whether an integer is computed from sizes alone."""
-    return (
-        term.op in {"size", "const"}
-        or (term.op in {"poly", "div", "mod", "ite"} and all(map(is_of_sizes, term.args)))
-        or (term.op in {"le0", "eq0", "not", "and", "or"} and all(map(is_of_sizes, term.args)))
-    )
 
 
 def _taken(rest: list[Term], atom: Term) -> bool:

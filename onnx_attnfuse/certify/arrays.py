@@ -27,7 +27,6 @@ from onnx_attnfuse.certify.terms import (
     number,
     product,
     subtract,
-    to_real,
     truth,
 )
 from onnx_attnfuse.graph.constants import Array as NumPyArray
@@ -317,11 +316,6 @@ def matmul(left: Array, right: Array) -> Array:
 
     rows = [] if left.rank == 1 else [one.shape[-2]]
     return Array([*front, *rows, *([] if right.rank == 1 else [other.shape[-1]])], left.dtype, read)
-
-
-def reals(array: Array, dtype: ir.DataType = ir.DataType.FLOAT) -> Array:
-    """The array as real numbers."""
-    return Array(array.shape, dtype, lambda place: to_real(array.at(*place)))
 
 
 def axes_of(array: Array, prefix: str = "x") -> tuple[Term, ...]:

@@ -61,6 +61,7 @@ class Judged:
     open: str = ""
     """The obligation that no solver decided, or why there is none."""
     seconds: float = 0.0
+    """CPU time of the proof."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,9 +220,9 @@ def certify(
     claims: list[Judged] = []
     for claim in pair.claims:
         terms.restart()
-        start = time.perf_counter()
+        start = time.process_time()
         proof = prove(pair, claim, judge)
-        taken = time.perf_counter() - start
+        taken = time.process_time() - start
         told(proof)
         numbers = [places.setdefault(item.text, len(places)) for item in proof.obligations] if proof.proved else []
         claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken))

@@ -142,13 +142,16 @@ def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     """The proof of a claim at one level, or what is open there."""
     arithmetic.name({})
+    arithmetic.noted()
     arithmetic.name(Sizes(pair).named())
     piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
-        places = _places(*piece.results())
-        piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
-        arithmetic.noted()
         before, after = piece.results()
+        places = _places(before, after)
+        if places != axes_of(before):
+            piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
+            arithmetic.noted()
+            before, after = piece.results()
         proved, problem = _compared(prover, pair, (before, after), places), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"
@@ -184,8 +187,9 @@ def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: t
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     key = (prover.judge, lengths, one, other)
     if key not in pair.compared:
-        pair.compared[key] = (_equal(prover, lengths, one, other), prover.shown, prover.open)
-    proved, prover.shown, prover.open = pair.compared[key]
+        pair.compared[key] = (_equal(prover, lengths, one, other), prover.shown, prover.open, arithmetic.taken())
+    proved, prover.shown, prover.open, rests = pair.compared[key]
+    arithmetic.taken(rests)
     return proved
 
 

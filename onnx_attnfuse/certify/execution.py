@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import arithmetic, arrays, meanings
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call
-from onnx_attnfuse.certify.terms import ONE, Term, add, element, ite, multiply, number, size, substitute, truth
+from onnx_attnfuse.certify.terms import Term, add, element, ite, multiply, number, size, substitute, truth
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
@@ -179,8 +179,3 @@ class Execution:
         if dims is None or dtype is None:
             raise Unsupported(f"nothing is known of {value.name}")
         return arrays.unknown(name, [length_of(dim, self._symbols) for dim in dims], dtype)
-
-
-def as_one(array: Array) -> Array:
-    """The array with lengths of 1 where it has none."""
-    return Array(array.shape or (ONE,), array.dtype, lambda at: array.at(*at[: array.rank]))

@@ -31,6 +31,8 @@ class Solver:
             raise MissingDependencyError(f"{self.name} is not installed; run pip install 'onnx-attnfuse[proof]'") from error
         self._limit = STEPS[self.name] if self.steps is None else self.steps
         self._answers: dict[str, Answer] = {}
+        self._context: Any = None
+        """Of z3: all that it needs, made once, as that takes longer than most obligations."""
 
     def decide(self, text: str) -> Answer:
         """Whether there are values for which all assertions of the text hold."""
@@ -55,7 +57,13 @@ class Solver:
 
     def _z3(self, text: str) -> Answer:
         z3 = self._module
-        context = z3.Context()
+        if self._context is None:
+            self._context = z3.Context()
+        answer: Answer = self._z3_in(self._context, text)
+        return self._z3_in(z3.Context(), text) if answer == "unknown" else answer  # where a limit is met, nothing before counts
+
+    def _z3_in(self, context: Any, text: str) -> Answer:
+        z3 = self._module
         solver = z3.Solver(ctx=context)
         solver.set("rlimit", self._limit)
         solver.set("smt.arith.nl.grobner", False)  # which counts no steps, and may go on for hours

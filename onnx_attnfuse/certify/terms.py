@@ -6,16 +6,16 @@ that are written differently may be equal all the same, which is left to a solve
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
-Sort = Literal["Int", "Real", "Bool"]
+from onnx_attnfuse.certify.interned import COMPUTED, Sort, Term, forget, make
+
 Number = int | Fraction
-Polynomial = Mapping[tuple["Term", ...], Number]
+Polynomial = Mapping[tuple[Term, ...], Number]
+_COUNT = [0]
 _MAX_MONOMIALS = 24
 """A product that would have more stays a product of sums."""
 BINDERS = frozenset(["sum", "all", "softmax", "max"])
@@ -24,44 +24,6 @@ BINDERS = frozenset(["sum", "all", "softmax", "max"])
 
 MASKLIKE = "m"
 """What the names of arrays begin with that may hold numbers that mask, or minus infinity."""
-
-
-class Term:
-    """A term; equal terms of one normal form are one object."""
-
-    __slots__ = ("__weakref__", "args", "data", "digest", "memo", "op", "sort")
-
-    def __init__(self, op: str, sort: Sort, args: tuple[Term, ...], data: Any, digest: bytes) -> None:
-        self.op = op
-        self.sort: Sort = sort
-        self.args = args
-        self.data = data
-        self.digest = digest
-        self.memo: dict[Any, Any] = {}
-        """What was computed from the term, by what it is."""
-
-    def __lt__(self, other: Term) -> bool:
-        return self.digest < other.digest
-
-    def __repr__(self) -> str:
-        inner = " ".join(map(repr, self.args))
-        return f"({self.op}{'' if self.data is None else ' ' + str(self.data)}{' ' + inner if inner else ''})"
-
-
-_KEPT: weakref.WeakValueDictionary[bytes, Term] = weakref.WeakValueDictionary()
-_COUNT = [0]
-
-
-def make(op: str, sort: Sort, args: tuple[Term, ...] = (), data: Any = None) -> Term:
-    """The term of these parts, as it is written; the functions below simplify."""
-    hashed = hashlib.blake2b(f"{op}|{sort}|{data}|".encode(), digest_size=16)
-    for item in args:
-        hashed.update(item.digest)
-    digest = hashed.digest()
-    found = _KEPT.get(digest)
-    if found is None:
-        found = _KEPT[digest] = Term(op, sort, args, data, digest)
-    return found
 
 
 def number(value: float | Number, sort: Sort = "Int") -> Term:
@@ -98,6 +60,7 @@ def fresh(length: Term) -> Term:
 def restart() -> None:
     """Names indices from the beginning, before a proof that shares no term with an earlier one."""
     _COUNT[0] = 0
+    forget()
 
 
 def element(name: str, sort: Sort, args: Iterable[Term]) -> Term:
@@ -136,6 +99,13 @@ def from_polynomial(parts: Polynomial, sort: Sort) -> Term:
 
 def add(*terms: Term) -> Term:
     """The sum; a number that masks is drawn through choices, and minus infinity absorbs."""
+    found = COMPUTED.get(terms)
+    if found is None:
+        found = COMPUTED[terms] = _sum(terms)
+    return found
+
+
+def _sum(terms: tuple[Term, ...]) -> Term:
     sort = terms[0].sort
     if sort == "Real":
         if any(item is NAN for item in terms):
@@ -182,6 +152,14 @@ def is_constants(term: Term) -> bool:
 
 def multiply(left: Term, right: Term) -> Term:
     """The product, multiplied out while it stays small."""
+    key = ("product", left, right)
+    found = COMPUTED.get(key)
+    if found is None:
+        found = COMPUTED[key] = _product(left, right)
+    return found
+
+
+def _product(left: Term, right: Term) -> Term:
     sort = left.sort
     for one, other in ((left, right), (right, left)):
         if one is NAN:

@@ -97,3 +97,12 @@ def test_a_solver_that_does_not_exist_is_refused() -> None:
 def test_what_is_false_is_not_called_proved(solver: str) -> None:
     text = "(declare-const n0 Int)\n(assert (<= 0 n0))\n(assert (not (<= n0 5)))\n"
     assert Solver(solver).decide(text) == "sat"
+
+
+def test_what_the_first_layer_rests_on_is_asked_of_a_second_one_that_is_compared_with_it(tmp_path: pathlib.Path) -> None:
+    """The second sum is known by the first, and rests on the same simplifications: that indices are below their lengths."""
+    bert, result = str(BUNDLED / "bert__dyn18__sdpa.onnx"), str(tmp_path / "fused.onnx")
+    onnx_attnfuse.optimize(bert, verify="none").save(result)
+    asked = {claim.name: claim.obligations for claim in certify(bert, result).claims}
+    assert asked["add_171"]
+    assert asked["add_274"] == asked["add_171"]

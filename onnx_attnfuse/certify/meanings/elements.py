@@ -87,7 +87,7 @@ def _divide(left: Term, right: Term) -> Term:
     if left.sort == "Int":
         if right.op == "const" and right.data > 0 and arithmetic.is_nonnegative(left):
             return arithmetic.divide(left, right)
-        if arithmetic.is_of_sizes(left) and (right.data > 0 if right.op == "const" else arithmetic.is_nonnegative(right)):
+        if _is_of_sizes(left) and (right.data > 0 if right.op == "const" else arithmetic.is_nonnegative(right)):
             return arithmetic.divide(left, right)
         if arithmetic.is_nonnegative(left) and arithmetic.is_nonnegative(right):
             return arithmetic.divide(left, right)
@@ -236,3 +236,12 @@ MEANINGS: Mapping[str, Meaning] = {
     "Log": _binary(_logarithm),
     **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Sin Cos Floor Ceil Erf Relu".split()},
 }  # fmt: skip
+
+
+def _is_of_sizes(term: Term) -> bool:
+    """Whether an integer is computed from sizes alone."""
+    return (
+        term.op in {"size", "const"}
+        or (term.op in {"poly", "div", "mod", "ite"} and all(map(_is_of_sizes, term.args)))
+        or (term.op in {"le0", "eq0", "not", "and", "or"} and all(map(_is_of_sizes, term.args)))
+    )

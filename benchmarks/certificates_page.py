@@ -1,0 +1,148 @@
+"""The page of what certificates prove and refute, from records."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+ATTENTIONS = ("MultiHeadAttention", "GroupQueryAttention", "Attention")
+
+
+def page(records: Sequence[Record]) -> str:
+    """The whole of `certificates.md`."""
+    parts = [
+        "# Certificates: what is proved, what is refuted",
+        "Written by `python -m benchmarks.certificates`. CPU times of one process on a shared machine of two cores; z3 5.4.1, "
+        "cvc5 1.4.2, ONNX Runtime 1.31.1. The target is the CPU.",
+        *_proved([item for item in records if item["what"] == "proofs"]),
+        *_refuted([item for item in records if item["what"] == "wrong"]),
+        *_found([item for item in records if item["what"] == "findings"]),
+        *_layered([item for item in records if item["what"] == "layers"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def _proved(records: Sequence[Record]) -> Iterator[str]:
+    chosen = [item for item in records if "error" not in item]
+    rows: list[list[object]] = []
+    for name in dict.fromkeys(item["set"] for item in chosen):
+        models = [item for item in chosen if item["set"] == name]
+        made = [claim for item in models for claim in item["claims"]]
+        for operator in (*ATTENTIONS, ""):
+            sites = [claim for claim in made if claim[1] == operator]
+            if sites:
+                rows.append([name, operator or "sums, rotations, constants", *_times(sites)])
+    yield "## Real exports"
+    yield (
+        "Values that are computed in another way, by the attention operator that was built for them, each proved for all sizes "
+        "and masks. Of a decoder, its presents count, too."
+    )
+    yield _table(["set", "operator", "values", "proved", "median ms", "90 % ms", "worst s"], rows)
+    rows = []
+    for name in dict.fromkeys(item["set"] for item in chosen):
+        models = [item for item in chosen if item["set"] == name]
+        both = [sum(not item[solver][1] for item in models) for solver in ("z3", "cvc5")]
+        rows.append([name, len(models), sum(item["sites"] for item in models), *both])
+    yield "Models whose certificate a solver confirmed:"
+    yield _table(["set", "models", "sites fused", "z3 says all", "cvc5 says all"], rows)
+    for item in records:
+        lost = [claim for claim in item.get("claims", ()) if not claim[2]]
+        if "error" in item or lost:
+            told = "; ".join(f"`{claim[0]}` ({claim[1]}), open is {claim[4]}" for claim in lost[:4])
+            yield f"- `{item['model']}`: {item.get('error', told)}"
+
+
+def _times(sites: Sequence[Any]) -> list[object]:
+    times = sorted(claim[3] for claim in sites)
+    return [
+        len(sites), sum(claim[2] for claim in sites), f"{1000 * statistics.median(times):.0f}",
+        f"{1000 * times[int(0.9 * len(times))]:.0f}", f"{times[-1]:.1f}",
+    ]  # fmt: skip
+
+
+_VERDICTS = {
+    "refuted": "not proved, and the two differ by numbers on an input that was found",
+    "refused": "not proved, and ONNX Runtime ends with an error on an input that was found, or takes the model for none",
+    "open": "not proved, and no input was found",
+    "proved and wrong": "a defect of the prover",
+    "equal": "proved, and no input was found",
+    "equal or an error": "proved, and ONNX Runtime ends with an error for some sizes",
+    "no model": "",
+}
+
+
+_SAME = """Changes that are equal, or open, read one by one:
+
+- A mask that is one for all heads, or for all rows, is none of another head or row.
+- A test at run time that is stricter (`constant` or `another operator` at Slice, Equal, LessOrEqual and Or in front of
+  an If) chooses the branch that is right for all. Where it holds no key is
+  masked, so none lies outside of a window either, and a larger window is no other one.
+- A mask of 0 and the lowest number has nothing between -10 and the lowest, and is never minus infinity: `Greater` may
+  be `GreaterOrEqual` there, and what is chosen where all is minus infinity is never chosen.
+- The largest and the smallest of a row are read where all of it is the lowest number.
+- The largest of a row that sees a key is 0, so that it may be subtracted always: equal, and not proved.
+- `Mul` of batch and length left out: the same for a batch of one, and else a Reshape ends with an error. That all nodes
+  of the model after fit together is not proved."""
+
+
+def _refuted(records: Sequence[Record]) -> Iterator[str]:
+    counted = Counter(item["verdict"] for item in records)
+    same = [item for item in records if item["verdict"] in {"equal", "equal or an error", "open"}]
+    real = [item for item in records if item not in same and item["verdict"] != "no model"]
+    if not real:
+        return
+    yield "## Rewrites that are wrong on purpose"
+    yield (
+        f"{len(records)} changes of fused models, each of one thing (`tests/support/wrong_rewrites.py`), {len(real)} of which "
+        f"change what is computed, of {len({item['change'] for item in real})} kinds, in {len({item['model'] for item in real})} "
+        "models. Refuted are those at a value for which the prover found no proof and concrete numbers found a difference."
+    )
+    yield _table(["verdict", "changes", ""], [[name, counted[name], told] for name, told in _VERDICTS.items() if counted[name]])
+    tried = [item for item in real if item["runs"] != "not run"]
+    seen = sum(item["runs"] != "equal" for item in tried)
+    yield f"The hostile runs of `attnfuse verify` alone, eight cases on whole models, see {seen} of {len(tried)} given to them."
+    yield _SAME
+    yield "\n".join(f"- `{item['model']}`, {item['change']}: {item['verdict']}" for item in same)
+    kinds: dict[str, list[Record]] = {}
+    for item in real:
+        kinds.setdefault(item["change"].partition(" at ")[0], []).append(item)
+    yield _table(
+        ["change", "made", "refuted by numbers", "an input"],
+        [
+            [kind, len(items), sum(item["verdict"] == "refuted" for item in items), items[0]["example"]]
+            for kind, items in sorted(kinds.items())
+        ],
+    )  # fmt: skip
+
+
+def _found(records: Sequence[Record]) -> Iterator[str]:
+    if records:
+        counted = sum(item["found"] not in {"equal", "open"} for item in records)
+        yield "## Findings, as they were before they were mended"
+        yield f"Models of which an older version made something wrong: {counted} of {len(records)} are refuted."
+        yield _table(["finding", "found"], [[item["model"], item["found"]] for item in records])
+
+
+def _layered(records: Sequence[Record]) -> Iterator[str]:
+    if records:
+        yield "## Layers"
+        rows = [
+            [
+                item["model"],
+                item["sites"],
+                f"{item['proved']} of {item['claims']}",
+                item["obligations"],
+                item["bytes"],
+                f"{item['seconds']:.1f}",
+            ]
+            for item in records
+        ]
+        yield _table(["decoder", "sites", "values proved", "obligations", "bytes", "seconds"], rows)
