@@ -129,7 +129,8 @@ class Bench:
             if "error" in wrote:
                 return Row(name, lost=wrote["error"], code=code)
             before = self._before(model)
-            run = digest([self._runs, wrote["sizes"]], [model, model.with_suffix(".npz"), pathlib.Path(wrote["ours"])])
+            names = [case["name"] for case in wrote["cases"]]
+            run = digest([self._runs, wrote["sizes"], names], [model, model.with_suffix(".npz"), pathlib.Path(wrote["ours"])])
             if before.run == run and not again and not options.fresh:
                 return dataclasses.replace(before, code=code, **{key: wrote[key] for key in ("sites", "operators", "left")})
             long = {"seconds": options.time * (_AGAIN if again else 1), "least": _LEAST, "most": _MOST * (_AGAIN if again else 1)}

@@ -98,6 +98,8 @@ def _facts(record: ExecutionProvider) -> Iterator[str]:
         yield "Inputs that nobody reads are put last, as those behind them are taken for one another; names stay."
     if record.gathers_flat:
         yield "Indices of Gather are laid flat where they have more than two axes, with which it is wrong."
+    if record.merges_into_norms:
+        yield "Before normalizations, a quotient stands for Reciprocal of Sqrt, and tables that all entries share are repeated."
     if record.pays:
         yield f"What pays there, by name: {', '.join(sorted(record.pays))}."
 

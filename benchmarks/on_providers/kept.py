@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.on_providers.judge import Row, Side
 
 _HERE = pathlib.Path(__file__).parent
-_RUN = ("runner.py", "runner.js", "judge.py", "tensors.py", "writer.py")
+_RUN = ("runner.py", "runner.js", "judge.py", "tensors.py")
 """Files of this folder that decide what is run of what is written, and how it is judged."""
 _PACKAGES = ("onnx_attnfuse", "onnx_attnfuse_patterns")
 """Packages that decide what is written."""

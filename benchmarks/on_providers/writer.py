@@ -1,7 +1,7 @@
 """Writes models for an execution provider, beside what their exports give on the CPU: `python -m benchmarks.on_providers.writer`.
 
 Each line on stdin is a task as JSON, each on stdout its answer. The outputs of the export are those of ONNX Runtime on the CPU
-with its optimizations off, or those of torch that lie beside it where it does not run there.
+with its optimizations off, or those of torch that lie beside it where it runs none of its inputs there.
 """
 
 from __future__ import annotations
@@ -65,9 +65,15 @@ def written(path: pathlib.Path, ep: str, out: pathlib.Path, choices: Mapping[str
     found.save(out / "ours.onnx")
     told: list[dict[str, Any]] = []
     session = _session(path)
-    for place, (name, feeds) in enumerate(given):
-        same = all(feeds[key].shape == array.shape for key, array in given[0][1].items())
-        outputs = (_outputs(session, feeds) or _recorded(path, name, export)) if same or not fixed else None
+    taken = [
+        (name, feeds)
+        for name, feeds in given
+        if not fixed or all(feeds[key].shape == array.shape for key, array in given[0][1].items())
+    ]
+    expected = [_outputs(session, feeds) for _, feeds in taken]
+    if not any(expected):
+        expected = [_recorded(path, name, export) for name, _ in taken]
+    for place, ((name, feeds), outputs) in enumerate(zip(taken, expected, strict=True)):
         if outputs is not None:
             case = {"name": name, "feeds": tensors.save(feeds, out / f"feeds {place}")}
             told.append(case | {"expected": tensors.save(outputs, out / f"expected {place}")})

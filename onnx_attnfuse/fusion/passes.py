@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion import flat_gathers, foreign, left_out, rounded_views
+from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, rounded_views
 from onnx_attnfuse.fusion.enabling import apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -300,6 +300,13 @@ def flatten_indices(graph: PassContext) -> int:
     if not graph.run.plan_context.device.provider.gathers_flat:
         return 0
     return flat_gathers.flatten_indices(graph.graph_context())
+
+
+def keep_norms_apart(graph: PassContext) -> int:
+    """Rewrites what stands before normalizations, for an execution provider that merges it in and is wrong then."""
+    if not graph.run.plan_context.device.provider.merges_into_norms:
+        return 0
+    return before_norms.keep_apart(graph.graph_context())
 
 
 def order_inputs(graph: PassContext) -> int:

@@ -66,6 +66,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("moving what only some batches need", passes.sink_into_branches, _REWRITE),
     Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, AFTER), _REWRITE),
     Pass("laying indices flat", passes.flatten_indices, _REWRITE),
+    Pass("keeping normalizations apart", passes.keep_norms_apart, _REWRITE),
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
     Pass("putting inputs that nobody reads last", passes.order_inputs, undo=None, once=True),
     Pass("settling opset imports", passes.settle_imports, undo=None, once=True),

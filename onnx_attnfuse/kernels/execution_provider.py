@@ -207,6 +207,8 @@ class ExecutionProvider:
     """Whether it takes inputs for one another that stand behind one that nobody reads, so that such an input has to be last."""
     gathers_flat: bool = False
     """Whether Gather is wrong there with indices of more than two axes, so that they are laid flat."""
+    merges_into_norms: bool = False
+    """Whether it makes one normalization of what it finds before one, and is wrong then, so that it is written in another way."""
     architectures: tuple[int, ...] = ()
     """The architectures that kernels are forecast for, as compute capability times ten; none where they make no difference."""
     default_architecture: int = 0

@@ -42,6 +42,7 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
         fixed_sizes=any(item.fixed_sizes for item in members),
         mixes_up_inputs=any(item.mixes_up_inputs for item in members),
         gathers_flat=any(item.gathers_flat for item in members),
+        merges_into_norms=any(item.merges_into_norms for item in members),
         rounds_float16=_agreed([item.rounds_float16 for item in members]),
         keeps_nan_rows=_agreed([item.keeps_nan_rows for item in members]),
         rotates_each_token=all(item.rotates_each_token for item in members),

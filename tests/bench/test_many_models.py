@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.on_providers import tensors
+from benchmarks.on_providers import tensors, writer
 from benchmarks.on_providers.children import Child, Died
 from benchmarks.on_providers.judge import Row, Side, apart, judged
 from benchmarks.on_providers.tables import page
@@ -149,3 +149,20 @@ def test_a_child_that_takes_too_long_is_ended() -> None:
         pytest.raises(Died, match="took more than"),
     ):
         child.ask({})
+
+
+def test_inputs_that_the_export_does_not_run_are_left_out_and_torch_is_asked_where_it_runs_none(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = next(path for path in BUNDLED if path.stem == "vit__dyn18__sdpa")
+    with np.load(model.with_suffix(".npz")) as arrays:
+        kept = {key: arrays[key] for key in arrays.files if key.startswith(("in/", "out/"))}
+    outputs = {f"odd/{key}": array for key, array in kept.items() if key.startswith("out/")}
+    odd = {f"odd/{key}": array[..., :1] for key, array in kept.items() if key.startswith("in/")}
+    np.savez(tmp_path / "vit.npz", **kept, **odd, **outputs)
+    (tmp_path / "vit.onnx").write_bytes(model.read_bytes())
+    out = tmp_path / "out"
+    out.mkdir()
+    assert [case["name"] for case in writer.written(tmp_path / "vit.onnx", "cpu", out, {}, None)["cases"]] == ["example"]
+    monkeypatch.setattr(writer, "_outputs", lambda *_: None)
+    assert [case["name"] for case in writer.written(tmp_path / "vit.onnx", "cpu", out, {}, None)["cases"]] == ["example", "odd"]

@@ -40,6 +40,10 @@ PROVIDER = ExecutionProvider(
     takes_if=False,
     fixed_sizes=True,
     gathers_flat=True,
+    runs_rms_norm=False,
+    merges_into_norms=True,
 )
 """With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
-one, and said nothing. A Concat of parts that have no elements is not taken at all."""
+one, and said nothing. A Concat of parts that have no elements is not taken at all. RMSNormalization is wrong for some sizes, so
+is what is made of Sqrt, Reciprocal and two products, if it does not end the session, and so is LayerNormalization behind a sum or
+product with a table that all entries share, from 16 positions on."""
