@@ -196,9 +196,9 @@ _PLAIN: Mapping[str, float] = {
     "layers": 0.85, "opset": 0.4, "source": 0.3, "scale": 0.35, "cache": 0.7, "rotary": 0.8, "cap": 0.92, "temperature": 0.93,
     "softmax": 0.75, "guard": 0.75, "sink": 0.93, "weights_used": 0.95, "dims": 0.45, "ones": 0.75, "batches": 0.95, "ep": 0.75,
     "target": 0.5, "padding": 0.7, "assume": 0.9, "always": 0.85, "keep_outputs": 0.93, "hint": 0.85, "any_size": 0.6,
-    "between": 0.85, "journey": 0.75, "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
-    "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6, "cut": 0.85,
-    "dtype of mask": 0.4,
+    "journey": 0.75, "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
+    "between": 0.85, "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6,
+    "cut": 0.85, "dtype of mask": 0.4,
 }  # fmt: skip
 """How often the simplest is drawn; else all others are equally likely. What is not named: half of the time."""
 
