@@ -42,7 +42,7 @@ MASKS = (
     "soft cap and padding",
     "causal",
 )
-WAYS = ("library", "four sorts", "one stack", "sorted by torch", "as strided")
+WAYS = ("library", "four sorts", "one stack", "sorted by torch")
 _WIDTH, _HEADS, _SHARED, _LAYERS, _WINDOW = 256, 4, 2, 2, 100
 _MOST = {torch.float32: 2e-4, torch.bfloat16: 4e-2}
 Row = dict[str, Any]
@@ -119,7 +119,7 @@ def rows(chosen: argparse.Namespace) -> Iterator[Row]:
         for mask in ("right padding", "documents"):
             if chosen.ways and "inductor" in rests:
                 yield {"mask": mask, "entries": 4, "rest": "inductor", "dtype": "float32", "way": way, "dynamic": False}
-    for dynamic in (False, True):
+    for dynamic in (shapes == "dynamic" for shapes in chosen.shapes.split(",")):
         for rest, dtype, mask, count in itertools.product(rests, dtypes, known, map(int, entries)):
             if not dynamic or count > 1:
                 row = {"mask": mask, "entries": count, "rest": rest, "dtype": dtype, "way": WAYS[0], "dynamic": dynamic}
@@ -219,10 +219,7 @@ def _sorting(way: str) -> Callable[[Tensor, int], Any] | None:
         turned = (item.transpose(2, 3) for item in (partial, full))
         return [item for blocks in (partial, full, *turned) for item in module._dense_to_ordered(blocks)]
 
-    def strided(seen: Tensor, whole: int) -> list[Tensor]:
-        return [item.as_strided(item.shape, _whole_strides(item.shape)) for item in four(seen, whole)]
-
-    return {"four sorts": four, "one stack": stacked, "sorted by torch": by_torch, "as strided": strided}.get(way)
+    return {"four sorts": four, "one stack": stacked, "sorted by torch": by_torch}.get(way)
 
 
 def by_sums(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,10 +230,6 @@ def by_sums(blocks: Tensor) -> tuple[Tensor, Tensor]:
     columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
     order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
     return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
-
-
-def _whole_strides(shape: torch.Size) -> list[int]:
-    return [math.prod(shape[place + 1 :]) for place in range(len(shape))]
 
 
 def words(row: Row) -> str:
@@ -342,6 +335,7 @@ def main() -> None:
     parser.add_argument("--entries", default="4,1,2")
     parser.add_argument("--rests", default="inductor,eager")
     parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--shapes", default="static,dynamic", help="a graph for each length, one for both")
     parser.add_argument("--ways", action=argparse.BooleanOptionalAction, default=True, help="other ways to sort blocks as well")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

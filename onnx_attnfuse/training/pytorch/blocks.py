@@ -1,22 +1,20 @@
-"""Blocks of a mask in the order in which flex attention walks them, by an operator that no compiler looks into.
+"""Blocks of a mask in the order in which flex attention walks them, with strides that no compiler chooses.
 
 The kernels of flex attention find the blocks of entry b at `(b * heads + head) * stride(1)` of each tensor, whatever
 `stride(0)` is. Of an axis of one head, inductor makes the stride that it likes: 0 where the tensor is a part of another one, so
-that every entry has the blocks of the first, or that of the whole tensor, which leads beyond its end. So the tensors come from an
-operator, whose results inductor leaves as they are.
+that every entry has as many blocks as the first, or that of the whole tensor, which leads beyond its end. So strides are asked
+for by `as_strided`, the one operator whose result has no others.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-Blocks = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""For rows the number and the order of their partial blocks, then of their full ones, and the same for keys; int32."""
 
-
-@torch.library.custom_op("attnfuse::sort_blocks", mutates_args=())
-def sort_blocks(seen: Tensor, whole: int) -> Blocks:
+def sort_blocks(seen: Tensor, whole: int) -> list[Tensor]:
     """Sorts blocks: first those that are there, in order.
 
     Args:
@@ -24,33 +22,29 @@ def sort_blocks(seen: Tensor, whole: int) -> Blocks:
         whole: How many pairs a block has.
 
     Returns:
-        Counts as (b, n, r) and columns as (b, n, r, c) for rows, then counts as (b, n, c) and rows as (b, n, c, r) for keys.
+        For partial blocks, then for full ones: counts as (b, n, r) and columns as (b, n, r, c) for rows; then the same for keys,
+        counts as (b, n, c) and rows as (b, n, c, r). All are int32.
     """
     full = seen == whole
-    kinds = torch.stack(((seen > 0) & ~full, full)).to(torch.int32)
-    found: list[Tensor] = []
-    for blocks in (kinds, kinds.transpose(3, 4)):
-        counts = blocks.sum(-1, dtype=torch.int32)
-        order = blocks.sort(dim=-1, descending=True, stable=True).indices
-        for kind in range(2):
-            found += [_apart(counts[kind]), _apart(order[kind])]
-    first, second, third, fourth, fifth, sixth, seventh, eighth = found
-    return first, second, third, fourth, fifth, sixth, seventh, eighth
+    partial = (seen > 0) & ~full
+    turned = (blocks.transpose(2, 3) for blocks in (partial, full))
+    return [with_strides_of_its_shape(found) for blocks in (partial, full, *turned) for found in _sorted(blocks)]
 
 
-@sort_blocks.register_fake
-def _(seen: Tensor, whole: int) -> Blocks:
-    """The shapes alone."""
-    batch, heads, rows, columns = seen.shape
+def _sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row there are, and their columns in order, those that are not there last.
 
-    def made(*shape: int) -> Tensor:
-        return seen.new_empty((batch, heads, *shape), dtype=torch.int32)
+    No sort operator does that, which takes minutes to compile for some hundred blocks.
+    """
+    ones = blocks.to(torch.int32)
+    count = ones.sum(-1)
+    there, missing = ones.cumsum(-1) - 1, count.unsqueeze(-1) + (1 - ones).cumsum(-1) - 1
+    columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
+    order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
+    return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
 
-    by_rows, by_keys = (made(rows), made(rows, columns)), (made(columns), made(columns, rows))
-    more_rows, more_keys = (made(rows), made(rows, columns)), (made(columns), made(columns, rows))
-    return (*by_rows, *more_rows, *by_keys, *more_keys)
 
-
-def _apart(found: Tensor) -> Tensor:
-    """A tensor of its own, whose strides are those of its shape, for axes of length 1 too."""
-    return torch.empty(found.shape, dtype=torch.int32, device=found.device).copy_(found)
+def with_strides_of_its_shape(found: Tensor) -> Tensor:
+    """A tensor whose last axis lies side by side, and each axis before around those behind it, axes of length 1 too."""
+    strides = [math.prod(found.shape[place + 1 :]) for place in range(found.dim())]
+    return found.contiguous().as_strided(found.shape, strides)

@@ -67,13 +67,13 @@ def _made(program: Program, tensors: tuple[Tensor, ...], query: Tensor, key: Ten
 
 
 def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    """The blocks that a rule lets see each other, counted by whatever compiles this, and sorted by an operator of its own."""
+    """The blocks that a rule lets see each other, counted and sorted, as a block mask without the rule."""
     rows, keys = query.shape[2], key.shape[2]
     found = _whole(program, tensors, query, key)
     whole = functional.pad(found, (0, -keys % _BLOCK, 0, -rows % _BLOCK))
     batch, heads, height, width = whole.shape
     seen = whole.view(batch, heads, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK).sum((3, 5))
-    sorted_blocks = dict(zip(_NAMES, sort_blocks(seen, _BLOCK * _BLOCK), strict=True))
+    sorted_blocks: dict[str, Any] = dict(zip(_NAMES, sort_blocks(seen, _BLOCK * _BLOCK), strict=True))
     made = BlockMask(seq_lengths=(rows, keys), BLOCK_SIZE=(_BLOCK, _BLOCK), mask_mod=noop_mask, **sorted_blocks)
     return tuple(made.as_tuple()[:-1])
 
