@@ -23,6 +23,7 @@ from onnx_attnfuse.errors import OptionError, VerificationError
 from onnx_attnfuse.fusion import capturing, dequantising, passes, quantising
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
+from onnx_attnfuse.fusion.shared_cache.counted import lengthen
 from onnx_attnfuse.fusion.shared_cache.merged import with_past
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, unknown_sizes
@@ -181,7 +182,7 @@ def _report(run: Run) -> Report:
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
                 capturing.fix(run.model, run.options)
             fold_sizes(run.model, Assumed.of(run.options.assume))
-    decoder = _told_by_number(run)
+    decoder = _finished_decoder(run)
     if decoder is not None and run.options.cuda_graph:
         decoder = capturing.sized(decoder, run.model)
     seconds, ops_after = time.perf_counter() - start, count_ops(run.model)
@@ -217,9 +218,11 @@ def _report(run: Run) -> Report:
     )
 
 
-def _told_by_number(run: Run) -> ServedDecoder | None:
-    """The decoder, with its length told by a number in the place of a mask that was added, where that is asked for."""
+def _finished_decoder(run: Run) -> ServedDecoder | None:
+    """The decoder once it is judged: its tables in full, its length told by a number where that is asked for."""
     decoder, source = run.shared.decoder, run.shared.source
+    if run.shared.tables is not None and run.options.context_length is not None:
+        lengthen(run.model, run.shared.tables, run.options.context_length)
     if decoder is None or source is None or not run.options.past_length:
         return decoder
     if decoder.attention_mask in {value.name for value in source.graph.inputs}:

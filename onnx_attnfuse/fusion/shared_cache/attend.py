@@ -47,7 +47,7 @@ class Attended:
 
 
 def attend(
-    site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit, positions: int | None
+    site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit, *, tables: bool
 ) -> Attended:
     """Builds the operator and puts it in the place of the attention.
 
@@ -57,7 +57,7 @@ def attend(
         context: What to build with.
         order: The order of the nodes.
         edit: What is added is part of this.
-        positions: How many positions tables of rotations are to have; None: rotations stay computed in each step.
+        tables: Cosines and sines become tables, where they are computed of positions alone.
 
     Raises:
         Refused: An operand cannot be brought into its layout, or keys and values are used elsewhere.
@@ -68,7 +68,7 @@ def attend(
     pasts = [IndexedValue(value, indexed.axes) for value, indexed in zip(site.past, site.cache.past, strict=True)]
     spec = dataclasses.replace(spec, cache=dataclasses.replace(site.cache, past=(pasts[0], pasts[1])))
     computed = spec
-    spec = computed if positions is None else with_tables(computed, builder, positions)
+    spec = with_tables(computed, builder) if tables else computed
     (encoding,) = target.encodings(spec, site.meaning)
     emitted = target.emit(spec, site.meaning, context, encoding, buffered=buffered)
     given = [item for item in emitted.node.inputs if item in site.past]

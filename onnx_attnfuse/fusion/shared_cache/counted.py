@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, refined
@@ -18,30 +19,31 @@ from onnx_attnfuse.attention.spec import AttentionSpec, Rotary, Source, Table
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, others
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import constant_tensor
+from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import rotary as rotating
 
 LEAST_ROWS = 512
-"""A table has as many rows at least, also where fewer are asked for: a decoder is judged at so many positions."""
+"""The rows with which a decoder is judged, which computes all of them in each step then; `lengthen` gives it those it needs."""
 _INT = ir.DataType.INT64
+_TAKES_ROWS = {"Gather", rotary_embedding.INFO.name, group_query_attention.INFO.name}
+"""Operators that read tables, or positions that there are rows for, by positions of their own."""
 
 
-def with_tables(spec: AttentionSpec, builder: Builder, positions: int) -> AttentionSpec:
+def with_tables(spec: AttentionSpec, builder: Builder) -> AttentionSpec:
     """An attention with a cache whose rotations take rows of tables; itself where none depends on positions alone.
 
     Args:
         spec: The attention.
         builder: What to build with; the nodes of tables stand at its anchor.
-        positions: How many there will be at most, counted from 0; one behind them ends in an error when the model runs.
     """
-    rows = max(positions, LEAST_ROWS)
 
     def turned(operand: tuple[Source, ...]) -> tuple[Source, ...]:
         return tuple(item if item.rotary is None else dataclasses.replace(item, rotary=known(item.rotary)) for item in operand)
 
     def known(rotary: Rotary) -> Rotary:
-        return _Tables(builder, spec.axes.b, rows).of(rotary) or rotary
+        return _Tables(builder, spec.axes.b).of(rotary) or rotary
 
     assert spec.cache is not None
     new_keys, new_values = spec.cache.new
@@ -50,12 +52,49 @@ def with_tables(spec: AttentionSpec, builder: Builder, positions: int) -> Attent
     return spec if counted == spec else counted
 
 
+def counted(builder: Builder) -> ir.Value:
+    """The positions that tables have rows for, of which a Gather takes none that there is not."""
+    first, end, one = (builder.constant(np.asarray(number)) for number in (0, LEAST_ROWS, 1))
+    return builder.node("Range", [first, end, one], dims=[LEAST_ROWS], dtype=_INT)
+
+
+def lengthen(model: ir.Model, name: str, positions: int) -> None:
+    """Gives tables a row for each position, in place; one behind them ends in an error when the model runs.
+
+    Args:
+        model: The decoder.
+        name: What the positions are called that tables have rows for.
+        positions: How many there will be at most, counted from 0.
+    """
+    node = next(item for item in model.graph if item.outputs[0].name == name)
+    if positions <= LEAST_ROWS:
+        return
+    node.replace_input_with(1, _constant(model.graph, f"{name}_end", np.asarray(positions)))
+    pending = [node.outputs[0]]
+    for value in pending:
+        if value.shape is not None:
+            value.shape = ir.Shape([positions, *value.shape[1:]])
+        for user in dict.fromkeys(user for user, _ in value.uses() if user.op_type not in _TAKES_ROWS):
+            shape = constant_tensor(user.inputs[1]) if is_standard(user, "Reshape") else None
+            if shape is not None:
+                longer = np.concatenate([[positions], shape.numpy()[1:]])
+                user.replace_input_with(1, _constant(model.graph, f"{user.outputs[0].name}_shape", longer))
+            pending += [output for output in user.outputs if output not in pending]
+
+
+def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64]) -> ir.Value:
+    """A new weight."""
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape), type=ir.TensorType(_INT))
+    graph.register_initializer(value)
+    return value
+
+
 class _Tables:
     """The tables of one rotation."""
 
-    def __init__(self, builder: Builder, batch: Axis, rows: int) -> None:
-        self._builder, self._batch, self._rows = builder, batch, rows
-        self._row: Axis = (Factor(rows),)
+    def __init__(self, builder: Builder, batch: Axis) -> None:
+        self._builder, self._batch = builder, batch
+        self._row: Axis = (Factor(LEAST_ROWS),)
         self._positions: ir.Value | None = None
         """The positions (b, s) that the source computes cosines and sines of."""
         self._packed: dict[ir.Value, ir.Value] = {}
@@ -73,14 +112,9 @@ class _Tables:
         values = rotating.tables(builder, in_turn, (), row, None)[:2]
         columns = (Factor(rotary.width // 2),)
         new_cos, new_sin = (Table(IndexedValue(value, (row, columns)), 1) for value in values)
-        taken = builder.node("Gather", [self._counted(), self._positions], dims=builder.facts.dims(self._positions), dtype=_INT)
+        taken = builder.node("Gather", [counted(builder), self._positions], dims=builder.facts.dims(self._positions), dtype=_INT)
         batch, rows = (axis for place, axis in enumerate(refined(rotary.cos.indexed.axes)) if place != rotary.cos.axis and axis)
         return dataclasses.replace(rotary, cos=new_cos, sin=new_sin, positions=IndexedValue(taken, (batch, rows)))
-
-    def _counted(self) -> ir.Value:
-        """All positions, of which a Gather takes none that there is not."""
-        first, end, one = (self._builder.constant(np.asarray(number)) for number in (0, self._rows, 1))
-        return self._builder.node("Range", [first, end, one], dims=[self._rows], dtype=_INT)
 
     def _table(self, table: Table) -> Table | None:
         """A table with a row for each position."""
@@ -107,7 +141,7 @@ class _Tables:
             if self._positions not in {None, value}:
                 return None
             self._positions = value
-            self._packed[value] = self._builder.cast(self._counted(), found)
+            self._packed[value] = self._builder.cast(counted(self._builder), found)
             return self._packed[value]
         node = value.producer()
         step = None if node is None else read_step(node, value, marks, tokens)

@@ -35,6 +35,8 @@ class SharedCache:
     """How both are run."""
     check: Callable[[], Verified | None] | None = None
     """Judges the decoder as it is by then against its source; raises `Refused` where it differs."""
+    tables: str | None = None
+    """What the positions are called that tables of rotations have rows for; None: there are no tables."""
 
     def joined(self, others: Sequence[SiteReport]) -> list[SiteReport]:
         """The reports on all attentions: those that share the buffer, then `others`, with why the cache of each was left."""

@@ -28,6 +28,7 @@ from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
 from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
+from onnx_attnfuse.fusion.shared_cache.counted import counted
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
@@ -137,8 +138,8 @@ class _Sharing:
         provider, assumed = plan_context.device.provider, graph.scope.facts.assumed.names
         pays = "position-tables" in provider.pays and "indices-in-range" in assumed
         self._context_length = context_length
-        self._positions = context_length if pays else None
-        """How many positions tables of rotations have."""
+        self._has_tables = pays and context_length is not None
+        """Whether rotations take rows of tables, where they can."""
         self._on_host = provider.capture is None
         """Whether sizes lie where the model runs."""
         self._found: dict[ir.Node, SiteReport] = {}
@@ -216,7 +217,8 @@ class _Sharing:
             verified = check()
             reports = {item.site.node: self._report(item, sites, verified) for item in attended}
             note = _note(decoder, sites[0], rearranged=self._may_rearrange(sites))
-            return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check)
+            tables = counted(self._context.builder).name if any(item.has_tables for item in attended) else None
+            return SharedCache(decoder, reports, note=note, source=before, loop=loop, check=check, tables=tables)
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 
@@ -244,7 +246,7 @@ class _Sharing:
         grow(builder, sites)
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
-        attended = [attend(site, buffered, self._context, order, edit, self._positions) for site in sites]
+        attended = [attend(site, buffered, self._context, order, edit, tables=self._has_tables) for site in sites]
         settle_source(graph, builder, sites, mask, lengths)
         if target.merges_projections(self._context):
             for item in attended:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.fusion.shared_cache.counted import LEAST_ROWS
+from onnx_attnfuse.verify import decoder_loop
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import Fed, assert_same_at_tokens, buffered, grown, steps
 from tests.support.decoders import UNPADDED, decoder
@@ -123,6 +126,21 @@ def test_a_position_behind_the_last_ends_in_an_error_and_padding_may_have_any_be
     with pytest.raises(Exception, match="out of data bounds"):
         buffered(result.model, found, behind)
     assert_same_at_tokens(grown(model, found, behind), buffered(_shared(model, context_length=800).model, found, behind), fed)
+
+
+def test_a_decoder_is_judged_with_few_rows_and_has_all_of_them_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+    check = decoder_loop.check_decoder
+
+    def seen(before: ir.Model, after: ir.Model, *more: Any) -> Any:
+        judged.extend(node.outputs[0].shape[0] for node in after.graph if node.op_type in {"Cos", "Sin"})
+        return check(before, after, *more)
+
+    monkeypatch.setattr(decoder_loop, "check_decoder", seen)
+    result = _shared(onnx.load(_EXPORTS[0]), context_length=131072)
+    assert set(judged) == {LEAST_ROWS}
+    shapes = {item.name: [dim.dim_value for dim in item.type.tensor_type.shape.dim] for item in result.model.graph.value_info}
+    assert {shapes[node.output[0]][0] for node in result.model.graph.node if node.op_type in {"Cos", "Sin"}} == {131072}
 
 
 def test_a_table_has_rows_for_all_that_a_decoder_is_judged_by() -> None:
