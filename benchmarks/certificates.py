@@ -194,7 +194,7 @@ def _work(options: argparse.Namespace, known: Sequence[Record]) -> Iterator[Work
         yield from ((layers, (model,), {}) for model in options.paths[1:] if model.stem not in done)
         return
     folder, *others, _ = options.paths
-    wanted = tuple(filter(None, options.only.split(",")))
+    wanted = [item for item in options.only.split(",") if item]
     models = [path for path in sorted(folder.glob("*.onnx")) if not wanted or any(map(path.match, wanted))][:: options.sample]
     for model in (item for item in models if item.stem not in done):
         if options.what == "findings":

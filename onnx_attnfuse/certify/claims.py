@@ -50,6 +50,10 @@ class Piece:
         self._values: dict[str, str] = {}
         self._leaves: dict[str, Array] = {}
         self._frontier = set[str]()
+        node = claim.after.producer()
+        outputs = () if node is None else node.outputs
+        self._beside = {pair.after.identity[item] for item in outputs if item in pair.after.identity} & pair.joined
+        """What the same node gives, as the sum beside its normalization."""
         if level == 0:
             self._frontier = self._first_shared(claim.after)
         self.before = self._execution(pair.before)
@@ -102,9 +106,10 @@ class Piece:
         if value is self._claim.before or value is self._claim.after:
             return False
         identity = side.identity_of(value)
-        if identity not in self._pair.shared:
+        if identity not in self._pair.shared or identity in self._beside:
             return False
-        if identity in self._frontier or (side.is_heavy(value) and (self._level < 3 or not side.is_of_activations(value))):
+        heavy = side.is_heavy(value) and (self._level < 3 or not side.is_of_activations(value))
+        if heavy or identity in self._frontier or identity in self._pair.joined:
             return identity in self._pair.shared_after
         return self._level < 2 and side.is_arithmetic(value) and identity in self._pair.shared_after
 

@@ -210,6 +210,11 @@ class Pair:
         """The identities of all values of the model before."""
         self.shared_after = set(self.after.identity.values())
         """The identities of all values of the model after."""
+        self.joined = {
+            self.after.identity[value] for node in self.after.scope.graph if node.op_type in meanings.JOINED
+            for value in node.outputs if value in self.after.identity
+        }  # fmt: skip
+        """The identities of what is given by operators of which each does what several of the model before do."""
         self.aliases = _aliases(self.before.scope.facts)
         """Symbols that stand for other sizes, because an operator of the model before takes two sizes that are equal."""
         lengths = list(_lengths(self.before))

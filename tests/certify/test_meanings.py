@@ -48,7 +48,7 @@ def array_in(
     given = {f"in{place}": item for place, item in enumerate(inputs) if item is not None}
     node = helper.make_node(
         name, [f"in{place}" if item is not None else "" for place, item in enumerate(inputs)],
-        [f"out{place}" for place in range(outputs)], domain=domain, **attributes,
+        [f"out{place}" if place not in UNTOLD.get(name, ()) else "" for place in range(outputs)], domain=domain, **attributes,
     )  # fmt: skip
     constants = [f"in{place}" for place in fixed]
     infos = [
@@ -62,7 +62,7 @@ def array_in(
         for key, item in given.items()
         if key not in constants
     ]
-    outs = [onnx.ValueInfoProto(name=f"out{place}") for place in range(outputs)]
+    outs = [onnx.ValueInfoProto(name=output) for output in node.output if output]
     tensors = [onnx.numpy_helper.from_array(given[key], key) for key in constants]
     graph = helper.make_graph([node], "one", infos, outs, tensors)
     opsets = [helper.make_opsetid("", 24 if name == "Attention" and not domain else 23), helper.make_opsetid("com.microsoft", 1)]
@@ -70,6 +70,8 @@ def array_in(
 
 
 FIXED = {"GatherND", "RotaryEmbedding", "Attention", "Flatten"}
+UNTOLD = {"SkipLayerNormalization": (1, 2), "SkipSimplifiedLayerNormalization": (1, 2)}
+"""Outputs that are statistics, which ONNX Runtime does not give on the CPU."""
 # ruff: noqa: E501
 CASES: dict[str, tuple[Any, ...]] = {
     "Add": ([normal(2, 3), normal(3)],), "Sub": ([normal(2, 3), normal(2, 1)],), "Mul": ([normal(2, 3), normal(1)],),
@@ -124,8 +126,18 @@ CASES: dict[str, tuple[Any, ...]] = {
     "Attention with rows that see nothing": (
         [normal(1, 1, 2, 4), normal(1, 1, 2, 4), normal(1, 1, 2, 4), np.array([[[[True, False], [False, False]]]])],
     ),
+    "LayerNormalization": ([normal(2, 3, 4), normal(4), normal(4)], {"epsilon": 0.1}),
+    "LayerNormalization without a shift": ([normal(2, 4), normal(4)],),
+    "RMSNormalization": ([normal(2, 3, 4), normal(4)], {"epsilon": 0.1}),
+    "Gelu": ([normal(2, 3)],), "Gelu by tanh": ([normal(2, 3)], {"approximate": "tanh"}),
 }  # fmt: skip
 CONTRIB: dict[str, tuple[Any, ...]] = {
+    "SkipLayerNormalization": ([normal(2, 3, 4), normal(2, 3, 4), normal(4), normal(4), normal(4)], {"epsilon": 0.1}, [], 4),
+    "SkipLayerNormalization without a shift": ([normal(2, 3, 4), normal(2, 3, 4), normal(4), None, normal(4)], {}, [], 4),
+    "SkipSimplifiedLayerNormalization": ([normal(2, 3, 4), normal(2, 3, 4), normal(4), normal(4)], {"epsilon": 0.1}, [], 4),
+    "SkipSimplifiedLayerNormalization without a bias": ([normal(2, 3, 4), normal(2, 3, 4), normal(4)], {}, [], 4),
+    "Gelu": ([normal(2, 3)],), "BiasGelu": ([normal(2, 3), normal(3)],), "FastGelu": ([normal(2, 3), normal(3)],),
+    "FastGelu without a bias": ([normal(2, 3)],), "QuickGelu": ([normal(2, 3)], {"alpha": 1.5}),
     "MultiHeadAttention": ([normal(2, 3, 8), normal(2, 4, 8), normal(2, 4, 12)], {"num_heads": 2}),
     "MultiHeadAttention with biases": (
         [normal(2, 3, 8), normal(2, 4, 8), normal(2, 4, 8), normal(24), None, normal(1, 2, 3, 4)], {"num_heads": 2, "scale": 0.4},
@@ -173,7 +185,7 @@ def symbolic(model: onnx.ModelProto, given: Mapping[str, np.ndarray], outputs: i
     scope = next(scopes(loaded))
     node = next(iter(scope.graph))
     execution = Execution(scope.facts, lambda value: value.name or "", {}, lambda _: False, scope.opset, _size)
-    found = [execution.array(node.outputs[place]) for place in range(outputs)]
+    found = [execution.array(node.outputs[place]) for place in range(outputs) if node.outputs[place].name]
     sizes = {f"{key}_{axis}": length for key, item in given.items() for axis, length in enumerate(item.shape)}
     return found, Values(sizes, given)
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.meanings import attention, elements, group_query, reductions, rotary, views
+from onnx_attnfuse.certify.meanings import attention, elements, group_query, norms, reductions, rotary, views
 from onnx_attnfuse.certify.meanings.call import Meaning
 
-_STANDARD = {**views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **attention.MEANINGS, **rotary.MEANINGS}
-_CONTRIB = {**attention.CONTRIB_MEANINGS, **rotary.CONTRIB_MEANINGS, **group_query.CONTRIB_MEANINGS}
-HEAVY = frozenset(["MatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"])
+_STANDARD = {
+    **views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **attention.MEANINGS, **rotary.MEANINGS, **norms.MEANINGS,
+}  # fmt: skip
+_CONTRIB = {
+    **attention.CONTRIB_MEANINGS, **rotary.CONTRIB_MEANINGS, **group_query.CONTRIB_MEANINGS, **norms.CONTRIB_MEANINGS,
+}  # fmt: skip
+HEAVY = frozenset(["MatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"]).union(
+    norms.MEANINGS, norms.CONTRIB_MEANINGS
+)
 """Operators whose results are left uninterpreted where both models have them."""
+JOINED = frozenset(norms.CONTRIB_MEANINGS)
+"""Operators of which each does what several of the standard do: where one model has one, the other has a sum or a product."""
 
 
 def of(node: ir.Node) -> Meaning | None:
