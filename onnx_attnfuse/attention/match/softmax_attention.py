@@ -22,9 +22,8 @@ from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import NaNZeroed, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
 from onnx_attnfuse.attention.roundings import Rounding
-from onnx_attnfuse.attention.spec import AttentionSpec, RowRule, ScaleValue, Source, mask_operands
-from onnx_attnfuse.graph.constants import has_unknown_attribute, is_standard
-from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.attention.spec import AttentionSpec, RowRule, ScaleValue, mask_operands
+from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import viewers
@@ -56,7 +55,6 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     folded = fold(scores, reader)
     query, key = (operands.sources(indexed, facts, product.head_axis) for indexed in (product.query, product.key))
     value = operands.sources(weights.value, facts)
-    _check_width((*scores.nodes, *weights.nodes), (*query, *key, *value), facts)
     output = operands.readings(weights.output, facts)
     queries, keys = [source.indexed for source in query], [source.indexed for operand in (value, key) for source in operand]
     indexed = [*reversed(queries), *reversed(output), *reversed(keys)]
@@ -127,21 +125,6 @@ def _roundings(scores: ScorePath, weights: WeightPath, facts: Facts) -> tuple[Ro
         *roundings.operand_roundings("value", weights.value.value, facts),
         *roundings.result_roundings(weights.output, facts),
     )
-
-
-def _check_width(nodes: tuple[ir.Node, ...], sources: tuple[Source, ...], facts: Facts) -> None:
-    """Refuses scores and weights that are rounded to a type which no operand has: no fused operator rounds so.
-
-    In half precision they are summed in float32 and rounded back, which is a matter of the type that the operands have.
-    """
-    held = {facts.dtype(source.indexed.value) for source in sources}
-    for node in nodes:
-        after = facts.dtype(node.outputs[0])
-        if not is_standard(node, "Cast") or node.inputs[0] is None or after is None:
-            continue
-        if after in HALVES and after not in held and facts.dtype(node.inputs[0]) != after:
-            message = f"scores or weights are rounded to {after.name.lower()}, which no operand is in"
-            raise Refused("narrowed-scores", message, node.name)
 
 
 def _check_sink(softmax: Softmax, scores: ScorePath) -> None:
