@@ -36,6 +36,6 @@ def largest(dtype: ir.DataType) -> float:
 
 def narrows(before: ir.DataType | None, after: ir.DataType | None) -> bool:
     """Whether a cast from one float type to another may round a number, or make it infinite."""
-    if before not in FLOATS or after not in FLOATS:
+    if before is None or after is None or not FLOATS.issuperset((before, after)):
         return False
     return WHOLE_TO[after] < WHOLE_TO[before] or largest(after) < largest(before)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.weights import WeightPath
-from onnx_attnfuse.graph.dtypes import FLOATS, narrows
+from onnx_attnfuse.graph.dtypes import narrows
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
 
@@ -35,6 +35,6 @@ def check_types(scores: ScorePath, weights: WeightPath, softmax: ir.Value, facts
     ends = (facts.dtype(softmax), facts.dtype(weights.value.value))
     for node in weights.nodes:
         inner = facts.dtype(node.outputs[0])
-        if inner in FLOATS and all(narrows(end, inner) for end in ends):
+        if inner is not None and all(narrows(end, inner) for end in ends):
             message = f"the weights are cast to {inner.name.lower()}, and multiplied with values of a wider type"
             raise Refused("narrowed-weights", message, node.name)
