@@ -29,6 +29,7 @@ Paying: TypeAlias = Literal[
     "shared-table",
     "projection-bias",
     "fewer-biases",
+    "bias-behind",
     "own-products",
     "packed-operands",
     "merged-projections",
@@ -40,8 +41,8 @@ Paying: TypeAlias = Literal[
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for
 each of its operands in the place of one that they would be cut out of; queries, keys and values handed to GroupQueryAttention as
 one tensor where they are pieces of one, and one product of theirs where each has its own; tables of cosines and sines for all
-positions, of which a decoder with a shared cache takes rows; ai.onnx Attention where heads share
-keys and values, even at the price of a newer opset; roundings of operands before their views, which operators then take in."""
+positions, of which a decoder with a shared cache takes rows; ai.onnx Attention where heads share keys and values, even if that
+takes a newer opset; roundings of operands before their views, which operators then take in."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 SPELLED_OUT = "SpelledOut"

@@ -130,7 +130,7 @@ def test_a_fused_model_is_equal(path: pathlib.Path) -> None:
 
 def test_what_holds_for_some_batches_only_differs_at_the_first_attention() -> None:
     path = next(path for path in BUNDLED if path.stem == "bert__dyn18__sdpa")
-    fused = onnx_attnfuse.optimize(path, verify="none", ep="cuda", arch="sm90", padding="assume-none")
+    fused = onnx_attnfuse.optimize(path, verify="none", ep="cpu", padding="assume-none")
     found = verify_models(path, fused._ir)
     assert not found.equal
     assert found.divergence is not None

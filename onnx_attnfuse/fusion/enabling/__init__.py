@@ -38,7 +38,7 @@ AFTER: tuple[EnablingRule, ...] = (
         "biases of values taken into those of the products behind attentions",
         frozenset(["MatMul"]),
         with_bias_behind,
-        "fewer-biases",
+        "bias-behind",
     ),
     EnablingRule(
         "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",

@@ -334,6 +334,7 @@ PROVIDER = ExecutionProvider(
             "half-gelu",
             "projection-bias",
             "fewer-biases",
+            "bias-behind",
             "own-products",
             "padded-columns",
             "shared-table",

@@ -81,7 +81,7 @@ def test_a_softmax_in_a_narrower_type_than_the_products_stays() -> None:
     module = dataclasses.replace(case, attend=_in_single).module().double()
     inputs = {name: value.double() for name, value in case.inputs().items()}
     (site,) = check(module, inputs).sites
-    assert [reason.code for reason in site.reasons] == ["mixed-types"]
+    assert [reason.code for reason in site.reasons] == ["narrowed-scores"]
     with torch.autocast("cpu", torch.bfloat16):
         (site,) = check(dataclasses.replace(case, attend=_in_single).module(), case.inputs(), tolerance=0.02).sites
     assert site.fused
