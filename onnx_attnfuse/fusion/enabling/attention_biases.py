@@ -4,6 +4,8 @@
 
 What the bias of the keys adds is one number for all scores of a row, which a softmax does not see. The weights of a row sum to 1,
 so the bias of the values comes out as it is, and goes through the product behind the attention into its bias, as constants.
+Where -1e5 is added to all scores of a row, how these are rounded depends on that number: so biases stay beside an added mask, unless
+queries are 0 in such rows.
 
 On a GPU the operator adds its three biases by a kernel each, which reads and writes all queries, keys or values. Rows of queries
 that are 0 with their bias take a plain 0 then, by a condition as large as they are: a faster kernel than one that repeats it.
@@ -22,7 +24,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
 
-_BIAS, _PADDING, _FIRST_OF_CACHE = 3, 4, 6
+_BIAS, _PADDING, _MASK, _FIRST_OF_CACHE = 3, 4, 5, 6
 """Inputs of MultiHeadAttention."""
 _MOST_READ = 1 << 20
 """Elements of a bias that is still read."""
@@ -34,7 +36,10 @@ def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
     found = _Biased.read(node, facts)
     if found is None:
         return None
-    query, frontier = _query(found, builder)
+    emptied = _emptied(found, facts)
+    if emptied is None and len(node.inputs) > _MASK and node.inputs[_MASK] is not None:
+        return None
+    query, frontier = _query(found, emptied, builder)
     inputs: list[ir.Value | None] = [query, found.key, found.value, None, *node.inputs[_BIAS + 1 :]]
     while inputs[-1] is None:
         inputs.pop()
@@ -86,10 +91,13 @@ class _Biased:
         return _Biased(query, key, value, (bias[:first], bias[first : first + second], bias[first + second :]))
 
 
-def _query(found: _Biased, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
+_Emptied = tuple[ir.Value, ir.Value]
+"""A test of rows, and queries that are 0 where it holds."""
+
+
+def _query(found: _Biased, emptied: _Emptied | None, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, ...]]:
     """The queries with their bias, and what they are computed from."""
     bias, dtype = found.biases[0], builder.facts.dtype(found.query)
-    emptied = _emptied(found, builder.facts)
     rows = found.query if emptied is None else emptied[1]
     biased = builder.elementwise("Add", [rows, builder.constant(bias)], dtype) if bias.any() else rows
     if emptied is None:
@@ -98,7 +106,7 @@ def _query(found: _Biased, builder: Builder) -> tuple[ir.Value, tuple[ir.Value, 
     return builder.elementwise("Where", [test, builder.scalar(0.0, dtype), biased], dtype), emptied
 
 
-def _emptied(found: _Biased, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+def _emptied(found: _Biased, facts: Facts) -> _Emptied | None:
     """The test and the queries of a Where that has the opposite of the bias in some rows, where queries are 0 with their bias."""
     chosen = found.query.producer()
     if not is_standard(chosen, "Where") or len(found.query.uses()) != 1:
