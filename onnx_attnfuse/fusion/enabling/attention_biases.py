@@ -4,8 +4,8 @@
 
 What the bias of the keys adds is one number for all scores of a row, which a softmax does not see. The weights of a row sum to 1,
 so the bias of the values comes out as it is, and goes through the product behind the attention into its bias, as constants.
-Where -1e5 is added to all scores of a row, how these are rounded depends on that number: so biases stay beside an added mask, unless
-queries are 0 in such rows.
+Where -1e5 is added to all scores of a row, how these are rounded depends on that number: so biases stay beside an added mask,
+unless queries are 0 in such rows.
 
 On a GPU the operator adds its three biases by a kernel each, which reads and writes all queries, keys or values. Rows of queries
 that are 0 with their bias take a plain 0 then, by a condition as large as they are: a faster kernel than one that repeats it.
