@@ -16,7 +16,7 @@ from onnx_attnfuse.graph.sizes import Dim
 
 
 def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axis, channels: Axis, facts: Facts) -> Cache | None:
-    """How keys and values are put together, if both are, of as many new positions, and then of as many earlier ones.
+    """How keys and values are put together if both are, of as many new positions, and then of as many earlier ones of that type.
 
     Args:
         key: The keys and what they are views of.
@@ -30,6 +30,9 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
         return None
     past_key, new_key, axis = keys
     past_value, new_value, value_axis = values
+    pairs = ((key[0], past_key), (value[0], past_value))
+    if any(facts.dtype(read.indexed.value) != facts.dtype(past.value) for read, past in pairs):
+        return None
     earlier, new, same = (_length(*part, facts) for part in ((past_key, axis), (new_key, axis), (new_value, value_axis)))
     if earlier is None or new is None or new != same:
         return None
