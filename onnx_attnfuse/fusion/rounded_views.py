@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import constant_array, is_standard
+from onnx_attnfuse.graph.constants import attributes, constant_array, is_standard
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
@@ -194,7 +194,7 @@ def _copied(node: ir.Node, inputs: Sequence[ir.Value | None], builder: Builder, 
     return builder.node(
         node.op_type,
         inputs,
-        {name: item.value for name, item in node.attributes.items()},
+        attributes(node),
         domain=node.domain,
         dims=facts.dims(old) if step.is_view else facts.dims(value),
         dtype=facts.dtype(old),

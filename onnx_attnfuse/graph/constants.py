@@ -89,6 +89,16 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     return list(cast("tuple[Any, ...]", content)) if isinstance(content, tuple) else content
 
 
+def given(node: ir.Node, index: int) -> ir.Value | None:
+    """An input of a node, or None if it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """All attributes of a node by name, to build one like it."""
+    return {name: item.value for name, item in node.attributes.items()}
+
+
 def has_unknown_attribute(node: ir.Node) -> bool:
     """Whether an attribute's value is a function's parameter, so that the node cannot be read here."""
     return any(found.is_ref() for found in node.attributes.values())

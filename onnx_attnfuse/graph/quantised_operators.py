@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, given, is_standard
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
@@ -225,15 +225,15 @@ class _Spelling:
         views = list(_views_behind(node)) if node.op_type in _PRODUCTS else []
         last = views[-1] if views else node
         builder.at(last)
-        given = [
-            node.inputs[places] if isinstance(places, int) else self._floats(*(_input(node, place) for place in places))
+        operands = [
+            node.inputs[places] if isinstance(places, int) else self._floats(*(given(node, place) for place in places))
             for places in meaning.operands
         ]
         scale, point = node.inputs[meaning.scale], node.inputs[meaning.scale + 1]
         assert scale is not None
         attributes = {name: attribute(node, name) for name in meaning.attributes if name in node.attributes}
         dtype = facts.dtype(scale)
-        result = builder.node(meaning.op, given, attributes, dims=dims, dtype=dtype, hint=node.name or meaning.op)
+        result = builder.node(meaning.op, operands, attributes, dims=dims, dtype=dtype, hint=node.name or meaning.op)
         op, old = result.producer(), last.outputs[0]
         for view in views:
             result = self._viewed(view, result)
@@ -259,9 +259,8 @@ class _Spelling:
 
     def _viewed(self, view: ir.Node, floats: ir.Value) -> ir.Value:
         """A view of floats in the place of the numbers that they stand for."""
-        attributes = {name: item.value for name, item in view.attributes.items()}
         dims, dtype = self.facts.dims(view.outputs[0]), self.facts.dtype(floats)
-        return self.builder.node(view.op_type, [floats, *view.inputs[1:]], attributes, dims=dims, dtype=dtype)
+        return self.builder.node(view.op_type, [floats, *view.inputs[1:]], attributes(view), dims=dims, dtype=dtype)
 
 
 def _views_behind(node: ir.Node) -> Iterator[ir.Node]:
@@ -271,10 +270,6 @@ def _views_behind(node: ir.Node) -> Iterator[ir.Node]:
         if place or not is_standard(node, *REARRANGES) or node.outputs[0].is_graph_output():
             return
         yield node
-
-
-def _input(node: ir.Node, place: int) -> ir.Value | None:
-    return node.inputs[place] if place < len(node.inputs) else None
 
 
 def _take_out(nodes: Sequence[ir.Node]) -> Detached:

@@ -14,7 +14,7 @@ from typing import TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor, given
 from onnx_attnfuse.graph.known import Known
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard
 from onnx_attnfuse.reasons import Reason
@@ -101,10 +101,10 @@ def _difference(quantize: ir.Node, dequantize: ir.Node, facts: Known) -> str:
     """In what the halves of a pair are not of one grid; empty where they are."""
     dynamic = quantize.op_type == _DYNAMIC
     if dynamic:
-        scales, points = (quantize.outputs[1], dequantize.inputs[1]), (quantize.outputs[2], _input(dequantize, 2))
+        scales, points = (quantize.outputs[1], dequantize.inputs[1]), (quantize.outputs[2], given(dequantize, 2))
     else:
         scales = quantize.inputs[1], dequantize.inputs[1]
-        points = _input(quantize, 2), _input(dequantize, 2)
+        points = given(quantize, 2), given(dequantize, 2)
     if not _same(*scales):
         return "different scales"
     known = constant_array(scales[0])
@@ -116,10 +116,6 @@ def _difference(quantize: ir.Node, dequantize: ir.Node, facts: Known) -> str:
         return "scales along different axes"
     types = facts.dtype(dequantize.outputs[0]), None if quantize.inputs[0] is None else facts.dtype(quantize.inputs[0])
     return "" if None in types or types[0] == types[1] else "different element types"
-
-
-def _input(node: ir.Node, place: int) -> ir.Value | None:
-    return node.inputs[place] if len(node.inputs) > place else None
 
 
 def _same(left: ir.Value | None, right: ir.Value | None) -> bool:
@@ -170,7 +166,7 @@ def same_rounded(value: ir.Value | None, other: ir.Value, facts: Known) -> tuple
         return None
     scales, points = (
         [pair.dequantize.inputs[1] for pair in pairs if pair],
-        [_input(pair.dequantize, 2) for pair in pairs if pair],
+        [given(pair.dequantize, 2) for pair in pairs if pair],
     )
     if not _same(*scales) or (points[0] is not points[1] and not _same_points(*points)):
         return None

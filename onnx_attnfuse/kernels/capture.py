@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx.defs
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import is_constant, subgraphs
+from onnx_attnfuse.graph.constants import given, is_constant, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, STANDARD, is_standard, plain_domain
 from onnx_attnfuse.graph.scopes import scopes
@@ -102,8 +102,8 @@ class _Search:
     def _call(self, node: ir.Node, function: ir.Function) -> None:
         """Reads a function with the arguments of one of its calls."""
         for place, formal in enumerate(function.inputs):
-            given = node.inputs[place] if place < len(node.inputs) else None
-            (self.fixed.add if given is None or self._is_fixed(given) else self.fixed.discard)(formal)
+            actual = given(node, place)
+            (self.fixed.add if actual is None or self._is_fixed(actual) else self.fixed.discard)(formal)
         self.read(function, _Part(self.known[function], _opset(function, _opset(self.model))))
         self.fixed.update(
             output for output, formal in zip(node.outputs, function.outputs, strict=False) if self._is_fixed(formal)
@@ -143,10 +143,10 @@ class _Search:
             yield Reason("runs-on-host", f"{op} with {unable} runs on the host", name)
             return
         for place in self.capture.host_inputs.get((domain, op), ()):
-            value = node.inputs[place] if place < len(node.inputs) else None
+            value = given(node, place)
             if value is not None and not self._is_fixed(value):
-                given = "an input, and would be the same in every replay" if value.is_graph_input() else "computed on the device"
-                yield Reason("read-on-host", f"{op} reads '{value.name}' on the host, which is {given}", name)
+                told = "an input, and would be the same in every replay" if value.is_graph_input() else "computed on the device"
+                yield Reason("read-on-host", f"{op} reads '{value.name}' on the host, which is {told}", name)
 
 
 def _typed(values: Sequence[ir.Value | None], facts: Facts) -> list[Typed]:

@@ -16,7 +16,7 @@ from onnx_attnfuse.graph.constants import Array, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import viewers
 
-_MAX_BIAS_ELEMENTS = 1 << 20
+MAX_BIAS_ELEMENTS = 1 << 20
 """Elements of a bias that is still read."""
 
 
@@ -61,7 +61,7 @@ def _added(value: ir.Value, width: int, facts: Facts) -> tuple[ir.Value, Array] 
     if value.is_graph_output():
         return None
     for one, other in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        array = constant_array(other, limit=_MAX_BIAS_ELEMENTS)
+        array = constant_array(other, limit=MAX_BIAS_ELEMENTS)
         if one is None or array is None or array.size != width or array.shape[-1:] != (width,):
             continue
         if facts.dims(one) == facts.dims(value) and facts.dtype(one) == facts.dtype(value):

@@ -21,7 +21,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.contraction import Contraction, read_contraction
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.spec import AttentionSpec, Replaced
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
@@ -306,7 +306,7 @@ class _Reading:
 
 
 def _given(node: ir.Node, index: int) -> ir.Value:
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = given(node, index)
     if value is None:
         raise Refused("malformed", f"{node.op_type} lacks an input", node.name)
     return value

@@ -16,7 +16,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
+from onnx_attnfuse.graph.constants import attribute, constant_array, given, is_standard
 from onnx_attnfuse.graph.sweep import sweep
 
 
@@ -92,7 +92,7 @@ class PlainMasks:
 
 def _inner(node: ir.Node, operator: str, place: int, inner: str) -> ir.Node | None:
     """The node of a kind that an input of a node of another kind comes from."""
-    value = node.inputs[place] if is_standard(node, operator) and len(node.inputs) > place else None
+    value = given(node, place) if is_standard(node, operator) else None
     made = None if value is None else value.producer()
     return made if made is not None and is_standard(made, inner) else None
 

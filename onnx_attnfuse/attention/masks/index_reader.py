@@ -30,7 +30,7 @@ from onnx_attnfuse.attention.masks.expression import (
 )
 from onnx_attnfuse.attention.masks.reshape_index import At, regrouped
 from onnx_attnfuse.attention.masks.slice_index import cut_from
-from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_constant, is_standard
+from onnx_attnfuse.graph.constants import attribute, constant_array, given, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -140,7 +140,7 @@ class Reader:
 
     def input_dims(self, node: ir.Node, position: int) -> Sequence[Dim] | None:
         """The shape of an input."""
-        value = node.inputs[position] if position < len(node.inputs) else None
+        value = given(node, position)
         return None if value is None else self.facts.dims(value)
 
 

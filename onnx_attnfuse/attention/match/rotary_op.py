@@ -10,10 +10,9 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import Rotary, Table
-from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, given, has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.rules.reading import given
 
 _Caches = tuple[Table, Table, IndexedValue]
 

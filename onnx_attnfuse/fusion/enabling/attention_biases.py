@@ -21,13 +21,12 @@ import onnx_ir as ir
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import Array, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import Array, attributes, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.targets.projection_bias import MAX_BIAS_ELEMENTS
 
-_BIAS, _PADDING, _MASK, _FIRST_OF_CACHE = 3, 4, 5, 6
+_BIAS, _FIRST_OF_CACHE = 3, 6
 """Inputs of MultiHeadAttention."""
-_MOST_READ = 1 << 20
-"""Elements of a bias that is still read."""
 
 
 def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -37,18 +36,17 @@ def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if found is None:
         return None
     emptied = _emptied(found, facts)
-    if emptied is None and len(node.inputs) > _MASK and node.inputs[_MASK] is not None:
+    if emptied is None and found.mask is not None:
         return None
     query, frontier = _query(found, emptied, builder)
     inputs: list[ir.Value | None] = [query, found.key, found.value, None, *node.inputs[_BIAS + 1 :]]
     while inputs[-1] is None:
         inputs.pop()
     result = node.outputs[0]
-    attributes = {name: item.value for name, item in node.attributes.items()}
     fused = builder.node(
         node.op_type,
         inputs,
-        attributes,
+        attributes(node),
         domain=node.domain,
         dims=facts.dims(result),
         dtype=facts.dtype(result),
@@ -67,28 +65,26 @@ class _Biased:
     key: ir.Value
     value: ir.Value
     biases: tuple[Array, Array, Array]
+    mask: ir.Value | None
 
     @staticmethod
     def read(node: ir.Node, facts: Facts) -> _Biased | None:
         """The operator; None where a cache holds keys with their bias, or rows may be left without weights that sum to 1."""
-        inputs = [*node.inputs, *[None] * _FIRST_OF_CACHE]
-        if inputs[_BIAS] is None or inputs[_PADDING] is not None or any(inputs[_FIRST_OF_CACHE:]):
+        query, key, value, bias, padding, mask = (given(node, place) for place in range(_FIRST_OF_CACHE))
+        if query is None or key is None or value is None or padding is not None or any(node.inputs[_FIRST_OF_CACHE:]):
             return None
         if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
             return None
-        query, key, value = node.inputs[:3]
-        if query is None or key is None or value is None:
-            return None
         widths = [(facts.dims(item) or ("",))[-1] for item in (query, key, value) if facts.rank(item) == 3]
-        bias = constant_array(node.inputs[_BIAS], limit=_MOST_READ)
-        if bias is None or len(widths) != 3 or not np.isfinite(bias).all():
+        added = constant_array(bias, limit=MAX_BIAS_ELEMENTS)
+        if added is None or len(widths) != 3 or not np.isfinite(added).all():
             return None
         first, second, third = widths
-        if not (isinstance(first, int) and isinstance(second, int) and isinstance(third, int)) or bias.size != sum(
-            (first, second, third)
-        ):
+        if not (isinstance(first, int) and isinstance(second, int) and isinstance(third, int)):
             return None
-        return _Biased(query, key, value, (bias[:first], bias[first : first + second], bias[first + second :]))
+        if added.size != first + second + third:
+            return None
+        return _Biased(query, key, value, (added[:first], added[first : first + second], added[first + second :]), mask)
 
 
 _Emptied = tuple[ir.Value, ir.Value]
@@ -112,7 +108,7 @@ def _emptied(found: _Biased, facts: Facts) -> _Emptied | None:
     if not is_standard(chosen, "Where") or len(found.query.uses()) != 1:
         return None
     test, filling, rows = chosen.inputs
-    filled = None if filling is None else constant_array(filling, limit=_MOST_READ)
+    filled = None if filling is None else constant_array(filling, limit=MAX_BIAS_ELEMENTS)
     if test is None or rows is None or filled is None or facts.rank(test) != 3 or facts.dims(rows) != facts.dims(found.query):
         return None
     return (test, rows) if np.array_equal(filled.reshape(-1), -found.biases[0]) else None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attributes
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.uses import producer_of, reads_input
 from onnx_attnfuse.kernels.operators import group_query_attention, info_of
@@ -34,11 +35,10 @@ def with_packed_projections(node: ir.Node, builder: Builder) -> EnablingChange |
     if products is None:
         return None
     whole = merged(products, builder, node.name or "")
-    attributes = {name: item.value for name, item in node.attributes.items()}
     fused = builder.node(
         node.op_type,
         [whole, None, None, *node.inputs[_OPERANDS:]],
-        attributes,
+        attributes(node),
         domain=CONTRIB,
         hint=node.name,
         outputs=len(node.outputs),

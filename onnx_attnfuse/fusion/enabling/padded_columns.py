@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 
 _ALIGNED, _MULTIPLE = 8, 64
@@ -71,9 +71,8 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     if not weight.shared:
         builder.rearranged.append(padded)
     inputs = [x, padded, *([] if bias is None else [_padded_bias(bias, columns, missing, builder)])]
-    attributes = {name: item.value for name, item in node.attributes.items()}
     wide = [*dims[:-1], columns + missing]
-    product = builder.node(node.op_type, inputs, attributes, dims=wide, dtype=dtype, hint=f"{node.name}/padded")
+    product = builder.node(node.op_type, inputs, attributes(node), dims=wide, dtype=dtype, hint=f"{node.name}/padded")
     frontier = [x] if bias is None or constant_tensor(bias) is not None else [x, bias]
     return EnablingChange(((result, builder.slice(product, len(dims) - 1, 0, columns)),), tuple(frontier))
 

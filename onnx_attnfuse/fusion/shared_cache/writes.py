@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.attention.masks.expression import Element, Expression, Linear, combine, constant, index
 from onnx_attnfuse.attention.masks.index_reader import Reader
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, given, is_standard
 
 _OPERATORS = "ScatterND", "ScatterElements", "TensorScatter"
 
@@ -57,8 +57,7 @@ def written_at(node: ir.Node) -> ir.Value | None:
     """The indices at which a node writes into another value; None where it does not."""
     if not is_standard(node, *_OPERATORS):
         return None
-    place = 2 if node.op_type == "TensorScatter" else 1
-    return node.inputs[place] if place < len(node.inputs) else None
+    return given(node, 2 if node.op_type == "TensorScatter" else 1)
 
 
 def read_write(node: ir.Node, reader: Reader) -> Write | str:

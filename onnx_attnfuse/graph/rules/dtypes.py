@@ -11,10 +11,9 @@ import functools
 import onnx
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_tensor
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, given
 from onnx_attnfuse.graph.known import Known
 from onnx_attnfuse.graph.ops import plain_domain
-from onnx_attnfuse.graph.rules.reading import given
 
 _STATED = {
     "Bernoulli": "dtype",

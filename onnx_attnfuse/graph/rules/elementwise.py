@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, given
 from onnx_attnfuse.graph.known import Dims, Known, broadcast
-from onnx_attnfuse.graph.rules.reading import ShapeRule, axes_of, given, input_dims, rules
+from onnx_attnfuse.graph.rules.reading import ShapeRule, axes_of, input_dims, rules
 
 
 def _same(node: ir.Node, facts: Known) -> Sequence[Dims | None]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.known import Content, Dims, Known
 from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -23,11 +23,6 @@ _END_OF_AXIS = 1 << 40
 def rules(names: str, rule: ShapeRule) -> dict[str, ShapeRule]:
     """A table that gives one shape rule to several operators, named in a string."""
     return dict.fromkeys(names.split(), rule)
-
-
-def given(node: ir.Node, index: int) -> ir.Value | None:
-    """An input, or None if it is left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def input_dims(node: ir.Node, index: int, facts: Known) -> Dims | None:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, given
 from onnx_attnfuse.graph.known import Dims, Known
 from onnx_attnfuse.graph.rules.reading import (
     ShapeRule,
     fresh_dims,
-    given,
     input_dims,
     int_list,
     rules,
