@@ -15,37 +15,30 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.axes.factors import leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, kept_where, split_added, understand
-from onnx_attnfuse.attention.masks.expression import Apply, Expression
+from onnx_attnfuse.attention.masks.classify import Meaning, kept_where
 from onnx_attnfuse.attention.masks.fully_masked import (
-    SUMMED_IN_HALF,
     Fills,
     MaskedKeys,
     choose_fills,
     implied,
-    lowest_sum,
     masked_keys,
     sees_a_key,
     takes_rows_level,
 )
-from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import (
     Added,
     AttentionSpec,
     Floored,
-    Gain,
     MaskStep,
     Replaced,
     RowRule,
-    Scaled,
 )
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.dtypes import HALVES, largest
-from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
+from onnx_attnfuse.targets.half_sums import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
 from onnx_attnfuse.targets.row_edits import Refill
 from onnx_attnfuse.thresholds import (
     ABSORBS,
@@ -53,9 +46,6 @@ from onnx_attnfuse.thresholds import (
     LEAST_EXPONENT,
     LEVELS_HALF,
     LOWEST_FLOAT32,
-    MASKS,
-    MASKS_APART,
-    ROUNDS_HALF,
 )
 
 
@@ -110,13 +100,13 @@ def read_rows(
     fills: Fills = "lowest"
     assumes: tuple[AssumptionName, ...] = ()
     if emitter is not None and not has_key and not spec.unshifted:
-        _check_narrowed_sums(spec, context)
+        check_narrowed_sums(spec, context)
         absorbs = _absorbing(spec, context)
         masked = masked_keys(spec.mask, context.reader, context.bounds, absorbs)
         fills = choose_fills(masked, absorbs)
         assumes = _levels(masked, absorbs, context)
     if emitter is not None and spec.sink is None:
-        _check_half_sums(spec, context)
+        check_half_sums(spec, context)
     compact = None if emitter is None else emitter.compact(spec.mask, fills)
     rows = Rows(compact, assumes=assumes)
     if compact is not None and emitter is not None and not has_key:
@@ -127,7 +117,7 @@ def read_rows(
             rule.is_product
             and not has_key
             and len(rules) == len(spec.row_rules)
-            and (spec.unshifted or context.bounds.lowest(spec.mask) == -math.inf)
+            and (spec.unshifted or lowest_of(spec, context) == -math.inf)
         ):
             raise Refused("weights-zeroed", "weights are multiplied by a mask, which leaves those of rows without a key NaN")
         if not (has_key and implied(meaning.allowed, kept_where(rule, context.reader))):
@@ -158,7 +148,7 @@ def _with_dead_rows(
         rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context.builder)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
-    lowest = context.bounds.lowest(spec.mask)
+    lowest = lowest_of(spec, context)
     if zeroes:
         return _unless_zero(rows, compact, spec, fills, context)
     if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or not context.device.provider.keeps_nan_rows):
@@ -181,62 +171,6 @@ def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[
     return ("level-rows",)
 
 
-def _check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
-    """Rows without a key depend on digits of a float32 mask that a half type does not keep.
-
-    Beside a mask number it keeps nothing of a bias, and what lies below its range is no lower than its lowest number.
-
-    Raises:
-        Refused: The source adds such a mask.
-    """
-    sums = [step for step in spec.mask if isinstance(step, Added)]
-    if spec.dtype is None or spec.dtype not in HALVES or not any(_is_wide(step, context) for step in sums):
-        return
-    parts = [split_added(step, Gain(), context.reader, MASKS) for step in sums]
-    biases = [bias for part in parts for bias in part.biases]
-    numbers = {fill for part in parts for fill in part.fills}
-    finite = sorted(number for number in numbers if number > ABSORBS)
-    inside = next(filter(None, (_mask_beside_bias(bias, context.bounds) for bias in biases)), None)
-    beside = finite[0] if finite and biases else inside
-    if beside is not None:
-        message = f"a bias and {beside:g} are summed in float32, of which a half type keeps nothing in rows without a key"
-        raise Refused("narrowed-mask", message)
-    lowest = sum(lowest_sum(step, context.reader, context.bounds) for step in sums)
-    below = any(context.bounds.expression(bias)[0] < -largest(spec.dtype) for bias in biases)
-    if below or (finite and min(finite[0], lowest) < MASKS_APART - largest(spec.dtype) and {lowest} != numbers):
-        message = "a half type has nothing below its lowest number, so that rows without a key would mix what is and what is not"
-        raise Refused("narrowed-mask", message)
-
-
-def _mask_beside_bias(part: Expression, bounds: Bounds) -> float | None:
-    """A finite mask number that some sum inside of an expression has beside numbers that mask nothing."""
-    if isinstance(part, Apply) and part.op == "Add":
-        spans = [bounds.expression(argument) for argument in part.arguments]
-        low = min(low for low, _ in spans)
-        if ABSORBS < low <= MASKS and any((low > MASKS and (low, high) != (0, 0)) or high > 0 for low, high in spans):
-            return low
-    return next(filter(None, (_mask_beside_bias(inner, bounds) for inner in parts_of(part))), None)
-
-
-def _check_half_sums(spec: AttentionSpec, context: BuildContext) -> None:
-    """A row may have nothing but numbers that mask no key and yet round a float16 score, or its sum with a bias, visibly.
-
-    Raises:
-        Refused: The source adds such numbers and something else.
-    """
-    sums = [step for step in spec.mask if isinstance(step, (Added, Scaled))]
-    if spec.dtype != ir.DataType.FLOAT16 or _adds_in_float32(spec, context.builder.facts):
-        return
-    meaning = understand(spec, context.reader, ROUNDS_HALF)
-    soft = any(fill > context.bounds.masked_from for fill in meaning.fills)
-    if soft and not meaning.rows_see_a_key and (len(sums) > 1 or meaning.biases):
-        raise Refused("rounded-mask", SUMMED_IN_HALF)
-
-
-def _is_wide(step: Added, context: BuildContext) -> bool:
-    return context.builder.facts.dtype(step.indexed.value) == ir.DataType.FLOAT
-
-
 def _is_floored_elsewhere(lowest: float, spec: AttentionSpec) -> bool:
     """Whether masked scores are held at a number that leaves nothing of them, where the lowest of a half type would."""
     floors = [step.low for step in spec.mask if isinstance(step, Floored)]
@@ -248,33 +182,21 @@ def _leaves_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     finite = any(isinstance(step, Replaced) and not is_infinite(spec.mask, place) for place, step in enumerate(spec.mask))
     if not finite or spec.dtype is None or -largest(spec.dtype) <= ABSORBS:
         return False
-    return _levelled_below(spec, context.bounds.lowest(spec.mask), context) is None
+    return _levelled_below(spec, lowest_of(spec, context), context) is None
 
 
 def _absorbing(spec: AttentionSpec, context: BuildContext) -> float:
     """From here down a number that is added to a score of the source leaves nothing of it."""
-    return ABSORBS_HALF if _rounds_to_half(spec, context) else ABSORBS
+    return ABSORBS_HALF if rounds_to_half(spec, context) else ABSORBS
 
 
 def _levelled_below(spec: AttentionSpec, lowest: float, context: BuildContext) -> float | None:
     """The number that a float16 source gives the plain mean from, down; None if it never does, or the operator does the same."""
     if spec.dtype != ir.DataType.FLOAT16:
         return None
-    if _adds_in_float32(spec, context.builder.facts):
+    if adds_in_float32(spec, context.builder.facts):
         return -largest(spec.dtype) / 2 if lowest <= ABSORBS else None  # the lowest number, plus what else is added
-    return LEVELS_HALF if _rounds_to_half(spec, context) and lowest <= LEVELS_HALF else None
-
-
-def _rounds_to_half(spec: AttentionSpec, context: BuildContext) -> bool:
-    """Whether the source's masked scores are rounded to float16 on the device (decision 0003)."""
-    half = spec.dtype == ir.DataType.FLOAT16 and not _adds_in_float32(spec, context.builder.facts)
-    return half and bool(context.device.provider.rounds_float16)
-
-
-def _adds_in_float32(spec: AttentionSpec, facts: Facts) -> bool:
-    """Whether the scores of a half type are float32 where masks are added to them."""
-    masked = [node.outputs[0] for node in spec.nodes if node.op_type in {"Add", "Sub", "Where", "Max"}]
-    return bool(masked) and all(facts.dtype(value) == ir.DataType.FLOAT for value in masked)
+    return LEVELS_HALF if rounds_to_half(spec, context) and lowest <= LEVELS_HALF else None
 
 
 def _refilled(rows: Rows, refill: Refill) -> Rows:
@@ -307,7 +229,7 @@ def _refill_dead_rows(rows: Rows, compact: IndexedValue, bound: float, number: f
 
 def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: Fills, context: BuildContext) -> Rows:
     """Rows to which the operator gives 0: NaN, or the plain mean, where the source gives that."""
-    builder, lowest = context.builder, context.bounds.lowest(spec.mask)
+    builder, lowest = context.builder, lowest_of(spec, context)
     assert spec.dtype is not None
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     if any(rule.lowest_counts for rule in guards):
@@ -316,7 +238,7 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
         rows = _refill_dead_rows(rows, compact, -math.inf, math.nan, builder)
     if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
         lowest = min(lowest, -largest(spec.dtype))
-    highest = LEVELS_HALF if _rounds_to_half(spec, context) else -largest(spec.dtype)
+    highest = LEVELS_HALF if rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
         level = _level_rows(compact, highest, builder)
         raised = _raised(rows.bias or compact, level.value, builder)
@@ -327,7 +249,7 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
 def _keeps_scores(spec: AttentionSpec, context: BuildContext) -> bool:
     """Whether the source, which adds in float32, leaves something of scores beside the lowest number of the operator's type."""
     lowest = context.bounds.lowest(spec.mask)
-    return lowest > ABSORBS and all(map(_is_added, spec.mask)) and _adds_in_float32(spec, context.builder.facts)
+    return lowest > ABSORBS and all(map(_is_added, spec.mask)) and adds_in_float32(spec, context.builder.facts)
 
 
 def _is_added(step: MaskStep) -> bool:
