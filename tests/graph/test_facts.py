@@ -138,3 +138,20 @@ def test_every_fact_about_an_operator_is_true(line: str) -> None:
         assert not found.wrong_types()
         assert not found.wrong_contents()
         assert found.facts.dtype(found.values[-1]) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("z = Resize(image, , , asked); asked = Concat<axis = 0>(front, pair); front = Shape<end = 2>(image)", "a 6 2 2"),
+        ("z = Resize<axes = [3]>(image, , , last_of_x); last_of_x = Shape<start = 2>(x)", "a 6 b 4"),
+        ("z = Resize(image, , scales); scales = Constant<value_floats = [1.0, 1.0, 2.0, 3.0]>()", "a 6 2*b 3*b"),
+        ("z = Resize(image, , scales); scales = Constant<value_floats = [1.0, 1.0, 1.5, 1.0]>()", "a 6 z.2 b"),
+        ('z = Resize<keep_aspect_ratio_policy = "not_smaller">(image, , , asked); asked = Shape(image)', "z.0 z.1 z.2 z.3"),
+    ],
+)
+def test_a_resized_image_has_the_lengths_that_are_asked_for(line: str, told: str) -> None:
+    graph = ir.from_proto(model_of(line)).graph
+    dims = Facts(graph).dims(graph.outputs[0])
+    assert dims is not None
+    assert " ".join(map(str, dims)) == told

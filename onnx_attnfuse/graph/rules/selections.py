@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, given
+from onnx_attnfuse.graph.constants import attribute, constant_array, given
 from onnx_attnfuse.graph.known import Dims, Known
 from onnx_attnfuse.graph.rules.reading import (
     ShapeRule,
     fresh_dims,
     input_dims,
     int_list,
+    requested_dims,
     rules,
     slice_bounds,
     slice_length,
@@ -124,6 +125,26 @@ def _same_rank(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [None if dims is None else fresh_dims(output, len(dims), facts) for output in node.outputs]
 
 
+def _resize(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Lengths that are asked for, or whole multiples of those before; what is scaled by a fraction is not known."""
+    dims, asked = input_dims(node, 0, facts), requested_dims(node, 3, facts)
+    if dims is None or attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        return _same_rank(node, facts)
+    axes: list[int] = attribute(node, "axes", list(range(len(dims))))
+    scales = constant_array(given(node, 2 if len(node.inputs) > 2 else 1))
+    lengths = list(fresh_dims(node.outputs[0], len(dims), facts))
+    if asked is not None and len(asked) == len(axes):
+        for axis, length in zip(axes, asked, strict=True):
+            lengths[axis] = length
+    elif scales is not None and scales.size == len(axes):
+        for axis, scale in zip(axes, scales.tolist(), strict=True):
+            lengths[axis] = dims[axis] * int(scale) if scale == int(scale) else lengths[axis]
+    else:
+        return _same_rank(node, facts)
+    untouched = set(range(len(dims))).difference(axis % len(dims) for axis in axes)
+    return [tuple(dims[axis] if axis in untouched else length for axis, length in enumerate(lengths))]
+
+
 def _compress(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     dims = input_dims(node, 0, facts)
     output = node.outputs[0]
@@ -146,7 +167,7 @@ def _with_length(dims: Dims, axis: int, length: Dim) -> Dims:
 
 
 SELECTIONS: dict[str, ShapeRule] = {
-    **rules("Resize Upsample", _same_rank),
+    **rules("Resize Upsample", _resize),
     "Compress": _compress,
     "Concat": _concat,
     "EmbedLayerNormalization": _embeddings,
