@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,6 +19,7 @@ from onnx_attnfuse.certify.terms import (
     Sort,
     Term,
     add,
+    disjoin,
     element,
     fresh,
     index,
@@ -36,6 +37,8 @@ Read = Callable[[Index], Term]
 _MAX_LISTED = 64
 _MAX_FLOATS = 16
 """A small constant is a choice of its elements by their index."""
+_MET: dict[tuple[Term, Term], None] = {}
+"""Pairs of lengths that broadcasting took to be the same."""
 
 
 class Unsupported(Exception):
@@ -218,8 +221,17 @@ def _broadcast(lengths: Sequence[Term]) -> Term:
         if length.op == "ite" and ONE in length.args:
             return ite(length.args[0], *(_broadcast([*lengths[:place], part, *lengths[place + 1 :]]) for part in length.args[1:]))
     others = [length for length in lengths if length is not ONE]
+    _MET.update(dict.fromkeys(itertools.combinations(dict.fromkeys(others), 2)))
     numbers = [length for length in others if length.op == "const"]
     return (numbers or others or [ONE])[0]
+
+
+def met() -> Iterator[Term]:
+    """What is so of lengths that came to one since this was last asked: they are equal, or one of them is 1 and repeated."""
+    pairs = list(_MET)
+    _MET.clear()
+    for one, other in pairs:
+        yield disjoin(arithmetic.equals(one, other), arithmetic.equals(one, ONE), arithmetic.equals(other, ONE))
 
 
 def aligned(place: Index, shape: Sequence[Term]) -> Index:

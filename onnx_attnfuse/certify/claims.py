@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, digits
-from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of
+from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of, met
 from onnx_attnfuse.certify.execution import Execution
 from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.prover import Judge, Prover
@@ -50,6 +50,8 @@ class Piece:
         self._values: dict[str, str] = {}
         self._leaves: dict[str, Array] = {}
         self._frontier = set[str]()
+        self.met: tuple[Term, ...] = ()
+        """What is so of lengths because the model before runs; known with the results."""
         node = claim.after.producer()
         outputs = () if node is None else node.outputs
         self._beside = {pair.after.identity[item] for item in outputs if item in pair.after.identity} & pair.joined
@@ -71,7 +73,10 @@ class Piece:
         Raises:
             Unsupported: Nothing is known of one.
         """
-        return self.before.array(self._claim.before, beyond=True), self.after.array(self._claim.after, beyond=True)
+        list(met())
+        before = self.before.array(self._claim.before, beyond=True)
+        self.met = tuple(fact for fact in dict.fromkeys(met()) if fact is not TRUE)
+        return before, self.after.array(self._claim.after, beyond=True)
 
     def given(self, side: Side, value: ir.Value) -> Array:
         """A value at which execution ends, as both pieces see it."""
@@ -157,6 +162,7 @@ def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
             piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
             arithmetic.noted()
             before, after = piece.results()
+        prover.met = piece.met
         proved, problem = _compared(prover, pair, (before, after), places), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"
@@ -190,7 +196,7 @@ def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: t
     lengths = tuple(zip(before.shape, after.shape, strict=True))
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
-    key = (prover.judge, lengths, one, other)
+    key = (prover.judge, lengths, one, other, prover.met)
     if key not in pair.compared:
         pair.compared[key] = (_equal(prover, lengths, one, other), prover.shown, prover.open, arithmetic.taken())
     proved, prover.shown, prover.open, rests = pair.compared[key]

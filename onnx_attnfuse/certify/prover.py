@@ -53,6 +53,8 @@ class Prover:
     judge: Judge
     existing: Facts = ()
     """What is so because there is an element to compare: its axes are not empty."""
+    met: Facts = ()
+    """What is so of lengths because the model before runs; told where nothing else shows a claim."""
     shown: list[Obligation] = dataclasses.field(default_factory=list[Obligation])
     open: list[tuple[str, Obligation]] = dataclasses.field(default_factory=list[tuple[str, Obligation]])
     _count: int = 0
@@ -62,13 +64,24 @@ class Prover:
         """Whether a truth value holds wherever the facts do; noted as open where `what` says what it is for."""
         if goal is TRUE or FALSE in facts:
             return True
-        asked = obligation(instances((*self.existing, *facts) if goal is FALSE else facts, goal), goal)
-        if not _is_tangled(goal) and self.judge.holds(asked):
-            self.shown.append(asked)
+        given = instances((*self.existing, *facts) if goal is FALSE else facts, goal)
+        asked = obligation(given, goal)
+        if not _is_tangled(goal) and self._shown(asked):
             return True
         if what:
+            sizes = _sizes(goal)
+            met = [fact for fact in self.met if not sizes.isdisjoint(_sizes(fact))]
+            if met and self._shown(obligation([*given, *met], goal)):
+                return True
             self.open.append((what, asked))
         return False
+
+    def _shown(self, asked: Obligation) -> bool:
+        """Whether an obligation holds; noted if it does."""
+        if not self.judge.holds(asked):
+            return False
+        self.shown.append(asked)
+        return True
 
     def equal(self, one: Term, other: Term, facts: Facts, what: str = "value") -> bool:
         """Whether two terms are equal wherever the facts hold."""
@@ -255,6 +268,10 @@ class Prover:
     def _takes_part(self, mask: Term, bound: Term, key: Term, facts: Facts) -> bool:
         inside = conjoin(arithmetic.at_most(ZERO, key), arithmetic.below(key, bound.args[0]))
         return self.valid(conjoin(inside, negate(substitute(mask, {bound: key}))), facts)
+
+
+def _sizes(term: Term) -> set[Term]:
+    return {item for item in walk(term) if item.op == "size"}
 
 
 def _is_tangled(goal: Term) -> bool:

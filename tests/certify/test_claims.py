@@ -198,3 +198,24 @@ def test_branches_are_told_apart_by_their_names_and_not_by_their_order() -> None
     before = _chosen(True, "Neg", "Abs", plain[0])
     assert all(proof.proved for proof in proofs(before, _chosen(False, "Neg", "Abs", plain[1])))
     assert not all(proof.proved for proof in proofs(before, _chosen(False, "Abs", "Neg", plain[1])))
+
+
+LENGTHS = """<ir_version: 10, opset_import: ["" : 18]>
+lengths (float[s] x) => (int64[1] n)
+<int64[1] zero = {0}, float[8] table = {0.5, 0.25, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7}>
+{
+    length = Shape(x)
+    %s
+}"""
+
+
+@pytest.mark.parametrize(
+    ("source", "proved"),
+    [("part = Slice(table, zero, length, zero) y = Add(x, part) n = Shape(y)", True), ("y = Add(x, x) n = Shape(y)", False)],
+)
+def test_lengths_that_broadcasting_brings_together_are_the_same_wherever_the_source_runs(source: str, proved: bool) -> None:
+    before, after = (
+        ir.from_onnx_text(LENGTHS % body)
+        for body in (source, "turned = Neg(table) begun = Slice(turned, zero, length, zero) n = Shape(begun)")
+    )
+    assert [proof.proved for proof in proofs(before, after)] == [proved]
