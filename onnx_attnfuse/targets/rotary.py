@@ -77,10 +77,11 @@ def tables(
 
 def is_same(one: Rotary, other: Rotary) -> bool:
     """Whether two values are rotated alike, row by row."""
-    return _key(one) == _key(other)
+    return key_of(one) == key_of(other)
 
 
-def _key(rotary: Rotary) -> tuple[object, ...]:
+def key_of(rotary: Rotary) -> tuple[object, ...]:
+    """What is the same of two rotations exactly if they are."""
     tables = ((table.indexed.value, table.axis, table.start, table.step, table.negative) for table in (rotary.cos, rotary.sin))
     places = None if rotary.positions is None else rotary.positions.value
     return (*tables, rotary.width, rotary.interleaved, places)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.fusion.commit import check_apart, commit
-from onnx_attnfuse.fusion.shared_cache.counted import with_tables
+from onnx_attnfuse.fusion.shared_cache.counted import PositionTables
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.edit import answer_needless, connect
 from onnx_attnfuse.graph.order import Order
@@ -47,7 +47,13 @@ class Attended:
 
 
 def attend(
-    site: CachedSite, buffered: target.Buffered, context: BuildContext, order: Order, edit: Edit, *, tables: bool
+    site: CachedSite,
+    buffered: target.Buffered,
+    context: BuildContext,
+    order: Order,
+    edit: Edit,
+    *,
+    tables: PositionTables | None,
 ) -> Attended:
     """Builds the operator and puts it in the place of the attention.
 
@@ -57,7 +63,7 @@ def attend(
         context: What to build with.
         order: The order of the nodes.
         edit: What is added is part of this.
-        tables: Cosines and sines become tables, where they are computed of positions alone.
+        tables: Where cosines and sines become tables, if they are computed of positions alone.
 
     Raises:
         Refused: An operand cannot be brought into its layout, or keys and values are used elsewhere.
@@ -68,7 +74,7 @@ def attend(
     pasts = [IndexedValue(value, indexed.axes) for value, indexed in zip(site.past, site.cache.past, strict=True)]
     spec = dataclasses.replace(spec, cache=dataclasses.replace(site.cache, past=(pasts[0], pasts[1])))
     computed = spec
-    spec = with_tables(computed, builder) if tables else computed
+    spec = computed if tables is None else tables.within(computed)
     (encoding,) = target.encodings(spec, site.meaning)
     emitted = target.emit(spec, site.meaning, context, encoding, buffered=buffered)
     given = [item for item in emitted.node.inputs if item in site.past]

@@ -23,6 +23,7 @@ from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets import rotary as rotating
+from onnx_attnfuse.targets.rotary import key_of
 
 LEAST_ROWS = 512
 """The rows with which a decoder is judged, which computes all of them in each step then; `lengthen` gives it those it needs."""
@@ -31,25 +32,46 @@ _TAKES_ROWS = {"Gather", rotary_embedding.INFO.name, group_query_attention.INFO.
 """Operators that read tables, or positions that there are rows for, by positions of their own."""
 
 
-def with_tables(spec: AttentionSpec, builder: Builder) -> AttentionSpec:
-    """An attention with a cache whose rotations take rows of tables; itself where none depends on positions alone.
+class PositionTables:
+    """The tables of a decoder: one for all rotations that are the same, in whatever layer.
 
     Args:
-        spec: The attention.
-        builder: What to build with; the nodes of tables stand at its anchor.
+        builder: What to build with; the nodes of a table stand at the anchor of the first attention that takes rows of it.
     """
 
-    def turned(operand: tuple[Source, ...]) -> tuple[Source, ...]:
-        return tuple(item if item.rotary is None else dataclasses.replace(item, rotary=known(item.rotary)) for item in operand)
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._made: dict[tuple[object, ...], _Rows] = {}
 
-    def known(rotary: Rotary) -> Rotary:
-        return _Tables(builder, spec.axes.b).of(rotary) or rotary
+    def within(self, spec: AttentionSpec) -> AttentionSpec:
+        """An attention with a cache whose rotations take rows of tables; itself where none depends on positions alone."""
 
-    assert spec.cache is not None
-    new_keys, new_values = spec.cache.new
-    cache = dataclasses.replace(spec.cache, new=(turned(new_keys), new_values))
-    counted = dataclasses.replace(spec, query=turned(spec.query), key=turned(spec.key), cache=cache)
-    return spec if counted == spec else counted
+        def turned(operand: tuple[Source, ...]) -> tuple[Source, ...]:
+            return tuple(
+                item if item.rotary is None else dataclasses.replace(item, rotary=known(item.rotary)) for item in operand
+            )
+
+        def known(rotary: Rotary) -> Rotary:
+            return self._of(rotary, spec.axes.b) or rotary
+
+        assert spec.cache is not None
+        new_keys, new_values = spec.cache.new
+        cache = dataclasses.replace(spec.cache, new=(turned(new_keys), new_values))
+        counted = dataclasses.replace(spec, query=turned(spec.query), key=turned(spec.key), cache=cache)
+        return spec if counted == spec else counted
+
+    def _of(self, rotary: Rotary, batch: Axis) -> Rotary | None:
+        """The rotation by rows of tables, or None where they depend on anything but the position of their row."""
+        along = None if rotary.positions is not None else _along(rotary.cos, batch)
+        if along is None or _along(rotary.sin, batch) is None:
+            return None
+        key, row, columns = key_of(rotary), (Factor(LEAST_ROWS),), (Factor(rotary.width // 2),)
+        rows = self._made.get(key) or _Tables(self._builder, batch).rows(rotary)
+        if rows is None:
+            return None
+        self._made[key] = rows
+        cos, sin = (Table(IndexedValue(value, (row, columns)), 1) for value in (rows.cos, rows.sin))
+        return dataclasses.replace(rotary, cos=cos, sin=sin, positions=IndexedValue(rows.taken, along))
 
 
 def counted(builder: Builder) -> ir.Value:
@@ -89,8 +111,23 @@ def _constant(graph: ir.Graph, name: str, array: npt.NDArray[np.int64]) -> ir.Va
     return value
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Cosines and sines as tables (position, pair), and the positions (b, s) of which rows are taken."""
+
+    cos: ir.Value
+    sin: ir.Value
+    taken: ir.Value
+
+
+def _along(table: Table, batch: Axis) -> tuple[Axis, Axis] | None:
+    """The axes of the entries and of the positions of cosines or sines that differ along both."""
+    found = [axis for place, axis in enumerate(refined(table.indexed.axes)) if place != table.axis and axis]
+    return (found[0], found[1]) if len(found) == 2 and leaves(found[0]) == leaves(batch) else None
+
+
 class _Tables:
-    """The tables of one rotation."""
+    """The tables of one rotation on their way."""
 
     def __init__(self, builder: Builder, batch: Axis) -> None:
         self._builder, self._batch = builder, batch
@@ -100,27 +137,20 @@ class _Tables:
         self._packed: dict[ir.Value, ir.Value] = {}
         """Values of the source as they are at the positions 0, 1, 2 and so on, (positions, channels)."""
 
-    def of(self, rotary: Rotary) -> Rotary | None:
-        """The rotation by rows of tables, or None where they depend on anything but the position of their row."""
-        if rotary.positions is not None:
-            return None
+    def rows(self, rotary: Rotary) -> _Rows | None:
+        """The tables of a rotation, or None where it depends on anything but the position of its row."""
+        builder = self._builder
         cos, sin = (self._table(table) for table in (rotary.cos, rotary.sin))
         if cos is None or sin is None or self._positions is None:
             return None
-        builder, row = self._builder, self._row
-        in_turn = dataclasses.replace(rotary, cos=cos, sin=sin)
-        values = rotating.tables(builder, in_turn, (), row, None)[:2]
-        columns = (Factor(rotary.width // 2),)
-        new_cos, new_sin = (Table(IndexedValue(value, (row, columns)), 1) for value in values)
+        values = rotating.tables(builder, dataclasses.replace(rotary, cos=cos, sin=sin), (), self._row, None)[:2]
         taken = builder.node("Gather", [counted(builder), self._positions], dims=builder.facts.dims(self._positions), dtype=_INT)
-        batch, rows = (axis for place, axis in enumerate(refined(rotary.cos.indexed.axes)) if place != rotary.cos.axis and axis)
-        return dataclasses.replace(rotary, cos=new_cos, sin=new_sin, positions=IndexedValue(taken, (batch, rows)))
+        return _Rows(*values, taken)
 
     def _table(self, table: Table) -> Table | None:
         """A table with a row for each position."""
-        axes = refined(table.indexed.axes)
-        along = [axis for place, axis in enumerate(axes) if place != table.axis and axis]
-        if len(along) != 2 or leaves(along[0]) != leaves(self._batch):
+        axes, along = refined(table.indexed.axes), _along(table, self._batch)
+        if along is None:
             return None
         marks: Marks = tuple("" if place == table.axis or not axis else "bs"[axis is along[1]] for place, axis in enumerate(axes))
         tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]))

@@ -28,7 +28,7 @@ from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
 from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
-from onnx_attnfuse.fusion.shared_cache.counted import counted
+from onnx_attnfuse.fusion.shared_cache.counted import PositionTables, counted
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
@@ -246,7 +246,8 @@ class _Sharing:
         grow(builder, sites)
         order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
-        attended = [attend(site, buffered, self._context, order, edit, tables=self._has_tables) for site in sites]
+        tables = PositionTables(builder) if self._has_tables else None
+        attended = [attend(site, buffered, self._context, order, edit, tables=tables) for site in sites]
         settle_source(graph, builder, sites, mask, lengths)
         if target.merges_projections(self._context):
             for item in attended:

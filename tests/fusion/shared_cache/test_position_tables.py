@@ -198,3 +198,12 @@ def test_positions_that_the_model_counts_are_as_they_were() -> None:
 def test_a_length_that_says_nothing_is_refused(choices: dict[str, object], message: str) -> None:
     with pytest.raises(onnx_attnfuse.OptionError, match=message):
         _shared(decoder(), **choices)
+
+
+def test_all_layers_take_rows_of_the_same_two_tables() -> None:
+    result = _shared(onnx.load(_EXPORTS[0]))
+    made = [node.output[0] for node in result.model.graph.node if node.op_type in {"Cos", "Sin"}]
+    rotations = [node for node in result.model.graph.node if node.op_type == "RotaryEmbedding"]
+    assert len(made) == 2
+    assert len(rotations) == 4
+    assert len({tuple(node.input[1:]) for node in rotations}) == 1
