@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import terms
 from onnx_attnfuse.certify.claims import Piece, Proof, prove
-from onnx_attnfuse.certify.pairing import Pair
+from onnx_attnfuse.certify.pairing import Claim, Pair
 from onnx_attnfuse.certify.pieces import piece
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver
@@ -89,19 +90,32 @@ class _Given:
     """What it is called in either piece, None where that does not read it."""
 
 
+def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[onnx.ModelProto, Sequence[ir.Value]]]:
+    """Both pieces with what they are given. What one of them is given, the other does not compute: it would be another array."""
+    sides, given = ((pair.before, claim.before), (pair.after, claim.after)), set[str]()
+    while True:
+        made = [
+            piece(side, value, lambda item, side=side: found.ends(side, item) or side.identity_of(item) in given)
+            for side, value in sides
+        ]
+        wanted = {side.identity_of(item) for (side, _), (_, items) in zip(sides, made, strict=True) for item in items}
+        if wanted <= given:
+            return made
+        given |= wanted
+
+
 class _Runner:
     """Both pieces of one claim."""
 
     def __init__(self, pair: Pair, proof: Proof, level: int) -> None:
         claim = proof.claim
         found = Piece(pair, claim, level)
+        (before, first), (after, second) = _pieces(pair, claim, found)
+        self.sessions = [_session(before), _session_or_none(after)]
         self.inputs: list[_Given] = []
         names: dict[str, list[str | None]] = {}
         originals: dict[str, ir.Value] = {}
-        self.sessions: list[Any] = []
-        for place, (side, value) in enumerate(((pair.before, claim.before), (pair.after, claim.after))):
-            model, given = piece(side, value, lambda item, side=side: found.ends(side, item))
-            self.sessions.append(_session(model) if place == 0 else _session_or_none(model))
+        for place, (side, given) in enumerate(((pair.before, first), (pair.after, second))):
             for item in given:
                 identity = side.identity_of(item)
                 names.setdefault(identity, [None, None])[place] = item.name

@@ -219,3 +219,22 @@ def test_lengths_that_broadcasting_brings_together_are_the_same_wherever_the_sou
         for body in (source, "turned = Neg(table) begun = Slice(turned, zero, length, zero) n = Shape(begun)")
     )
     assert [proof.proved for proof in proofs(before, after)] == [proved]
+
+
+FLAT = """<ir_version: 8, opset_import: ["" : 18]>
+flat (float[b, s, 4] x) => (float[b, s, 4] z)
+<float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2}, float[4] bias = {1, 2, 3, 4}, float[1] two = {2}, int64[2] rows = {-1, 4}>
+{
+    near = Neg(x)
+    %s
+}"""
+_BY_GEMM = "flat = Reshape(near, rows) g = Gemm(flat, w, bias) shape = Shape(near) y = Reshape(g, shape) z = Mul(y, two)"
+
+
+@pytest.mark.parametrize(("result", "differs"), [("z = Add(y, y)", False), ("t = Add(y, y) z = Add(t, y)", True)])
+def test_what_one_piece_is_given_the_other_does_not_compute(result: str, differs: bool) -> None:
+    before = ir.from_onnx_text(FLAT % _BY_GEMM)
+    after = ir.from_onnx_text(FLAT % f"m = MatMul(near, w) y = Add(m, bias) {result}")
+    pair = Pair(before, after)
+    proof = next(proof for proof in proofs(before, after) if proof.claim.name == "z")
+    assert (refute(pair, same_claim(proof, pair)) is not None) == differs
