@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
 
 from onnx_attnfuse.certify.magnitudes import absorbed, rest_is_small
 from onnx_attnfuse.certify.terms import (
@@ -13,7 +12,6 @@ from onnx_attnfuse.certify.terms import (
     ZERO,
     Number,
     Polynomial,
-    Sort,
     Term,
     add,
     bind,
@@ -28,9 +26,7 @@ from onnx_attnfuse.certify.terms import (
     number,
     polynomial,
     size,
-    substitute,
     subtract,
-    to_real,
     truth,
 )
 from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
@@ -358,33 +354,6 @@ def larger(left: Term, right: Term) -> Term:
 def smaller(left: Term, right: Term) -> Term:
     """The smaller of two numbers."""
     return ite(at_most(left, right), left, right)
-
-
-def total(bound: Term, body: Term) -> Term:
-    """The sum over an index; factors that do not depend on it are in front, and choices that do not are around."""
-    if body.op in {"nan", "ninf"}:
-        return body
-    sort: Sort = body.sort
-    parts = polynomial(body)
-    for atom in sorted({atom for atoms in parts for atom in atoms if atom.op == "ite" and bound not in free(atom.args[0])}):
-        return ite(atom.args[0], *(total(bound, substitute(body, {atom: part})) for part in atom.args[1:]))
-    if not parts:
-        return body
-    if bound.args[0] is ONE:
-        return substitute(body, {bound: ZERO})
-    if len(parts) == 1:
-        ((atoms, factor),) = parts.items()
-        outside = tuple(atom for atom in atoms if bound not in free(atom))
-        inside = tuple(atom for atom in atoms if bound in free(atom))
-        front = from_polynomial({outside: factor}, sort)
-        if not inside:
-            return multiply(front, bound.args[0] if sort == "Int" else to_real(bound.args[0]))
-        return multiply(front, bind("sum", bound, from_polynomial({inside: 1}, sort), sort))
-    lead = parts[min(parts, key=lambda atoms: [atom.digest for atom in atoms])]
-    if sort == "Real" and lead != 1:
-        scaled = from_polynomial({atoms: Fraction(factor) / Fraction(lead) for atoms, factor in parts.items()}, sort)
-        return multiply(number(lead, sort), bind("sum", bound, scaled, sort))
-    return bind("sum", bound, body, sort)
 
 
 def every(bound: Term, body: Term) -> Term:

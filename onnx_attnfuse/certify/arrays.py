@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify import arithmetic, sums
 from onnx_attnfuse.certify.terms import (
     FALSE,
     NAN,
     NINF,
     ONE,
     TRUE,
+    WEIGHT,
     ZERO,
     Sort,
     Term,
@@ -35,8 +36,8 @@ from onnx_attnfuse.graph.constants import Array as NumPyArray
 Index = tuple[Term, ...]
 Read = Callable[[Index], Term]
 _MAX_LISTED = 64
-_MAX_FLOATS = 16
-"""A small constant is a choice of its elements by their index."""
+_MAX_FLOATS, _MAX_WEIGHTS = 16, 4
+"""A small constant is a choice of its elements by their index; one of ordinary numbers, which may be a bias, if it is smaller."""
 _MET: dict[tuple[Term, Term], None] = {}
 """Pairs of lengths that broadcasting took to be the same."""
 
@@ -144,7 +145,8 @@ def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
             return literal(array[tuple(item.data for item in place)], sort)
         if formula is not None:
             return formula(place)
-        if array.size <= (_MAX_FLOATS if sort == "Real" else _MAX_LISTED):
+        most = _MAX_LISTED if sort != "Real" else _MAX_WEIGHTS if name.startswith(WEIGHT) else _MAX_FLOATS
+        if array.size <= most:
             return _tabulated(array, place, sort)
         return element(name, sort, place)
 
@@ -324,7 +326,7 @@ def matmul(left: Array, right: Array) -> Array:
         bound = fresh(length)
         first = one.at(*aligned(place[:-2], one.shape[:-2]), place[-2], bound)
         second = other.at(*aligned(place[:-2], other.shape[:-2]), bound, place[-1])
-        return arithmetic.total(bound, multiply(first, second))
+        return sums.total(bound, multiply(first, second))
 
     rows = [] if left.rank == 1 else [one.shape[-2]]
     return Array([*front, *rows, *([] if right.rank == 1 else [other.shape[-1]])], left.dtype, read)

@@ -16,12 +16,12 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName
+from onnx_attnfuse.assumptions import ASSUMPTIONS, AssumptionName, named_in_order
 from onnx_attnfuse.certify import terms
 from onnx_attnfuse.certify.claims import Proof, prove
 from onnx_attnfuse.certify.pairing import Pair
@@ -35,10 +35,11 @@ _FIRST = "; attnfuse certificate "
 _MANIFEST = "; manifest "
 _BEGIN = "; obligation "
 _SEPARATOR = "(check-sat) ; expected: unsat\n"
-_TAKEN: Sequence[AssumptionName] = (
+_TAKEN: tuple[AssumptionName, ...] = (
     "large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range",
 )  # fmt: skip
 REAL_ARITHMETIC = "real-arithmetic: floats are real numbers, and constants that are roundings of one number are that number"
+WEIGHED = "weights: numbers made of weights alone are computed, and equal but for rounding"
 FINITE = "finite-inputs: no input and no activation is infinite or NaN, and no integer overflows"
 DIVIDED = "divided-sizes: a size that a node divides, to make another size of it, is at least 0, and not divided by 0"
 ModelFile = str | os.PathLike[str]
@@ -60,6 +61,8 @@ class Judged:
     """The values from which on both pieces were executed."""
     open: str = ""
     """The obligation that no solver decided, or why there is none."""
+    assumes: tuple[AssumptionName, ...] = ()
+    """What is taken for granted of it, besides what is of all."""
     seconds: float = 0.0
     """CPU time of the proof."""
 
@@ -93,11 +96,13 @@ class Certificate:
     @property
     def text(self) -> str:
         """The file."""
+        own: set[AssumptionName] = {name for claim in self.claims for name in claim.assumes}
+        taken: list[AssumptionName] = [name for name in ASSUMPTIONS if name in {*_TAKEN, *own}]
         manifest: dict[str, Any] = {
             "before": self.before,
             "after": self.after,
             "files": dict(self.files),
-            "assumptions": [*(f"{name}: {ASSUMPTIONS[name]}" for name in _TAKEN), REAL_ARITHMETIC, FINITE, DIVIDED],
+            "assumptions": [*(f"{name}: {ASSUMPTIONS[name]}" for name in taken), REAL_ARITHMETIC, WEIGHED, FINITE, DIVIDED],
             "sizes": dict(self.sizes),
             "problems": list(self.problems),
             "claims": [_record(claim) for claim in self.claims],
@@ -146,6 +151,7 @@ def _parsed(content: Mapping[str, Any], text: str) -> Certificate:
             tuple(map(int, claim["obligations"])),
             tuple(map(str, claim["boundary"])),
             str(claim["open"]),
+            named_in_order(*cast("list[AssumptionName]", claim["assumes"])),
         )
         for claim in cast("list[dict[str, Any]]", content["claims"])
     )
@@ -238,7 +244,8 @@ def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float) -> Judged:
     first, second = ("constant" if node is None else node.op_type for node in nodes)
     what = "" if proof.proved else proof.problem or ", ".join(dict.fromkeys(name for name, _ in proof.open))
     boundary = tuple(f"{name} = {value}" for name, value in proof.boundary.items())
-    return Judged(proof.claim.name, first, second, proof.proved, numbers, boundary, what, seconds)
+    assumed = proof.assumed if proof.proved else ()
+    return Judged(proof.claim.name, first, second, proof.proved, numbers, boundary, what, assumed, seconds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName, named_in_order
 from onnx_attnfuse.certify import arithmetic, digits
 from onnx_attnfuse.certify.arrays import Array, Unsupported, axes_of, met
 from onnx_attnfuse.certify.execution import Execution
@@ -16,10 +18,13 @@ from onnx_attnfuse.certify.scores import real_factors, snapped
 from onnx_attnfuse.certify.sizes import Sizes
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.softmaxes import gathered
-from onnx_attnfuse.certify.terms import MASKLIKE, ONE, TRUE, ZERO, Term
+from onnx_attnfuse.certify.terms import MASKLIKE, ONE, TRUE, WEIGHT, ZERO, Term
+from onnx_attnfuse.graph.constants import Array as NumPyArray
+from onnx_attnfuse.graph.constants import constant_tensor
 
 _TOLERANCES: Mapping[ir.DataType, float] = {ir.DataType.FLOAT: 2e-6, ir.DataType.FLOAT16: 4e-3, ir.DataType.BFLOAT16: 3e-2}
 """How far apart, of their size, constants may be that are roundings of one number."""
+_HALF = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 LEVELS = (0, 1, 2, 3)
 """How far up pieces go: to the first value that both have; past masks and views; past all that is arithmetic; past products of
 activations, which one of the models may have for their shape alone."""
@@ -38,6 +43,8 @@ class Proof:
     """The values at which the pieces end, by their names in obligations."""
     problem: str = ""
     """Why nothing could be asked."""
+    assumed: tuple[AssumptionName, ...] = ()
+    """What is taken for granted of this claim alone."""
 
 
 class Piece:
@@ -78,6 +85,11 @@ class Piece:
         self.met = tuple(fact for fact in dict.fromkeys(met()) if fact is not TRUE)
         return before, self.after.array(self._claim.after, beyond=True)
 
+    def weight(self, name: str) -> NumPyArray | None:
+        """The numbers of a weight by its name in terms."""
+        tensor = self.before.weights.get(name) or self.after.weights.get(name)
+        return None if tensor is None else np.asarray(tensor.numpy(), np.float64)
+
     def given(self, side: Side, value: ir.Value) -> Array:
         """A value at which execution ends, as both pieces see it."""
         return (self.before if side is self._pair.before else self.after).array(value)
@@ -86,7 +98,7 @@ class Piece:
         def name(value: ir.Value) -> str:
             identity = side.own[value] if value is self._claim.after else side.identity_of(value)
             if identity not in self._names:
-                self._names[identity] = f"{'v' if side.is_ordinary(value) else MASKLIKE}{len(self._names)}"
+                self._names[identity] = f"{_letter(side, value)}{len(self._names)}"
                 original = self._pair.by_identity.get(identity)
                 if original is not None:
                     self._leaf(self._names[identity], original)
@@ -135,6 +147,14 @@ class Piece:
         return found
 
 
+def _letter(side: Side, value: ir.Value) -> str:
+    """What the name of an array begins with."""
+    tensor = constant_tensor(value)
+    if not side.is_ordinary(value):
+        return MASKLIKE
+    return WEIGHT if tensor is not None and tensor.dtype.is_floating_point() else "v"
+
+
 def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
     """The proof of a claim at the first level at which there is one, else what is open at the last."""
     kind = tuple(None if (node := value.producer()) is None else node.op_type for value in (claim.before, claim.after))
@@ -162,14 +182,17 @@ def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
             piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
             arithmetic.noted()
             before, after = piece.results()
-        prover.met = piece.met
+        prover.met, prover.weight = piece.met, piece.weight
+        prover.tolerance, prover.is_half = _TOLERANCES.get(before.dtype, 0.0), before.dtype in _HALF
         proved, problem = _compared(prover, pair, (before, after), places), ""
     except (Unsupported, RecursionError) as error:
         proved, problem = False, str(error) or "the piece is too deep"
     prover.shown = list(prover.shown)
     for lemma in arithmetic.noted():
         proved = proved and prover.valid(lemma, (), "simplification")
-    return Proof(claim, proved, level, tuple(prover.shown), () if proved else tuple(prover.open), piece.boundary, problem)
+    left = () if proved else tuple(prover.open)
+    assumed = named_in_order(*prover.assumed)
+    return Proof(claim, proved, level, tuple(prover.shown), left, piece.boundary, problem, assumed)
 
 
 def _places(before: Array, after: Array) -> tuple[Term, ...]:
@@ -197,10 +220,13 @@ def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: t
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
     other = snapped(other, real_factors(one), _TOLERANCES.get(before.dtype, 0.0))
     key = (prover.judge, lengths, one, other, prover.met)
-    if key not in pair.compared:
-        pair.compared[key] = (_equal(prover, lengths, one, other), prover.shown, prover.open, arithmetic.taken())
-    proved, prover.shown, prover.open, rests = pair.compared[key]
-    arithmetic.taken(rests)
+    if key in pair.compared:
+        proved, prover.shown, prover.open, prover.assumed, rests = pair.compared[key]
+        arithmetic.taken(rests)
+        return proved
+    proved = _equal(prover, lengths, one, other)
+    if not prover.has_weighed:  # in another layer weights of these names are others
+        pair.compared[key] = (proved, prover.shown, prover.open, prover.assumed, arithmetic.taken())
     return proved
 
 

@@ -74,6 +74,8 @@ class Execution:
         """Of a branch, the test that chooses it, and whether it is the one for true."""
         self.read: dict[str, ir.Value] = {}
         """The values at which execution ended, by their names."""
+        self.weights: dict[str, ir.TensorProtocol] = {}
+        """Constants, by their names."""
 
     def array(self, wanted: ir.Value, *, beyond: bool = False) -> Array:
         """The value as an array.
@@ -168,6 +170,8 @@ class Execution:
     def _end(self, value: ir.Value) -> Array:
         name = self._names(value)
         tensor = constant_tensor(value)
+        if tensor is not None:
+            self.weights[name] = tensor
         if tensor is not None and tensor.nbytes <= _MAX_READ_BYTES:
             return arrays.constant(tensor.numpy(), name, tensor.dtype)
         self.read.setdefault(name, value)

@@ -58,14 +58,14 @@ def rest_is_small(term: Term) -> bool:
     return bool(term.memo["rest is small"])
 
 
-def absorbed(term: Term) -> Term:
-    """A number to which one was added that leaves nothing of it, as that one."""
+def absorbed(term: Term, largest: float = ABSORBS) -> Term:
+    """A number to which one of `largest` or less was added, which leaves nothing of it, as that one."""
     if term.op == "ite":
-        return ite(term.args[0], absorbed(term.args[1]), absorbed(term.args[2]))
+        return ite(term.args[0], absorbed(term.args[1], largest), absorbed(term.args[2], largest))
     if term.op != "poly":
         return term
     lowest = polynomial(term).get((), 0)
-    return number(lowest, "Real") if lowest <= ABSORBS and rest_is_small(term) else term
+    return number(lowest, "Real") if lowest <= largest and rest_is_small(term) else term
 
 
 def settled(term: Term, dtype: ir.DataType) -> Term:

@@ -224,8 +224,8 @@ class Pair:
         """Lengths of scores that are quotients of sizes."""
         self.levels: dict[object, int] = {}
         """How far up the last claim between two operators had to go."""
-        self.compared: dict[object, tuple[bool, list[Any], list[Any], tuple[Any, ...]]] = {}
-        """What was compared, with what came of it, what was shown, what is open, and what simplifications rest on."""
+        self.compared: dict[object, tuple[bool, list[Any], list[Any], set[Any], tuple[Any, ...]]] = {}
+        """What was compared, with what came of it, what was shown, is open, and assumed, and what simplifications rest on."""
         self.by_identity: dict[str, ir.Value] = {}
         for value, identity in self.before.identity.items():
             self.by_identity.setdefault(identity, value)

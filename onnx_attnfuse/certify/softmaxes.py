@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
-from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify import arithmetic, sums
 from onnx_attnfuse.certify.magnitudes import are_small, is_below_all, is_small, rest_is_small
 from onnx_attnfuse.certify.terms import (
     FALSE,
@@ -23,6 +24,7 @@ from onnx_attnfuse.certify.terms import (
     is_constants,
     ite,
     make,
+    multiply,
     negate,
     number,
     polynomial,
@@ -94,14 +96,32 @@ def _row_choice(bound: Term, body: Term) -> tuple[Term, Term, Term] | None:
 
 def without_row(bound: Term, body: Term) -> Term:
     """A score without what is added to all scores of its row, but for numbers that mask: in floats these leave nothing of it."""
-    if body.sort != "Real" or body.op != "poly":
+    if body.sort != "Real" or body.op not in {"poly", "sum"}:
         return body
-    kept = {
-        atoms: factor
-        for atoms, factor in polynomial(body).items()
-        if not are_small(atoms, factor) or any(bound in free(atom) for atom in atoms)
-    }
-    return from_polynomial(kept, "Real")
+    parts = [(_of_key(bound, atoms), factor) for atoms, factor in polynomial(body).items()]
+    kept = [(atoms, factor) for atoms, factor in parts if not are_small(atoms, factor) or any(map(_reads(bound), atoms))]
+    return add(number(0, "Real"), *(functools.reduce(multiply, atoms, number(factor, "Real")) for atoms, factor in kept))
+
+
+def _reads(bound: Term) -> Callable[[Term], bool]:
+    return lambda atom: bound in free(atom)
+
+
+def _of_key(bound: Term, atoms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """A product in which a sum is all that a key is read for, with no more of the sum than what is read for it.
+
+    In `sum (q · (k + b))` that is `sum (q · k)`: a bias of the keys adds one number to all scores of a row.
+    """
+    of_key = [atom for atom in atoms if bound in free(atom)]
+    if len(of_key) != 1 or of_key[0].op != "sum":
+        return atoms
+    inner, body = of_key[0].args
+    parts = polynomial(body)
+    kept = {item: factor for item, factor in parts.items() if any(map(_reads(bound), item))}
+    rest = from_polynomial({item: factor for item, factor in parts.items() if item not in kept}, "Real")
+    if not kept or len(kept) == len(parts) or not is_small(sums.total(inner, rest)):
+        return atoms
+    return tuple(sums.total(inner, from_polynomial(kept, "Real")) if atom is of_key[0] else atom for atom in atoms)
 
 
 def gathered(term: Term, *, is_finite: bool = False) -> Term:
@@ -183,7 +203,7 @@ def _split(atom: Term) -> Term:
     kinds = [frozenset(item for item in atoms if item.op == "softmax") for atoms in polynomial(body)]
     if len(set(kinds)) < len(kinds) or len(kinds) < 2 or not all(kinds):
         return atom
-    return add(*(arithmetic.total(bound, from_polynomial({atoms: times}, "Real")) for atoms, times in polynomial(body).items()))
+    return add(*(sums.total(bound, from_polynomial({atoms: times}, "Real")) for atoms, times in polynomial(body).items()))
 
 
 def _is_shifted(term: Term) -> bool:

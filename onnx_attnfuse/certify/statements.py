@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify import arithmetic, sums
 from onnx_attnfuse.certify.softmaxes import largest
 from onnx_attnfuse.certify.terms import (
     BINDERS,
@@ -114,5 +114,5 @@ def _bound_again(item: Term, key: Term, body: Term) -> Term:
     if item.op == "all":
         return arithmetic.every(key, body)
     if item.op == "sum":
-        return arithmetic.total(key, body)
+        return sums.total(key, body)
     return bind(item.op, key, body, item.sort, *item.args[2:], data=item.data)

@@ -24,6 +24,8 @@ BINDERS = frozenset(["sum", "all", "softmax", "max"])
 
 MASKLIKE = "m"
 """What the names of arrays begin with that may hold numbers that mask, or minus infinity."""
+WEIGHT = "w"
+"""What the names of arrays begin with that are constants, and hold no such number."""
 
 
 def number(value: float | Number, sort: Sort = "Int") -> Term:
@@ -328,6 +330,10 @@ def _under_binder(item: Term, walk: Callable[[Term], Term], done: dict[Term, Ter
         from onnx_attnfuse.certify.softmaxes import largest
 
         return largest(turned, result)
+    if item.op == "sum" and item.sort == "Real":  # what is known of indices now may leave less inside
+        from onnx_attnfuse.certify.sums import total
+
+        return total(turned, result)
     return bind(item.op, turned, result, item.sort, *map(walk, others), data=item.data)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify import terms
 from onnx_attnfuse.certify.claims import Piece, Proof, prove
-from onnx_attnfuse.certify.pairing import Claim, Pair
+from onnx_attnfuse.certify.pairing import Claim, Pair, Side
 from onnx_attnfuse.certify.pieces import piece
 from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.solvers import Solver
@@ -93,11 +93,12 @@ class _Given:
 def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[onnx.ModelProto, Sequence[ir.Value]]]:
     """Both pieces with what they are given. What one of them is given, the other does not compute: it would be another array."""
     sides, given = ((pair.before, claim.before), (pair.after, claim.after)), set[str]()
+
+    def ends(side: Side) -> Callable[[ir.Value], bool]:
+        return lambda item: found.ends(side, item) or side.identity_of(item) in given
+
     while True:
-        made = [
-            piece(side, value, lambda item, side=side: found.ends(side, item) or side.identity_of(item) in given)
-            for side, value in sides
-        ]
+        made = [piece(side, value, ends(side)) for side, value in sides]
         wanted = {side.identity_of(item) for (side, _), (_, items) in zip(sides, made, strict=True) for item in items}
         if wanted <= given:
             return made

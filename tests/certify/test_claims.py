@@ -223,7 +223,8 @@ def test_lengths_that_broadcasting_brings_together_are_the_same_wherever_the_sou
 
 FLAT = """<ir_version: 8, opset_import: ["" : 18]>
 flat (float[b, s, 4] x) => (float[b, s, 4] z)
-<float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2}, float[4] bias = {1, 2, 3, 4}, float[1] two = {2}, int64[2] rows = {-1, 4}>
+<float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2}, float[4] bias = {1, 2, 3, 4}, float[1] two = {2},
+ int64[2] rows = {-1, 4}>
 {
     near = Neg(x)
     %s

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify import arithmetic, sums
 from onnx_attnfuse.certify.scores import is_masked
 from onnx_attnfuse.certify.softmaxes import gathered, is_minus_infinity, without_row
 from onnx_attnfuse.certify.terms import (
@@ -77,15 +77,15 @@ def test_an_index_below_another_length_is_not_taken_for_below_its_own() -> None:
 
 def test_two_sums_that_differ_in_the_name_of_their_index_are_one() -> None:
     one, other = index("a", N), index("b", N)
-    first = arithmetic.total(one, element("v0", "Real", (one, ROW)))
-    second = arithmetic.total(other, element("v0", "Real", (other, ROW)))
+    first = sums.total(one, element("v0", "Real", (one, ROW)))
+    second = sums.total(other, element("v0", "Real", (other, ROW)))
     assert first is second
-    assert first is not arithmetic.total(other, element("v0", "Real", (ROW, other)))
+    assert first is not sums.total(other, element("v0", "Real", (ROW, other)))
 
 
 def test_what_is_substituted_is_not_captured_by_an_inner_index() -> None:
     bound = index("a", N)
-    summed = arithmetic.total(bound, element("v0", "Real", (bound, ROW)))
+    summed = sums.total(bound, element("v0", "Real", (bound, ROW)))
     outer = summed.args[0]
     moved = substitute(summed, {ROW: outer})
     assert moved.args[1].args[0] is not moved.args[1].args[1]
@@ -118,11 +118,11 @@ def test_exponentials_over_another_sum_are_no_softmax() -> None:
     bound = index("k", N)
     powers = function("exp", element("v0", "Real", (ROW, bound)))
     others = function("exp", element("v1", "Real", (ROW, bound)))
-    values = arithmetic.total(bound, multiply(powers, element("v2", "Real", (bound,))))
-    over = function("inverse", arithmetic.total(bound, powers))
+    values = sums.total(bound, multiply(powers, element("v2", "Real", (bound,))))
+    over = function("inverse", sums.total(bound, powers))
     assert any(item.op == "softmax" for item in _parts(gathered(multiply(values, over), is_finite=True)))
     assert gathered(multiply(values, over)) is multiply(values, over)  # exponentials without a maximum may overflow
-    wrong = multiply(values, function("inverse", arithmetic.total(bound, others)))
+    wrong = multiply(values, function("inverse", sums.total(bound, others)))
     assert gathered(wrong, is_finite=True) is wrong
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.certify import arithmetic, arrays
+from onnx_attnfuse.certify import arithmetic, arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.magnitudes import LOWEST, absorbed, is_small
 from onnx_attnfuse.certify.softmaxes import function, weight
@@ -57,7 +57,7 @@ def products(queries: Array, keys: Array, scale: float | None) -> Score:
 
     def score(b: Term, n: Term, i: Term, j: Term) -> Term:
         bound = fresh(width)
-        return multiply(factor, arithmetic.total(bound, multiply(queries.at(b, n, i, bound), keys.at(b, n, j, bound))))
+        return multiply(factor, sums.total(bound, multiply(queries.at(b, n, i, bound), keys.at(b, n, j, bound))))
 
     return score
 
@@ -78,7 +78,7 @@ def attended(score: Score, values: Array, rows: Term, empty: Term = NAN, sink: C
         bound = fresh(values.shape[2])
         extra = None if sink is None else sink(n)
         share = weight(lambda j: score(b, n, i, j), values.shape[2], bound, empty, extra)
-        return arithmetic.total(bound, multiply(share, values.at(b, n, bound, channel)))
+        return sums.total(bound, multiply(share, values.at(b, n, bound, channel)))
 
     return Array(shape, values.dtype, read)
 

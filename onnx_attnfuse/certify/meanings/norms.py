@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from onnx_attnfuse.certify import arithmetic, arrays
+from onnx_attnfuse.certify import arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
 from onnx_attnfuse.certify.softmaxes import function
@@ -21,7 +21,7 @@ def _mean(data: Array, place: Index, *, squared: bool = False, middle: Term | No
     bound = fresh(data.shape[-1])
     item = data.at(*place[:-1], bound)
     item = item if middle is None else subtract(item, middle)
-    summed = arithmetic.total(bound, multiply(item, item) if squared else item)
+    summed = sums.total(bound, multiply(item, item) if squared else item)
     return multiply(summed, function("inverse", to_real(data.shape[-1])))
 
 

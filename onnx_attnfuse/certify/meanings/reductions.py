@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from onnx_attnfuse.certify import arithmetic, arrays
+from onnx_attnfuse.certify import arithmetic, arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
 from onnx_attnfuse.certify.softmaxes import function, largest, weight
@@ -50,7 +50,7 @@ def _einsum(call: Call) -> Sequence[Array]:
         for side, array in zip(sides, inputs, strict=True):
             item = multiply(item, array.at(*arrays.aligned(tuple(places[letter] for letter in side), array.shape)))
         for letter in summed:
-            item = arithmetic.total(places[letter], item)
+            item = sums.total(places[letter], item)
         return item
 
     return [Array([lengths[letter] for letter in result], inputs[0].dtype, read)]
@@ -80,7 +80,7 @@ def _reduced(reduce: Callable[[Term, Term], Term]) -> Meaning:
 
 
 def _mean(call: Call) -> Sequence[Array]:
-    (summed,) = _reduced(arithmetic.total)(call)
+    (summed,) = _reduced(sums.total)(call)
     data, axes = call.array(0), call.axes(1)
     gone = {axis_of(axis, data.rank) for axis in axes or range(data.rank)}
     count = function("inverse", to_real(product(length for axis, length in enumerate(data.shape) if axis in gone)))
@@ -117,13 +117,13 @@ def _running_sum(call: Call) -> Sequence[Array]:
     def read(place: Index) -> Term:
         bound = fresh(data.shape[axis])
         item = data.at(*place[:axis], bound, *place[axis + 1 :])
-        return arithmetic.total(bound, ite(ask(bound, place[axis]), item, number(0, data.sort)))
+        return sums.total(bound, ite(ask(bound, place[axis]), item, number(0, data.sort)))
 
     return [Array(data.shape, data.dtype, read)]
 
 
 MEANINGS: Mapping[str, Meaning] = {
     "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "CumSum": _running_sum,
-    "ReduceSum": _reduced(arithmetic.total), "ReduceMean": _mean,
+    "ReduceSum": _reduced(sums.total), "ReduceMean": _mean,
     "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
 }  # fmt: skip
