@@ -48,6 +48,14 @@ def test_rules_are_read_and_handed_over_as_rules_where_that_is_wanted(rule, name
         assert (site.kernel == "flex") == (flex is True)
 
 
+@pytest.mark.parametrize(("names", "kind"), [((), "causal"), (("positions",), "causal + segments")])
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf])
+def test_positions_that_are_counted_go_on_and_those_that_are_given_may_not(names, kind, fill) -> None:
+    """As transformers looks for packed sequences wherever no padding is given."""
+    (site,) = check(Masked(masked.begun_anew, fill), given(*names)).sites
+    assert (site.mask, site.handed == "causal by attribute") == (kind, kind == "causal")
+
+
 @pytest.mark.parametrize(("rule", "names"), [(masked.almost_a_window, ()), (masked.almost_documents, ("documents",))])
 def test_masks_that_are_almost_a_rule_are_handed_over_as_they_are(rule, names) -> None:
     (site,) = check(Masked(rule), given(*names), flex=True).sites
