@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from onnx_attnfuse.attention.axes.factors import Axes, length
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.expression import TRUE
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled
 from onnx_attnfuse.graph.facts import Facts
@@ -182,7 +183,7 @@ class Rewriter:
         """The numbers that the steps of a mask leave of scores of 0.
 
         Raises:
-            Refused: A step is no sum and no replacement.
+            Refused: A step is no sum, no replacement and no factor that makes numbers smaller, which may not become infinite.
         """
         total: fx.Node | None = None
         for step in mask:
@@ -190,6 +191,8 @@ class Rewriter:
                 total = self._emit(calls.added, total, self._laid(step.indexed, spec), step.negative, dtype)
             elif isinstance(step, Replaced):
                 total = self._emit(calls.replaced, total, self._seen(step, spec), step.fill, dtype)
+            elif isinstance(step, Scaled) and not isinstance(step.factor, IndexedValue) and _shrinks(step.factor, step.divide):
+                total = None if total is None else self._emit(calls.scaled, total, step.factor, step.divide)
             else:
                 assert isinstance(step, (Scaled, Floored))
                 raise Refused("scaled-mask", "masked scores are multiplied or held above a number")
@@ -263,6 +266,10 @@ class Rewriter:
         fake = self._traced.fakes.get(target)
         others = [node for node, other in self._traced.fakes.items() if node not in {item, target} and _shares(other, fake)]
         return fake is not None and not any(node.users or node.op == "placeholder" for node in others)
+
+
+def _shrinks(factor: float, divide: bool) -> bool:
+    return factor >= 1 if divide else 0 < factor <= 1
 
 
 def _shares(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

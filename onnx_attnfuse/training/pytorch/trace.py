@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onnx_attnfuse.training.pytorch import operators
 from onnx_attnfuse.training.pytorch.emitter import DTYPES, Emitter, without_modes
 from onnx_attnfuse.training.pytorch.gradients import Gradients
+from onnx_attnfuse.training.pytorch.numbers import Numbers
 
 Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
 """By the id of a fake tensor what the tensor holds, for buffers of the module."""
@@ -66,6 +67,8 @@ class Traced:
     """Values of buffers, with the ids of their fake tensors."""
     reached: set[ir.Value]
     """Values that are not computed here and may have a gradient."""
+    bounds: dict[ir.Value, tuple[float, float]]
+    """Intervals of values that are computed from nothing that is given."""
     modes: dict[fx.Node, Hashable]
     """The mode in which each node runs: whether gradients are recorded, and autocast."""
 
@@ -97,6 +100,7 @@ def trace(
         interpreter.nested,
         recorder.constants,
         recorder.reached,
+        recorder.bounds,
         interpreter.modes,
     )
 
@@ -130,6 +134,8 @@ class Recorder(TorchDispatchMode):
         self.nodes: dict[ir.Value, fx.Node] = {}
         self.constants: dict[ir.Value, int] = {}
         self.reached: set[ir.Value] = set()
+        self.bounds: dict[ir.Value, tuple[float, float]] = {}
+        self._numbers = Numbers()
         self._given = constants
         self._values: dict[int, ir.Value] = {}
         self._alive: list[torch.Tensor] = []
@@ -168,6 +174,9 @@ class Recorder(TorchDispatchMode):
         for tensor in written:
             self._forget(tensor)
         self.gradients.follow(name, read, [item for item in results if not _among(item, written)])
+        bounds = self._numbers.follow(func, args, kwargs, found)
+        if bounds is not None:
+            self.bounds[values[0]] = bounds
         for tensor, value in zip(results, values, strict=True):
             self.bind(tensor, self._apart(tensor, value) if _among(tensor, alien) else value)
 
@@ -222,6 +231,7 @@ class Recorder(TorchDispatchMode):
         for other in self._sharing.pop(storage_of(tensor), set()):
             if other != id(tensor) and self.gradients.reach(tensor):
                 self.gradients.forget(other)
+            self._numbers.forget(other)
             self.nodes.pop(self._values.pop(other), None)  # type: ignore[arg-type]
             self._given = {key: read for key, read in self._given.items() if key != other}
 

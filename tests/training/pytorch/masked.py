@@ -97,6 +97,12 @@ def alibi(scores, i, j, module, given):
     return scores + module.slopes[:, None, None] * (j - i)
 
 
+def computed_alibi(scores, i, j, module, given):
+    """Slopes as BLOOM and MPT compute them, times what a caller gives."""
+    slopes = torch.pow(torch.full((), 0.25, dtype=scores.dtype), torch.arange(1, HEADS + 1, dtype=torch.int32))
+    return scores + (slopes * given.get("factor", 1.0))[:, None, None] * (j - i)
+
+
 def capped(scores, i, j, module, given):
     return torch.tanh(scores / 5) * 5
 
