@@ -194,6 +194,7 @@ def _listen(codes: list[str]) -> None:
 
 def _sorting(way: str) -> Callable[[Tensor, int], Any] | None:
     """Another way to sort blocks; None: the library's."""
+    from onnx_attnfuse.training.pytorch.blocks import sorted_columns
 
     def kinds(seen: Tensor, whole: int) -> tuple[Tensor, Tensor]:
         full = seen == whole
@@ -202,12 +203,12 @@ def _sorting(way: str) -> Callable[[Tensor, int], Any] | None:
     def four(seen: Tensor, whole: int) -> list[Tensor]:
         partial, full = kinds(seen, whole)
         turned = (item.transpose(2, 3) for item in (partial, full))
-        return [item for blocks in (partial, full, *turned) for item in by_sums(blocks)]
+        return [item for blocks in (partial, full, *turned) for item in sorted_columns(blocks)]
 
     def stacked(seen: Tensor, whole: int) -> list[Tensor]:
         both, found = torch.stack(kinds(seen, whole)), list[Tensor]()
         for blocks in (both, both.transpose(3, 4)):
-            counts, order = by_sums(blocks)
+            counts, order = sorted_columns(blocks)
             found += [counts.unbind(0)[0], order.unbind(0)[0], counts.unbind(0)[1], order.unbind(0)[1]]
         return found
 
@@ -220,16 +221,6 @@ def _sorting(way: str) -> Callable[[Tensor, int], Any] | None:
         return [item for blocks in (partial, full, *turned) for item in module._dense_to_ordered(blocks)]
 
     return {"four sorts": four, "one stack": stacked, "sorted by torch": by_torch}.get(way)
-
-
-def by_sums(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts and order by two running sums."""
-    ones = blocks.to(torch.int32)
-    count = ones.sum(-1)
-    there, missing = ones.cumsum(-1) - 1, count.unsqueeze(-1) + (1 - ones).cumsum(-1) - 1
-    columns = torch.arange(blocks.shape[-1], dtype=torch.int32, device=blocks.device).expand(blocks.shape)
-    order = torch.zeros(blocks.shape, dtype=torch.int32, device=blocks.device)
-    return count.to(torch.int32), order.scatter(-1, torch.where(blocks, there, missing).long(), columns)
 
 
 def words(row: Row) -> str:

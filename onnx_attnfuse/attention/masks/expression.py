@@ -248,7 +248,20 @@ def choice(condition: Expression, chosen: Expression, other: Expression) -> Expr
     """`chosen` or `other`, decided where the condition is."""
     if isinstance(condition, Truth):
         return chosen if condition.value else other
-    return chosen if chosen == other else Choice(condition, chosen, other)
+    return other if chosen == other or _agree(condition, chosen, other) else Choice(condition, chosen, other)
+
+
+def _agree(condition: Expression, chosen: Expression, other: Expression) -> bool:
+    """Whether two forms are equal where a condition holds: it says that a form is 0, and they differ by a multiple of that."""
+    if not isinstance(condition, Compare) or not isinstance(chosen, Linear) or not isinstance(other, Linear):
+        return False
+    form, gap = condition.form, combine(chosen, other, -1)
+    low, _ = bounds(form)
+    if not form.terms or not (condition.equal or (low is not None and _at_least(low, 0))):
+        return False
+    ((atom, coefficient), *_), terms = form.terms, dict(gap.terms)
+    times = sizes.exact_quotient(terms.get(atom, 0), coefficient)
+    return times is not None and combine(gap, scaled(form, times), -1) == constant(0)
 
 
 def truth(part: Expression) -> Expression:

@@ -29,6 +29,7 @@ from onnx_attnfuse.attention.masks.expression import (
     scaled,
 )
 from onnx_attnfuse.attention.masks.reshape_index import At, regrouped
+from onnx_attnfuse.attention.masks.running_sums import running_sum
 from onnx_attnfuse.attention.masks.slice_index import cut_from
 from onnx_attnfuse.graph.constants import attribute, constant_array, given, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
@@ -377,6 +378,7 @@ _RULES: dict[str, _Rule] = {
     "CastLike": _cast,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
+    "CumSum": running_sum,
     "Expand": _expand,
     "Flatten": _reshape,
     "Gather": _gather,

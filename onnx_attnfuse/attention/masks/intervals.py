@@ -39,9 +39,15 @@ _OUTCOMES: Mapping[str, Callable[[float, float], float]] = {
 class Bounds:
     """Intervals of mask values, remembered."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, known: Mapping[ir.Value, Interval] | None = None) -> None:
+        """Begins.
+
+        Args:
+            facts: What is known of the graph.
+            known: Intervals of values that are known from elsewhere.
+        """
         self._facts = facts
-        self._known: dict[ir.Value, Interval] = {}
+        self._known: dict[ir.Value, Interval] = dict(known or {})
 
     @property
     def masked_from(self) -> float:

@@ -28,10 +28,10 @@ def sort_blocks(seen: Tensor, whole: int) -> list[Tensor]:
     full = seen == whole
     partial = (seen > 0) & ~full
     turned = (blocks.transpose(2, 3) for blocks in (partial, full))
-    return [with_strides_of_its_shape(found) for blocks in (partial, full, *turned) for found in _sorted(blocks)]
+    return [with_strides_of_its_shape(found) for blocks in (partial, full, *turned) for found in sorted_columns(blocks)]
 
 
-def _sorted(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def sorted_columns(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of each row there are, and their columns in order, those that are not there last.
 
     No sort operator does that, which takes minutes to compile for some hundred blocks.

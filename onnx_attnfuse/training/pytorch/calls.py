@@ -71,6 +71,11 @@ def replaced(total: Tensor | None, kept: Tensor, fill: float, dtype: torch.dtype
     return torch.where(kept, zero, fill)
 
 
+def scaled(total: Tensor, factor: float, divide: bool) -> Tensor:
+    """The numbers of a mask, multiplied or divided."""
+    return total / factor if divide else total * factor
+
+
 def attend(
     query: Tensor,
     key: Tensor,

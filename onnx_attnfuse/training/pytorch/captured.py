@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pytorch.gradients import Gradients
 from onnx_attnfuse.training.pytorch.opened import open_calls
 from onnx_attnfuse.training.pytorch.plan import Plan, Planner, Wishes
 from onnx_attnfuse.training.pytorch.rewrite import Rewriter
@@ -35,7 +36,14 @@ class Rewritten:
 
 
 def rewrite_graph(
-    module: fx.GraphModule, inputs: list[Any], mode: FakeTensorMode, constants: Constants, wishes: Wishes, *, compiled: bool
+    module: fx.GraphModule,
+    inputs: list[Any],
+    mode: FakeTensorMode,
+    constants: Constants,
+    wishes: Wishes,
+    *,
+    compiled: bool,
+    gradients: Gradients | None = None,
 ) -> Rewritten:
     """Replaces every attention of a captured graph that a call computes exactly, in place.
 
@@ -46,17 +54,18 @@ def rewrite_graph(
         constants: What buffers among the inputs hold.
         wishes: What a caller wants of the calls.
         compiled: The graph is compiled as a whole afterwards.
+        gradients: Which of the inputs gradients reach; None: those that ask for one.
     """
     open_calls(module, mode)
-    traced = trace(module, inputs, mode, constants)
+    traced = trace(module, inputs, mode, constants, gradients)
     reader = SiteReader(traced)
     run = _Run(traced, reader, wishes, Rewriter(traced, reader.facts, compiled=compiled))
     sites = [run.site(reading) for reading in list(reader.read())]
     relied = set(run.relied)
     module.graph.lint()
     module.recompile()
-    for inner, fakes in traced.nested:
-        found = rewrite_graph(inner, fakes, mode, constants, wishes, compiled=compiled)
+    for inner in traced.nested:
+        found = rewrite_graph(inner.module, inner.inputs, mode, constants, wishes, compiled=compiled, gradients=inner.gradients)
         sites += found.sites
         relied |= found.relied
     return Rewritten(tuple(sites), frozenset(relied))
@@ -124,9 +133,7 @@ class _Run:
 
     def _is_trained(self, spec: AttentionSpec) -> bool:
         """Whether a gradient is asked for something that is added to the scores."""
-        nodes = (self._traced.nodes.get(value) for value in _above(mask_values(spec.mask), _may_have_a_gradient))
-        fakes = (self._traced.fakes.get(node) for node in nodes if node is not None)
-        return any(fake.requires_grad for fake in fakes if fake is not None)
+        return not self._traced.reached.isdisjoint(_above(mask_values(spec.mask), _may_have_a_gradient))
 
     def _buffers(self, spec: AttentionSpec) -> Iterator[int]:
         """The buffers that decide what was read between the operands."""
@@ -145,8 +152,10 @@ def _kept(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
 
 
 def _may_have_a_gradient(value: ir.Value) -> bool:
-    """Whether a gradient may pass through a value; none passes through a length, or a comparison."""
-    return value.dtype is None or value.dtype.is_floating_point()
+    """Whether a gradient may pass through a value; none passes through a length, a comparison, or what is detached."""
+    node = value.producer()
+    ends = node is not None and node.op_type == "apart"
+    return not ends and (value.dtype is None or value.dtype.is_floating_point())
 
 
 def _above(values: Iterable[ir.Value], follow: Callable[[ir.Value], bool] = lambda _: True) -> set[ir.Value]:

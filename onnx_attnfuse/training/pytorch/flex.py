@@ -8,7 +8,9 @@ all weights, which is for tests alone.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +65,7 @@ _MOST_KEPT = 64
 
 
 def _made(program: Program, tensors: tuple[Tensor, ...], query: Tensor, key: Tensor) -> tuple[Any, ...]:
-    return (_compiled(_blocks) if query.is_cuda else _blocks)(program, tensors, query, key)
+    return (_compiled(_blocks, program) if query.is_cuda else _blocks)(program, tensors, query, key)
 
 
 def _blocks(program: Program, tensors: Sequence[Tensor], query: Tensor, key: Tensor) -> tuple[Any, ...]:
@@ -124,7 +126,7 @@ def attend(
             have one `added`.
         traced: This is part of a graph that is compiled.
     """
-    call = _attend if traced or not query.is_cuda else _compiled(_attend)
+    call = _attend if traced or not query.is_cuda else _compiled(_attend, program, bias, scale, softcap, rows)
     return call(query, key, value, blocks, program, tuple(tensors), bias, tuple(added), scale, softcap, rows)
 
 
@@ -191,7 +193,15 @@ def _lengths(query: Tensor, key: Tensor) -> dict[str, int]:
     return {"b": query.shape[0], "n": query.shape[1], "i": query.shape[2], "j": key.shape[2]}
 
 
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function compiled by itself, for its own sizes."""
-    return torch.compile(function, fullgraph=True)
+@functools.lru_cache(maxsize=256)
+def _compiled(function: Callable[..., Any], *rule: Any) -> Callable[..., Any]:
+    """A function compiled by itself, for its own sizes, for one rule.
+
+    Each rule has a copy of the function: PyTorch counts what it compiles of one piece of code, and ends in an error after eight.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_COPIES)}")
+    own = types.FunctionType(code, function.__globals__, code.co_name)
+    return torch.compile(own, fullgraph=True)
+
+
+_COPIES = itertools.count()

@@ -92,6 +92,7 @@ def dropout(
     assert node is not None
     recorder.drops[node] = (float(p), bool(training))
     recorder.bind(result, value)
+    recorder.gradients.follow("dropout", [input], [result])
     return result
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnx_attnfuse.attention.axes.factors import Axes
+from onnx_attnfuse.attention.axes.factors import Axes, length
+from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.expression import TRUE
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled
 from onnx_attnfuse.graph.facts import Facts
@@ -36,8 +37,11 @@ class Rewriter:
         """
         self._traced, self._facts, self._compiled = traced, facts, compiled
         self._graph: fx.Graph = traced.module.graph
-        self._made: dict[Any, fx.Node] = {}
+        self._made: dict[Any, tuple[fx.Node, int]] = {}
+        """Calls that were added, with the place that they stand before."""
         self._known = traced.nodes
+        self._places = {node: place for place, node in enumerate(self._graph.nodes)}
+        self._place, self._mode = 0, traced.modes.get(next(iter(self._graph.nodes)))
 
     def replace(self, site: CapturedSite, plan: Plan) -> None:
         """Puts a call into the place of an attention.
@@ -49,6 +53,7 @@ class Rewriter:
         made = (axes.b, axes.n, axes.i, axes.v)
         old, target = layout.end(site.spec.output, self._known, made)
         before = set(self._graph.nodes)
+        self._place, self._mode = self._places[old], self._traced.modes.get(old)
         try:
             with self._graph.inserting_before(old):
                 new = layout.arrange(self._emit, self._call(site, plan), made, target)
@@ -57,23 +62,33 @@ class Rewriter:
             raise
         old.replace_all_uses_with(new, propagate_meta=False)
         self._known[next(value for value, node in self._known.items() if node is old)] = new
+        self._places[new], self._traced.modes[new] = self._place, self._mode
         self._sweep(old)
 
     def _emit(self, function: Any, *arguments: Any) -> fx.Node:
         """Adds a call, or gives the one that was added with the same arguments before."""
-        key = function, arguments
+        return self._shared((function, arguments), function, arguments)
+
+    def _drawn(self, function: Any, *arguments: Any) -> fx.Node:
+        """Adds a call that draws numbers of its own, whatever was added before."""
+        return self._graph.call_function(function, arguments)
+
+    def _shared(self, key: Any, function: Any, arguments: tuple[Any, ...]) -> fx.Node:
+        """Adds a call, or gives the one with the same key that stands before this place and runs in the same mode."""
+        key = key, self._mode
         try:
-            if key in self._made:
-                return self._made[key]
+            node, place = self._made.get(key, (None, 0))
         except TypeError:
             return self._graph.call_function(function, arguments)
-        self._made[key] = self._graph.call_function(function, arguments)
-        return self._made[key]
+        if node is None or place > self._place:
+            node = self._graph.call_function(function, arguments)
+            self._made[key] = node, self._place
+        return node
 
     def _undo(self, before: set[fx.Node]) -> None:
         for node in reversed([node for node in self._graph.nodes if node not in before]):
             self._graph.erase_node(node)
-        self._made = {key: node for key, node in self._made.items() if node in before}
+        self._made = {key: made for key, made in self._made.items() if made[0] in before}
 
     def _call(self, site: CapturedSite, plan: Plan) -> fx.Node:
         spec = site.spec
@@ -82,15 +97,16 @@ class Rewriter:
             return self._flex(site, plan, (query, key, value))
         mask, empty = self._mask(spec, plan)
         scale, share, kernels = spec.scale, site.dropout, plan.kernels
+        emit = self._drawn if share else self._emit
         if plan.rows == "levelled":
-            return self._emit(rows.attend_levelled, query, key, value, mask, scale, share, kernels)
+            return emit(rows.attend_levelled, query, key, value, mask, scale, share, kernels)
         if plan.rows in {"added", "infinite"}:
             infinite = plan.rows == "infinite"
-            return self._emit(rows.attend_added, query, key, value, mask, empty, scale, share, kernels, infinite)
+            return emit(rows.attend_added, query, key, value, mask, empty, scale, share, kernels, infinite)
         if plan.rows in {"replaced", "void", "zero"} and site.call is None:
             ends = {"replaced": None, "void": float("nan"), "zero": 0.0}[plan.rows]
-            return self._emit(rows.attend_replaced, query, key, value, mask, empty, scale, share, kernels, ends)
-        return self._emit(calls.attend, query, key, value, mask, scale, plan.form == "causal", share, kernels)
+            return emit(rows.attend_replaced, query, key, value, mask, empty, scale, share, kernels, ends)
+        return emit(calls.attend, query, key, value, mask, scale, plan.form == "causal", share, kernels)
 
     def _operands(self, spec: AttentionSpec) -> tuple[fx.Node, fx.Node, fx.Node]:
         """Queries, keys and values as (b, n, s, h); keys and values of fewer heads where heads share them."""
@@ -167,7 +183,7 @@ class Rewriter:
         """The numbers that the steps of a mask leave of scores of 0.
 
         Raises:
-            Refused: A step is no sum and no replacement.
+            Refused: A step is no sum, no replacement and no factor that makes numbers smaller, which may not become infinite.
         """
         total: fx.Node | None = None
         for step in mask:
@@ -175,6 +191,8 @@ class Rewriter:
                 total = self._emit(calls.added, total, self._laid(step.indexed, spec), step.negative, dtype)
             elif isinstance(step, Replaced):
                 total = self._emit(calls.replaced, total, self._seen(step, spec), step.fill, dtype)
+            elif isinstance(step, Scaled) and not isinstance(step.factor, IndexedValue) and _shrinks(step.factor, step.divide):
+                total = None if total is None else self._emit(calls.scaled, total, step.factor, step.divide)
             else:
                 assert isinstance(step, (Scaled, Floored))
                 raise Refused("scaled-mask", "masked scores are multiplied or held above a number")
@@ -199,21 +217,17 @@ class Rewriter:
         for part in site.meaning.biases:
             found = bias.program(part)
             added = found if added is None else ("Add", added, found)
-        blocks = (
-            self._blocks(program, read, query, key)
-            if site.meaning.allowed != TRUE
-            else self._blocks(("number", True), (), query, key)
-        )
+        everything = site.meaning.allowed == TRUE
+        blocks = self._blocks(site.spec, ("number", True) if everything else program, () if everything else read, query, key)
         arguments = (program, read, added, self._read(bias), site.spec.scale, site.spec.softcap, plan.rows, self._compiled)
         return self._emit(flex.attend, query, key, value, blocks, *arguments)
 
-    def _blocks(self, program: Program, read: tuple[fx.Node, ...], query: fx.Node, key: fx.Node) -> fx.Node:
-        """The blocks of a rule, made once for all attentions of the same lengths."""
-        shapes = [tuple(map(str, self._traced.fakes[node].shape)) for node in (query, key) if node in self._traced.fakes]
-        mark = flex.block_mask, program, read, tuple(shapes)
-        if len(shapes) < 2 or mark not in self._made:
-            self._made[mark] = self._graph.call_function(flex.block_mask, (program, read, query, key, self._compiled))
-        return self._made[mark]
+    def _blocks(self, spec: AttentionSpec, program: Program, read: tuple[fx.Node, ...], query: fx.Node, key: fx.Node) -> fx.Node:
+        """The blocks of a rule, made once for all attentions of the same lengths on a device."""
+        fakes = (self._traced.fakes.get(node) for node, _ in self._usable(spec.query))
+        device = next((fake.device for fake in fakes if fake is not None), query)
+        mark = flex.block_mask, program, read, tuple(map(length, spec.axes.scores)), device
+        return self._shared(mark, flex.block_mask, (program, read, query, key, self._compiled))
 
     def _read(self, compiler: Compiler) -> tuple[fx.Node, ...]:
         """The tensors that a program reads.
@@ -252,6 +266,10 @@ class Rewriter:
         fake = self._traced.fakes.get(target)
         others = [node for node, other in self._traced.fakes.items() if node not in {item, target} and _shares(other, fake)]
         return fake is not None and not any(node.users or node.op == "placeholder" for node in others)
+
+
+def _shrinks(factor: float, divide: bool) -> bool:
+    return factor >= 1 if divide else 0 < factor <= 1
 
 
 def _shares(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

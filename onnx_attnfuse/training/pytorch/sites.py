@@ -62,7 +62,7 @@ class SiteReader:
         self.traced = traced
         graph = traced.graph
         self.facts = Facts(graph)
-        self.bounds, self.reader = Bounds(self.facts), Reader(self.facts)
+        self.bounds, self.reader = Bounds(self.facts, traced.bounds), Reader(self.facts)
         self._readers = load(Options()).readers
         model = ir.Model(graph, ir_version=_IR_VERSION)
         scope = Scope(graph.name or "captured", graph, self.facts, OPSET)

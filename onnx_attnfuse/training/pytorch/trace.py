@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -27,12 +27,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_attnfuse.training.pytorch import operators
 from onnx_attnfuse.training.pytorch.emitter import DTYPES, Emitter, without_modes
+from onnx_attnfuse.training.pytorch.gradients import Gradients
+from onnx_attnfuse.training.pytorch.numbers import Numbers
 
 Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
 """By the id of a fake tensor what the tensor holds, for buffers of the module."""
 _DROPOUTS = frozenset([torch.nn.functional.dropout, torch.dropout, torch.ops.aten.dropout.default])
 _HOLDS_GRAPHS: Any = importlib.import_module("torch._ops").HigherOrderOperator
+_SWITCH: Any = importlib.import_module("torch._C")._set_grad_enabled
 _SDPA = frozenset([torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default])
+
+
+@dataclasses.dataclass
+class Nested:
+    """A graph inside of a captured graph."""
+
+    module: fx.GraphModule
+    inputs: list[Any]
+    """The fakes that it runs on."""
+    gradients: Gradients
 
 
 @dataclasses.dataclass
@@ -49,13 +62,20 @@ class Traced:
     """Softmaxes inside of a `scaled_dot_product_attention`, and that."""
     fakes: dict[fx.Node, torch.Tensor]
     """The fake tensor of each node that computes one."""
-    nested: list[tuple[fx.GraphModule, list[Any]]]
-    """Graphs inside, with the fake inputs that they run on."""
+    nested: list[Nested]
     constants: dict[ir.Value, int]
     """Values of buffers, with the ids of their fake tensors."""
+    reached: set[ir.Value]
+    """Values that are not computed here and may have a gradient."""
+    bounds: dict[ir.Value, tuple[float, float]]
+    """Intervals of values that are computed from nothing that is given."""
+    modes: dict[fx.Node, Hashable]
+    """The mode in which each node runs: whether gradients are recorded, and autocast."""
 
 
-def trace(module: fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, constants: Constants) -> Traced:
+def trace(
+    module: fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, constants: Constants, gradients: Gradients | None = None
+) -> Traced:
     """Writes a captured graph down.
 
     Args:
@@ -63,8 +83,9 @@ def trace(module: fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, c
         inputs: Fake tensors, and numbers, for its placeholders.
         mode: The mode that the fake tensors belong to.
         constants: What buffers among the inputs hold.
+        gradients: Which of the inputs gradients reach; None: those that ask for one.
     """
-    recorder = Recorder(constants)
+    recorder = Recorder(constants, gradients or Gradients.of(inputs))
     interpreter = _Interpreter(module, recorder)
     with mode, torch.no_grad(), _ambient(), recorder:
         interpreter.run(*inputs)
@@ -78,14 +99,16 @@ def trace(module: fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode, c
         interpreter.fakes,
         interpreter.nested,
         recorder.constants,
+        recorder.reached,
+        recorder.bounds,
+        interpreter.modes,
     )
 
 
 @contextlib.contextmanager
 def _ambient() -> Generator[None]:
     """Puts autocast back as it was, whatever nodes of a graph switch."""
-    kinds = ["cpu", "cuda"]
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    before = _autocast()
     try:
         yield
     finally:
@@ -94,16 +117,25 @@ def _ambient() -> Generator[None]:
             torch.set_autocast_dtype(kind, dtype)
 
 
+def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """For each kind of device whether autocast is on, and its type."""
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
 class Recorder(TorchDispatchMode):
     """Writes down every operator that runs on fake tensors."""
 
-    def __init__(self, constants: Constants) -> None:
+    def __init__(self, constants: Constants, gradients: Gradients) -> None:
         super().__init__()
+        self.gradients = gradients
         self.emitter = Emitter()
         self.drops: dict[ir.Node, tuple[float, bool]] = {}
         self.calls: dict[ir.Node, fx.Node] = {}
         self.nodes: dict[ir.Value, fx.Node] = {}
         self.constants: dict[ir.Value, int] = {}
+        self.reached: set[ir.Value] = set()
+        self.bounds: dict[ir.Value, tuple[float, float]] = {}
+        self._numbers = Numbers()
         self._given = constants
         self._values: dict[int, ir.Value] = {}
         self._alive: list[torch.Tensor] = []
@@ -132,16 +164,21 @@ class Recorder(TorchDispatchMode):
         named = operators.named_arguments(func, args, kwargs)
         changed = [named[item.name] for item in func._schema.arguments if item.alias_info and item.alias_info.is_write]
         results = [item for item in _flat(found) if isinstance(item, torch.Tensor)]
+        read = [item for item in _flat([args, *kwargs.values()]) if isinstance(item, torch.Tensor)]
         values = operators.translate(func, named, results, self) or [
-            self.emitter.op("opaque", [self.value(item) for item in _flat(args) if isinstance(item, torch.Tensor)], None, item,
-                            domain="aten")
-            for item in results
-        ]  # fmt: skip
-        for tensor in changed:
-            if isinstance(tensor, torch.Tensor):
-                self._forget(tensor)
+            self.emitter.op("opaque", [self.value(item) for item in read], None, item, domain="aten") for item in results
+        ]
+        written = [item for item in changed if isinstance(item, torch.Tensor)]
+        name = func._schema.name
+        alien = [item for item in written if not self.gradients.written(name, read, item)]
+        for tensor in written:
+            self._forget(tensor)
+        self.gradients.follow(name, read, [item for item in results if not _among(item, written)])
+        bounds = self._numbers.follow(func, args, kwargs, found)
+        if bounds is not None:
+            self.bounds[values[0]] = bounds
         for tensor, value in zip(results, values, strict=True):
-            self.bind(tensor, value)
+            self.bind(tensor, self._apart(tensor, value) if _among(tensor, alien) else value)
 
     def bind(self, tensor: torch.Tensor, value: ir.Value) -> None:
         """Makes a value that of a tensor from now on."""
@@ -155,7 +192,20 @@ class Recorder(TorchDispatchMode):
         if found is None:
             found = self._constant(tensor) or self._leaf(tensor)
             self.bind(tensor, found)
-        return found
+            if self.gradients.reach(tensor):
+                self.reached.add(found)
+        if not self.gradients.end_in(tensor):
+            return found
+        self.gradients.is_apart(tensor)
+        apart = self._apart(tensor, found)
+        self.bind(tensor, apart)
+        if found in self.nodes:
+            self.nodes[apart] = self.nodes[found]
+        return apart
+
+    def _apart(self, tensor: torch.Tensor, value: ir.Value) -> ir.Value:
+        """A tensor that is read no further, as its gradient is not that of what computed it."""
+        return self.emitter.op("apart", [value], None, tensor, domain="aten")
 
     def known(self, tensor: torch.Tensor | None) -> ir.Value | None:
         """The value of a tensor, if it has one."""
@@ -179,6 +229,9 @@ class Recorder(TorchDispatchMode):
     def _forget(self, tensor: torch.Tensor) -> None:
         """Forgets what tensors hold whose storage is written to."""
         for other in self._sharing.pop(storage_of(tensor), set()):
+            if other != id(tensor) and self.gradients.reach(tensor):
+                self.gradients.forget(other)
+            self._numbers.forget(other)
             self.nodes.pop(self._values.pop(other), None)  # type: ignore[arg-type]
             self._given = {key: read for key, read in self._given.items() if key != other}
 
@@ -190,7 +243,8 @@ class _Interpreter(fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self._recorder = recorder
         self.fakes: dict[fx.Node, torch.Tensor] = {}
-        self.nested: list[tuple[fx.GraphModule, list[Any]]] = []
+        self.nested: list[Nested] = []
+        self.modes: dict[fx.Node, Hashable] = {}
         self.results: list[fx.Node] = []
         """Nodes that are looked at by more than what is written down."""
         self._node: fx.Node | None = None
@@ -198,6 +252,7 @@ class _Interpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Runs a node; one that holds a graph, or that fakes cannot run, has what Dynamo noted for it."""
         self._node = n
+        self.modes[n] = self._recorder.gradients.are_recorded, *_autocast()
         if n.op == "output":
             self.results += n.all_input_nodes
         if n.op == "call_function" and isinstance(n.target, _HOLDS_GRAPHS):
@@ -216,7 +271,10 @@ class _Interpreter(fx.Interpreter):
         return found
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function; dropouts and whole attentions are known as such."""
+        """Calls a function; dropouts and whole attentions are known as such, and no gradients are recorded here."""
+        if target is _SWITCH:
+            (self._recorder.gradients.recorded,) = args
+            return None
         if target in _DROPOUTS:
             return operators.dropout(self._recorder, *args, **kwargs)
         if target in _SDPA:
@@ -233,7 +291,8 @@ class _Interpreter(fx.Interpreter):
         args, _ = self.fetch_args_kwargs_from_env(node)
         graphs = [item for item in args if isinstance(item, fx.GraphModule)]
         if len(graphs) == 1 and args[0] is graphs[0]:
-            self.nested.append((graphs[0], list(args[1:])))
+            inputs = list(args[1:])
+            self.nested.append(Nested(graphs[0], inputs, self._recorder.gradients.inside(inputs)))
         return node.meta.get("example_value")
 
 
@@ -241,6 +300,10 @@ def _flat(found: Any) -> list[Any]:
     if isinstance(found, (list, tuple)):
         return [inner for item in cast("Sequence[Any]", found) for inner in _flat(item)]
     return [found]
+
+
+def _among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(tensor is other for other in others)
 
 
 def storage_of(tensor: Any) -> int:

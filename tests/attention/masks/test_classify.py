@@ -35,6 +35,18 @@ FILL = f"nothing = Constant<value=float {{0.0}}>() fill = Constant<value=float {
 TRIANGLE = f"{POSITIONS} c = LessOrEqual(j, i) {FILL} m = Where(c, nothing, fill)"
 KEYS = "a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>()"
 
+COUNTED = f"""{POSITIONS} axis1 = Constant<value_ints=[1]>() d = Concat<axis=0>(axis1, s1)
+    ones = ConstantOfShape<value=int64[1] {{1}}>(d) sums = CumSum(ones, one) at = Sub(sums, one) k0 = Constant<value_ints=[2]>()
+    rows = Unsqueeze(at, k0) columns = Unsqueeze(at, axis1) c = LessOrEqual(columns, rows) {FILL}"""
+"""Positions as running sums of ones."""
+PACKED = f"""a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>() end = Constant<value_ints=[9223372036854775807]>()
+    first = Gather<axis=1>(places, axis) before = Sub(first, one) all = Concat<axis=1>(before, places)
+    left = Slice(all, axis, s1, a1) right = Slice(all, a1, end, a1) steps = Sub(right, left) next = Equal(steps, one)
+    breaks = Not(next) marks = Cast<to=7>(breaks) number = CumSum(marks, one)
+    rows = Unsqueeze(number, a2) columns = Unsqueeze(number, a1) same = Equal(rows, columns)
+    c1 = LessOrEqual(j, i) c0 = And(c1, same) c = Unsqueeze(c0, a1) {FILL} m = Where(c, nothing, fill)"""
+"""Documents begin where positions do not go on, as transformers finds them."""
+
 CASES: dict[str, tuple[str, str, str, str]] = {
     "range and compare": ("", TRIANGLE, "causal", "j <= i"),
     "strictly less misses the diagonal": ("", TRIANGLE.replace("LessOrEqual", "Less"), "causal_shifted", "j < i"),
@@ -99,6 +111,33 @@ CASES: dict[str, tuple[str, str, str, str]] = {
             c = Equal(x, y1) {FILL} m = Where(c, nothing, fill)""",
         "segments",
         "document[b, j] == document[b, i]",
+    ),
+    "running sums of ones": ("", f"{COUNTED} m = Where(c, nothing, fill)", "causal", "j <= i"),
+    "running sums that begin one later": (
+        "",
+        f"{COUNTED} m = Where(c, nothing, fill)".replace(
+            "rows = Unsqueeze(at", "late = CumSum<exclusive=1>(ones, one) rows = Unsqueeze(late"
+        ).replace("at = Sub(sums, one)", "at = Identity(sums)"),
+        "causal_shifted",
+        "j < i",
+    ),
+    "running sums from the end": (
+        "",
+        f"{COUNTED} m = Where(c, nothing, fill)".replace("CumSum(", "CumSum<reverse=1>("),
+        "anticausal",
+        "i <= j",
+    ),
+    "documents at positions that are known to go on": (
+        "",
+        f"{POSITIONS} places = Unsqueeze(i1, axis) {PACKED}",
+        "causal",
+        "j <= i",
+    ),
+    "documents at positions that are given": (
+        ", int64[b, s] places",
+        f"{POSITIONS} {PACKED}",
+        "causal + segments",
+        "j <= i and number",
     ),
     "a bias": (", float[b, 4, s, t] bias", "m = Identity(bias)", "computed_bias", "+ bias"),
     "zeros": ("", "z = Constant<value=float[1, 1, 1, 1] {0.0}>() m = Identity(z)", "no_mask", ""),

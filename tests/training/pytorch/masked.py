@@ -74,6 +74,13 @@ def almost_documents(i, j, module, given):
     return (marks[:, None, :, None] - marks[:, None, None, :] <= 1) & (j <= i)
 
 
+def begun_anew(i, j, module, given):
+    """Documents begin where positions do not go on; without positions that are given they go on throughout."""
+    places = given["positions"] if "positions" in given else torch.arange(len(j))[None]
+    number = (torch.diff(places, prepend=places[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    return (j <= i) & (number[:, None, :, None] == number[:, None, None, :])
+
+
 def padded_triangle(i, j, module, given):
     return (j <= i) & given["mask"][:, None, None, :].bool()
 
@@ -88,6 +95,12 @@ def prefix(i, j, module, given):
 
 def alibi(scores, i, j, module, given):
     return scores + module.slopes[:, None, None] * (j - i)
+
+
+def computed_alibi(scores, i, j, module, given):
+    """Slopes as BLOOM and MPT compute them, times what a caller gives."""
+    slopes = torch.pow(torch.full((), 0.25, dtype=scores.dtype), torch.arange(1, HEADS + 1, dtype=torch.int32))
+    return scores + (slopes * given.get("factor", 1.0))[:, None, None] * (j - i)
 
 
 def capped(scores, i, j, module, given):
@@ -112,6 +125,8 @@ def given(*names: str, padding: str = "right", length: int = LENGTH) -> dict[str
         found["mask"] = mask
     if "documents" in names:
         found["documents"] = (torch.arange(length) // 10).repeat(BATCH, 1)
+    if "positions" in names:
+        found["positions"] = torch.arange(length).repeat(BATCH, 1) % 10
     if "numbers" in names:
         found["numbers"] = torch.tensor([5, 11])
     return found

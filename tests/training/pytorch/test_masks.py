@@ -48,6 +48,14 @@ def test_rules_are_read_and_handed_over_as_rules_where_that_is_wanted(rule, name
         assert (site.kernel == "flex") == (flex is True)
 
 
+@pytest.mark.parametrize(("names", "kind"), [((), "causal"), (("positions",), "causal + segments")])
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf])
+def test_positions_that_are_counted_go_on_and_those_that_are_given_may_not(names, kind, fill) -> None:
+    """As transformers looks for packed sequences wherever no padding is given."""
+    (site,) = check(Masked(masked.begun_anew, fill), given(*names)).sites
+    assert (site.mask, site.handed == "causal by attribute") == (kind, kind == "causal")
+
+
 @pytest.mark.parametrize(("rule", "names"), [(masked.almost_a_window, ()), (masked.almost_documents, ("documents",))])
 def test_masks_that_are_almost_a_rule_are_handed_over_as_they_are(rule, names) -> None:
     (site,) = check(Masked(rule), given(*names), flex=True).sites
@@ -84,12 +92,43 @@ def test_slopes_are_added_as_numbers_or_by_a_rule(flex) -> None:
     assert (site.kernel, site.mask) == ("flex" if flex else "flash (CPU)", "causal + alibi")
 
 
+@pytest.mark.parametrize(("factor", "apart"), [(None, ""), (2.0, ", rows without a key apart")])
+def test_slopes_that_are_computed_of_numbers_are_known_to_mask_nothing(factor, apart) -> None:
+    """A factor from outside may be anything."""
+    inputs = given() if factor is None else {**given(), "factor": torch.tensor(factor)}
+    (site,) = check(Masked(masked.triangle, spell=masked.computed_alibi, added=True), inputs).sites
+    assert (site.mask, site.handed) == ("causal + alibi", "its mask as a bias" + apart)
+
+
 @pytest.mark.parametrize(("length", "kernel"), [(37, "flex"), (300, "flash (CPU)")])
 def test_slopes_times_distances_that_half_precision_rounds_are_handed_over_as_numbers(length, kernel) -> None:
     module = Masked(masked.window, -math.inf, spell=masked.alibi).to(torch.bfloat16)
     (site,) = check(module, {"x": given(length=length)["x"].to(torch.bfloat16)}, 5e-3, flex=True).sites
     assert (site.kernel, site.mask) == (kernel, "sliding_window + causal + alibi")
     assert [(name, reason.code) for name, reason in site.others] == ([] if kernel == "flex" else [("flex", "inner-value")])
+
+
+@pytest.mark.parametrize(("factor", "fused"), [(0.25, True), (2.0, False)])
+@pytest.mark.parametrize("rule", [None, masked.triangle])
+def test_scores_that_are_made_smaller_after_slopes_are_added_take_the_slopes_with_them(factor, fused, rule) -> None:
+    """As Falcon has it; what makes masked scores larger may make them infinite."""
+
+    def spell(scores, i, j, module, given):
+        return (scores + given["bias"]) * factor
+
+    bias = torch.linspace(-300, 5, masked.BATCH * masked.LENGTH).view(masked.BATCH, 1, 1, -1)
+    (site,) = check(Masked(rule, spell=spell, added=True), {**given(), "bias": bias}).sites
+    assert (site.fused, [reason.code for reason in site.reasons]) == (fused, [] if fused else ["scaled-mask"])
+
+
+@pytest.mark.parametrize("padding", ["right", "all"])
+@pytest.mark.parametrize("fill", [LOWEST, -math.inf])
+def test_rows_without_a_key_that_are_made_smaller_afterwards_are_what_they_were(fill, padding) -> None:
+    def spell(scores, i, j, module, given):
+        return (scores + torch.where(masked.padding(i, j, module, given), 0.0, fill)) * 0.25
+
+    (site,) = check(Masked(None, spell=spell), given("mask", padding=padding)).sites
+    assert site.handed == "its mask as a bias, rows without a key apart"
 
 
 def test_a_soft_cap_stays_where_flex_attention_is_not_wanted() -> None:
