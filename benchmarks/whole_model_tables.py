@@ -24,18 +24,18 @@ def gathered(found: list[dict[str, Any]]) -> tuple[Cells, list[str], list[str]]:
     """The cells, the variants in the order of the table, and what went wrong."""
     cells: Cells = {}
     seen: dict[str, None] = {}
-    wrong: dict[str, None] = {}
+    wrong: dict[str, dict[str, None]] = {}
     for cell in (cell for file in found for cell in file["cells"]):
-        where = f"{cell['name']}, {cell.get('case', 'all cases')}, {cell['variant']}"
         if "error" in cell:
-            wrong[f"- {where}: {cell['error'][:200]}"] = None
+            where = f"{cell['name']}, {cell.get('case', 'all cases')}, {_NAMES.get(cell['variant'], cell['variant'])}"
+            wrong.setdefault(cell["error"][:200], {})[where] = None
             continue
         seen[cell["variant"]] = None
         cells.setdefault((cell["name"], cell["case"]), {})[cell["variant"]] = cell
     for made in (made for file in found for made in file["made"] if "error" in made):
-        wrong[f"- {made['name']}, {made['variant']} (making it): {made['error'][:200]}"] = None
+        wrong.setdefault(made["error"][:200], {})[f"{made['name']}, {made['variant']} (making it)"] = None
     columns = [label for label in seen if label not in _TORCH] + [label for label in _TORCH if label in seen]
-    return cells, columns, list(wrong)
+    return cells, columns, [f"- {error}: {'; '.join(places)}" for error, places in wrong.items()]
 
 
 def table(
