@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnx_attnfuse.certify import digits
 from onnx_attnfuse.certify.statements import outermost
+from onnx_attnfuse.certify.sums import total
 from onnx_attnfuse.certify.terms import (
     ONE,
     ZERO,
@@ -132,3 +134,20 @@ def _is_linear(term: Term, atom: Term) -> bool:
 
 def _has(term: Term, atom: Term) -> bool:
     return any(item is atom for item in walk(term))
+
+
+def spelled_sums(one: Term, other: Term) -> tuple[Term, Term]:
+    """Two numbers with each sum over an index that is divided as a sum over its digits, alike in both."""
+    found = [item for item in dict.fromkeys((*outermost(one), *outermost(other))) if item.op == "sum" and item.sort == "Real"]
+    places: dict[Term, Term] = {}
+    for length in dict.fromkeys(item.args[0].args[0] for item in found):
+        place = index("digits", length)
+        bodies = {item: substitute(item.args[1], {item.args[0]: place}) for item in found if item.args[0].args[0] is length}
+        widths = digits.bases(list(bodies.values()), place)
+        whole = digits.spelled(place, widths) if widths else place
+        for item, body in bodies.items() if widths else ():
+            summed = substitute(body, {place: whole})
+            for digit in sorted(free(whole), key=lambda digit: str(digit.data)):
+                summed = total(digit, summed)
+            places[item] = summed
+    return replaced(one, places), replaced(other, places)

@@ -8,7 +8,17 @@ from typing import Protocol
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.certify import arithmetic, digits
-from onnx_attnfuse.certify.forms import condition_of, is_tangled, leaves, likely_keys, narrowed, replaced, sizes_in, weighed
+from onnx_attnfuse.certify.forms import (
+    condition_of,
+    is_tangled,
+    leaves,
+    likely_keys,
+    narrowed,
+    replaced,
+    sizes_in,
+    spelled_sums,
+    weighed,
+)
 from onnx_attnfuse.certify.magnitudes import absorbed
 from onnx_attnfuse.certify.scores import is_masked
 from onnx_attnfuse.certify.smt import Obligation, obligation
@@ -131,10 +141,21 @@ class Prover:
             return self._by_cases(condition, (one, other), facts, what, splits)
         if self._row is not None:
             return self._equal_but_for_a_shift(self._row, one, other, facts, what, splits)
+        return self._equal_numbers(one, other, facts, what, splits)
+
+    def _equal_numbers(self, one: Term, other: Term, facts: Facts, what: str, splits: int) -> bool:
+        """Whether two numbers without a choice are equal."""
         merged = self._merged(one, other, facts)
         if one is merged or self._vanish(one, merged, facts, splits) or self._same_weights(one, merged):
             return True
-        return self.valid(arithmetic.equals(one, merged), facts, what)
+        tried = len(self.open)
+        if self.valid(arithmetic.equals(one, merged), facts, what):
+            return True
+        respelled = spelled_sums(one, other)
+        if respelled == (one, other) or not self._equal(*respelled, facts, "", splits - 1):
+            return False
+        del self.open[tried:]
+        return True
 
     def _same_weights(self, one: Term, other: Term) -> bool:
         """Whether two numbers differ in nothing but weights that are the same numbers."""
