@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.dtypes import HALVES
@@ -116,12 +118,13 @@ EFFICIENT = AtenKernel(
     bias_block=8,
 )
 """The memory-efficient kernel: any mask as a bias, and its gradient; dropout."""
+_ON_CPU = (no_dropout, no_bias_gradient, same_head_sizes)
 CPU_FLASH = AtenKernel(
     name="flash (CPU)",
     layout="bnsh",
     device="cpu",
     switch="flash",
-    conditions=(only(*HALVES, ir.DataType.FLOAT), no_dropout, no_bias_gradient, same_head_sizes),
+    conditions=(only(*HALVES, ir.DataType.FLOAT), *_ON_CPU),
     forward_signature=Signature(
         "_scaled_dot_product_flash_attention_for_cpu",
         "query key value dropout_p=dropout is_causal=causal attn_mask=bias scale",
@@ -134,3 +137,5 @@ CPU_FLASH = AtenKernel(
     ),
 )
 """Flash attention on the CPU: any mask as a bias, no dropout."""
+CPU_FLASH_CHOSEN = dataclasses.replace(CPU_FLASH, conditions=(only(*HALVES, ir.DataType.FLOAT, ir.DataType.DOUBLE), *_ON_CPU))
+"""The same where `scaled_dot_product_attention` chooses it: in float64 too, which ORTModule does not have."""

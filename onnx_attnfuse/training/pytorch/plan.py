@@ -22,7 +22,7 @@ from onnx_attnfuse.thresholds import ABSORBS_HALF, ROUNDS_ALL
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
-from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH, EFFICIENT, FLASH
+from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
 from onnx_attnfuse.training.pytorch.own_key import rows_see_themselves
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 
@@ -147,7 +147,7 @@ class Planner:
 
     def _order(self) -> list[Kernel]:
         """The kernels of the device, those that are asked for first."""
-        here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH) if kernel.device == self._device.kind]
+        here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH_CHOSEN) if kernel.device == self._device.kind]
         return sorted(here, key=lambda kernel: not self._switch(kernel))
 
     def _switch(self, kernel: Kernel) -> bool | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.modules import CASES, Case
-from tests.training.pytorch.comparing import check
+from tests.training.pytorch.comparing import check, compiled
 
 LEFT = {"capped": "softcap", "negated": "scale-not-positive", "gated": "scaled-weights", "triangle_and_padding": "mixed-mask"}
 """What stays, and why. Each differs in one thing from one that is fused."""
@@ -35,6 +35,20 @@ def test_a_spelling_gives_what_it_gave(name) -> None:
     assert (site.handed == "the module's own call") == (name in KEPT)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "kernel"), [("plain", "flash (CPU)"), ("padding", "flash (CPU)"), ("value_size", "math")])
+def test_the_kernel_that_is_named_is_the_one_that_runs(name, kernel, dtype) -> None:
+    case = CASES[name]
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in case.inputs().items()}
+    call, reports = compiled(case.module().to(dtype))
+    call(**inputs)
+    with torch.profiler.profile() as profile:
+        call(**inputs)
+    ran = {event.key for event in profile.key_averages()}
+    assert [site.kernel for site in reports[-1].sites] == [kernel]
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) == (kernel != "math")
+
+
 @pytest.mark.parametrize("name", ["plain", "triangle", "autocast_padding"])
 def test_under_autocast_operands_are_in_half_precision(name) -> None:
     module, inputs = CASES[name].module(), CASES[name].inputs()
@@ -55,8 +69,6 @@ def test_what_is_dropped_has_the_same_share_and_expectation(name, monkeypatch) -
     """Dropout draws other numbers in a kernel: the mean over many draws is held against the module without dropout."""
     module, inputs = CASES[name].module(), CASES[name].inputs()
     inputs = {key: value.repeat(400, *[1] * (value.dim() - 1)) for key, value in inputs.items()}
-    from tests.training.pytorch.comparing import compiled
-
     call, reports = compiled(module)
     with torch.no_grad():
         found = call(**inputs).view(400, 3, 7, 32).mean(0)
