@@ -155,3 +155,23 @@ def test_a_resized_image_has_the_lengths_that_are_asked_for(line: str, told: str
     dims = Facts(graph).dims(graph.outputs[0])
     assert dims is not None
     assert " ".join(map(str, dims)) == told
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dims"), [("4", (2, 3)), ("5", (5, 3)), ("", None)], ids=["the first branch", "the second branch", "not known"]
+)
+def test_an_if_that_sizes_decide_has_the_shape_of_the_branch_that_is_taken(wanted: str, dims: tuple[int, int] | None) -> None:
+    test = f"four = Constant<value = int64 {{{wanted}}}>() c = Equal(length, four)" if wanted else "c = Equal(length, n)"
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+    chosen (float[4, s] x, float[2, 3] y, float[5, 3] w, int64 n) => (z) {{
+        shape = Shape(x)
+        zero = Constant<value = int64 {{0}}>()
+        length = Gather(shape, zero)
+        {test}
+        z = If(c) <then_branch = t () => (p) {{ p = Relu(y) }}, else_branch = e () => (q) {{ q = Neg(w) }}>
+    }}""")
+    facts, (result,) = Facts(model.graph), model.graph.outputs
+    found = facts.dims(result)
+    assert facts.dtype(result) == ir.DataType.FLOAT
+    assert found is not None
+    assert found == dims or (dims is None and found[1] == 3 and not isinstance(found[0], int))

@@ -11,7 +11,7 @@ import functools
 import onnx
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, given
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, subgraphs
 from onnx_attnfuse.graph.known import Known
 from onnx_attnfuse.graph.ops import plain_domain
 
@@ -42,6 +42,9 @@ def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
     if op == "ConstantOfShape":
         fill = attribute(node, "value")
         return ir.DataType.FLOAT if fill is None else fill.dtype
+    if op == "If":
+        given_by = {facts.dtype(branch.outputs[index]) for branch in subgraphs(node)}
+        return given_by.pop() if len(given_by) == 1 else None
     fixed, inputs = _typing(plain_domain(node.domain), op, index)
     if fixed is not None:
         return fixed

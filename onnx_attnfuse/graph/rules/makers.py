@@ -24,9 +24,13 @@ def _size(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _if(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """Shapes of an If: the lengths that both branches agree on. Branches are read before the node."""
+    """Shapes of an If: of the branch that sizes choose, else the lengths that both agree on. Branches are read first."""
+    chosen = input_content(node, 0, facts)
+    branches = list(subgraphs(node))
+    if isinstance(chosen, bool):
+        branches = [node.attributes["then_branch" if chosen else "else_branch"].as_graph()]
     return [
-        _agreed(output, [facts.dims(branch.outputs[index]) for branch in subgraphs(node)], facts)
+        _agreed(output, [facts.dims(branch.outputs[index]) for branch in branches], facts)
         for index, output in enumerate(node.outputs)
     ]
 
