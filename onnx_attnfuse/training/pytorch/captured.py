@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pytorch.emitter import APART
 from onnx_attnfuse.training.pytorch.gradients import Gradients
 from onnx_attnfuse.training.pytorch.opened import open_calls
 from onnx_attnfuse.training.pytorch.plan import Plan, Planner, Wishes
@@ -154,7 +155,7 @@ def _kept(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
 def _may_have_a_gradient(value: ir.Value) -> bool:
     """Whether a gradient may pass through a value; none passes through a length, a comparison, or what is detached."""
     node = value.producer()
-    ends = node is not None and node.op_type == "apart"
+    ends = node is not None and node.op_type == APART
     return not ends and (value.dtype is None or value.dtype.is_floating_point())
 
 

@@ -12,6 +12,8 @@ import onnx_ir as ir
 import torch
 
 OPSET = 18
+APART = "apart"
+"""The operator of a tensor in which a gradient ends."""
 DTYPES = {
     torch.float32: ir.DataType.FLOAT,
     torch.float64: ir.DataType.DOUBLE,

@@ -19,12 +19,13 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.training.pytorch.emitter import OPSET
+from onnx_attnfuse.training.pytorch.emitter import APART, OPSET
 from onnx_attnfuse.training.pytorch.trace import Traced
 from onnx_attnfuse.training.report import TrainingSiteReport
 from onnx_attnfuse.training.site import shape_in_words
@@ -69,6 +70,7 @@ class SiteReader:
         builder = Builder(graph, self.facts, OPSET, all_names(model))
         verifier = Verifier(Options(ep="cpu", verify=None if available() else "none"), keep_evidence=False)
         self._context = GraphContext(scope, model, builder, verifier)
+        self._ends = {node.name for node in graph if node.op_type == APART and _is_multiplied(node.outputs[0])}
 
     def read(self) -> Iterator[Reading]:
         """Every softmax that is an attention, in the order of the graph."""
@@ -90,6 +92,8 @@ class SiteReader:
             return Reading(dataclasses.replace(report, dropout=site.dropout), site)
         reason = attempt.reason
         assert reason is not None
+        if reason.node in self._ends:
+            reason = Reason("gradient-ends", "a gradient ends between its scores and its result, which no kernel leaves out")
         return None if reason.code == "not-attention" else Reading(_with(report, reason), None)
 
     def _check_width(self, spec: AttentionSpec, softmax: Softmax) -> None:
@@ -122,6 +126,21 @@ class SiteReader:
         path = [place for place, _ in stack.values()]
         own = "softmax" if call is None else call.name
         return f"{_path(path[-1])}/{own}" if path else own
+
+
+def _is_multiplied(value: ir.Value) -> bool:
+    """Whether a value is a factor of a product, or what a softmax is taken of, as it is or as a view."""
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        item = pending.pop()
+        if item in seen:
+            continue
+        seen.add(item)
+        for node, _ in item.uses():
+            if node.op_type in {"MatMul", "Softmax"}:
+                return True
+            pending += node.outputs if node.op_type in REARRANGES | REPEATS | CASTS else ()
+    return False
 
 
 def _path(place: str) -> str:

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_attnfuse.training.pytorch import operators
-from onnx_attnfuse.training.pytorch.emitter import DTYPES, Emitter, without_modes
+from onnx_attnfuse.training.pytorch.emitter import APART, DTYPES, Emitter, without_modes
 from onnx_attnfuse.training.pytorch.gradients import Gradients
 from onnx_attnfuse.training.pytorch.numbers import Numbers
 
@@ -205,7 +205,7 @@ class Recorder(TorchDispatchMode):
 
     def _apart(self, tensor: torch.Tensor, value: ir.Value) -> ir.Value:
         """A tensor that is read no further, as its gradient is not that of what computed it."""
-        return self.emitter.op("apart", [value], None, tensor, domain="aten")
+        return self.emitter.op(APART, [value], None, tensor, domain="aten")
 
     def known(self, tensor: torch.Tensor | None) -> ir.Value | None:
         """The value of a tensor, if it has one."""

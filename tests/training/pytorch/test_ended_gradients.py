@@ -130,7 +130,8 @@ def test_attention_beside_an_end_is_fused_and_no_gradient_passes_it(spell) -> No
 
 @pytest.mark.parametrize("spell", LEFT)
 def test_attention_inside_of_which_a_gradient_ends_stays(spell) -> None:
-    assert not any(site.fused for site in check(Ending(spell).double(), given()).sites)
+    (site,) = check(Ending(spell).double(), given()).sites
+    assert [reason.code for reason in site.reasons] == ["gradient-ends"]
 
 
 def test_only_what_has_a_gradient_is_kept_from_kernels_without_one() -> None:
