@@ -135,7 +135,8 @@ def _judged(before: ir.Model, value: str, changed: onnx.ModelProto) -> Record:
         against = refute(pair, proof, None, 3.0 if proof.proved else 8.0)
         is_number = against is not None and against.error != float("inf")
         if proof.proved and against is not None:
-            return {"verdict": "proved and wrong" if is_number else "equal or an error", "example": str(against)}
+            differs = f"equal under {', '.join(proof.assumed)}" if proof.assumed else "proved and wrong"
+            return {"verdict": differs if is_number else "equal or an error", "example": str(against)}
         if not proof.proved:
             verdict = "open" if against is None else "refuted" if is_number else "refused"
             return {"verdict": verdict, "example": str(against or ""), "seconds": time.process_time() - start}
