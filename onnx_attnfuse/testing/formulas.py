@@ -25,6 +25,7 @@ from onnx_attnfuse.certify.terms import ONE, Term, number
 from onnx_attnfuse.language.decorators import Pattern
 from onnx_attnfuse.language.expression import Tensor
 from onnx_attnfuse.language.normal_form import kind_of, variants
+from onnx_attnfuse.testing.logarithms import exponential, logarithm
 
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 _FRONT = (terms.size("batch", positive=True), terms.size("heads", positive=True))
@@ -187,11 +188,21 @@ class _Reading:
             return arrays.concatenated(given, 3)
         if item.op == "Softmax":
             return _softmax(given)
-        meaning = {**elements.MEANINGS, **reductions.MEANINGS}.get(item.op)
+        if item.op == "Log":
+            return logarithm(given[0])
+        if item.op == "LogSoftmax":
+            exponentials = self._called("ReduceSum", [self._called("Exp", given)])
+            return self._called("Sub", [given[0], logarithm(exponentials)])
+        found = self._called(item.op, given)
+        return exponential(given[0], found) if item.op == "Exp" else found
+
+    @staticmethod
+    def _called(op: str, given: Sequence[Array]) -> Array:
+        meaning = {**elements.MEANINGS, **reductions.MEANINGS}.get(op)
         if meaning is None:
-            raise Unsupported(f"{item.op} has no meaning here")
-        attributes = [ir.AttrInt64s("axes", [-1])] if item.op.startswith("Reduce") else []
-        return meaning(Call(ir.Node("", item.op, [], attributes), given, 18))[0]
+            raise Unsupported(f"{op} has no meaning here")
+        attributes = [ir.AttrInt64s("axes", [-1])] if op.startswith("Reduce") else []
+        return meaning(Call(ir.Node("", op, [], attributes), given, 18))[0]
 
 
 def _softmax(given: Sequence[Array]) -> Array:
