@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from onnx_attnfuse.language import Pattern, Tensor, any_of, equation, exp, log, log_softmax, pattern, softmax
+from onnx_attnfuse.language import Pattern, Tensor, any_of, concat, equation, exp, log, log_softmax, pattern, softmax
 from onnx_attnfuse.language import max as largest
 from onnx_attnfuse.language import sum as total
 from onnx_attnfuse.testing.formulas import proofs
@@ -67,6 +67,16 @@ def test_a_logarithm_of_what_may_be_0_is_not_proved(kind: str) -> None:
 
     (found,) = proofs(of_scores if kind == "scores" else of_a_mask)
     assert str(found) == "not proved: a logarithm of what may be 0"
+
+
+@pytest.mark.parametrize(("crossed", "proved"), [(False, True), (True, False)])
+def test_a_sum_over_channels_is_split_where_both_sides_are_put_together(crossed: bool, proved: bool) -> None:
+    @pattern
+    def two_products(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor) -> object:
+        keys = concat(k2, k1) if crossed else concat(k1, k2)
+        return equation(written=softmax(q1 @ k1.T + q2 @ k2.T) @ v, meaning=softmax(concat(q1, q2) @ keys.T) @ v)
+
+    assert [proof.proved for proof in proofs(two_products)] == [proved]
 
 
 def test_a_formula_that_restates_itself_has_nothing_to_prove() -> None:
