@@ -25,6 +25,7 @@ from onnx_attnfuse.certify.terms import ONE, Term, number
 from onnx_attnfuse.language.decorators import Pattern
 from onnx_attnfuse.language.expression import Tensor
 from onnx_attnfuse.language.normal_form import kind_of, variants
+from onnx_attnfuse.testing.logarithms import exponential, logarithm
 
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 _FRONT = (terms.size("batch", positive=True), terms.size("heads", positive=True))
@@ -180,6 +181,9 @@ class _Reading:
             if kind_of(item.name) == "scale":
                 return Array([], dtype, lambda _: terms.element(prefix + item.name, "Real", ()))
             return arrays.unknown(prefix + item.name, shape, dtype)
+        split = self._by_parts(item)
+        if split is not None:
+            return split
         given = [self.array(part) for part in item.args]
         if item.op == "T":
             return arrays.permuted(given[0], [0, 1, 3, 2])
@@ -187,11 +191,37 @@ class _Reading:
             return arrays.concatenated(given, 3)
         if item.op == "Softmax":
             return _softmax(given)
-        meaning = {**elements.MEANINGS, **reductions.MEANINGS}.get(item.op)
+        if item.op == "Log":
+            return logarithm(given[0])
+        if item.op == "LogSoftmax":
+            exponentials = self._called("ReduceSum", [self._called("Exp", given)])
+            return self._called("Sub", [given[0], logarithm(exponentials)])
+        found = self._called(item.op, given)
+        return exponential(given[0], found) if item.op == "Exp" else found
+
+    def _by_parts(self, item: Tensor) -> Array | None:
+        """A product of what is put side by side, `concat(a, b) @ concat(c, d).T`, as the sum of `a @ c.T` and `b @ d.T`.
+
+        None if it is none, or if lengths of the parts are not known to agree.
+        """
+        if item.op != "MatMul" or item.args[1].op != "T":
+            return None
+        left, right = item.args[0], item.args[1].args[0]
+        if left.op != "Concat" or right.op != "Concat" or len(left.args) != len(right.args):
+            return None
+        pairs = [(self.array(one), self.array(other)) for one, other in zip(left.args, right.args, strict=True)]
+        if any(one.shape[3] is not other.shape[3] for one, other in pairs):
+            return None
+        products = [arrays.matmul(one, arrays.permuted(other, [0, 1, 3, 2])) for one, other in pairs]
+        return self._called("Sum", products)
+
+    @staticmethod
+    def _called(op: str, given: Sequence[Array]) -> Array:
+        meaning = {**elements.MEANINGS, **reductions.MEANINGS}.get(op)
         if meaning is None:
-            raise Unsupported(f"{item.op} has no meaning here")
-        attributes = [ir.AttrInt64s("axes", [-1])] if item.op.startswith("Reduce") else []
-        return meaning(Call(ir.Node("", item.op, [], attributes), given, 18))[0]
+            raise Unsupported(f"{op} has no meaning here")
+        attributes = [ir.AttrInt64s("axes", [-1])] if op.startswith("Reduce") else []
+        return meaning(Call(ir.Node("", op, [], attributes), given, 18))[0]
 
 
 def _softmax(given: Sequence[Array]) -> Array:
