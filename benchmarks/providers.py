@@ -22,9 +22,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from benchmarks.on_providers.children import LATE, Child, Died
-from benchmarks.on_providers.judge import EMULATED, NARROW, Row, judged
+from benchmarks.on_providers.judge import EMULATED, Row, judged
 from benchmarks.on_providers.kept import Kept, digest, runners, sources
 from benchmarks.on_providers.tables import page
+from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import records
 
 OPTIONS = {"openvino": {"num_of_threads": "1"}}
@@ -137,7 +138,7 @@ class Bench:
             timing = long if self._timed else {"seconds": 0, "least": 0, "most": 0}
             task = {"cases": wrote["cases"], "sizes": wrote["sizes"], "out": folder, **timing}
             answer = _ran(task, {"export": str(model), "ours": wrote["ours"]}, pair.runner)
-            found = judged(name, wrote, answer, ATTENTION, narrow=options.ep in NARROW)
+            found = judged(name, wrote, answer, ATTENTION, narrow=providers.provider(options.ep).computes_in_float16)
             late = any(LATE in side.failed for side in (found.export, found.ours))
             return found if late else dataclasses.replace(found, code=code, run=run)
 

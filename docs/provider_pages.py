@@ -81,7 +81,10 @@ def _types(dtypes: Iterable[object]) -> str:
 def _facts(record: ExecutionProvider) -> Iterator[str]:
     """What is known of a provider that is of no single operator, one line each."""
     yield f"A row without a key stays NaN in fused operators: {_YES[record.keeps_nan_rows]}."
-    yield f"float16 sums are rounded to float16: {_YES[record.rounds_float16]}."
+    if record.computes_in_float16:
+        yield "float32 is computed in float16: yes, so that rows without a key are edited until they come out as in float32."
+    else:
+        yield f"float16 sums are rounded to float16: {_YES[record.rounds_float16]}."
     yield f"An `If` costs no more than its test: {_YES[record.takes_if]}."
     yield f"RotaryEmbedding of com.microsoft: {'used' if record.rotates else 'spelled out'}."
     yield f"A cache in one buffer (`--cache shared`): {_YES[record.shares_cache]}."

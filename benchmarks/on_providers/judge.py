@@ -14,8 +14,6 @@ from benchmarks.on_providers.tensors import Array
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2}
 """Of the magnitude of an output: providers compute products in their own ways."""
-NARROW = frozenset(["qnn"])
-"""Providers that compute float32 in float16."""
 _AS_EXACT = 2
 _SLOWER, _SURE = 1.1, 1.03
 """What is slower: by so much in the middle of the pairs, and by so much in three of four."""

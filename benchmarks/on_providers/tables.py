@@ -7,7 +7,8 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.on_providers.judge import EMULATED, NARROW, TOLERANCES, Row, Side
+from benchmarks.on_providers.judge import EMULATED, TOLERANCES, Row, Side
+from onnx_attnfuse.kernels import providers
 
 _NONE = "–"
 _LENGTH = 110
@@ -62,7 +63,7 @@ def summary(ep: str, rows: Sequence[Row]) -> Iterator[str]:
     alone = f"only ours: {len(only_ours)}; only the export: {only_export}; neither: {neither}"
     yield f"Both run: {len(both)} of {len(there)}; {alone}."
     yield f"Wrong beside the export on the provider: {sum(bool(row.wrong) for row in both)}."
-    if ep in NARROW:
+    if providers.provider(ep).computes_in_float16:
         limit = TOLERANCES["float16"]
         before, after = (
             sum(side.error > limit for side in sides) for sides in ([row.export for row in both], [row.ours for row in both])

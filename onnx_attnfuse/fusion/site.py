@@ -35,7 +35,7 @@ from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets import SPELLED
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.layout import replaces_rotation
-from onnx_attnfuse.targets.spelled_out import is_in_place
+from onnx_attnfuse.targets.spelled_out import is_in_place, keeps_rows
 
 _FUSING = Subject("fusing an attention")
 
@@ -114,7 +114,8 @@ class SiteFuser:
         plans, refusals = preferred_plans(foreseen, meaning, plan_context, self.policy, self.context)
         reasons: list[Reason] = []
         for plan in plans:
-            if plan.main.target is SPELLED and (wanted := device.provider.spelling) is not None and is_in_place(spec, wanted):
+            wanted = device.provider.spelling if plan.main.target is SPELLED else None
+            if wanted is not None and is_in_place(spec, wanted) and keeps_rows(spec, meaning, self.context):
                 return dataclasses.replace(
                     found, status="spelled-out", kernel=kernel_of(plan, device), reasons=(as_wanted(device.ep),)
                 )

@@ -208,6 +208,12 @@ class ExecutionProvider:
     """Whether it takes inputs for one another that stand behind one that nobody reads, so that such an input has to be last."""
     gathers_flat: bool = False
     """Whether Gather is wrong there with indices of more than two axes, so that they are laid flat."""
+    computes_in_float16: bool = False
+    """Whether it computes float32 in float16, so that rows without a key are edited until they come out as in float32.
+
+    There the lowest number leaves something of a score that it is added to. `rounds_float16` is False then, as rows of float16
+    models are edited until they come out as on the CPU.
+    """
     merges_into_norms: bool = False
     """Whether it makes one normalization of what it finds before one, and is wrong then, so that it is written in another way."""
     architectures: tuple[int, ...] = ()

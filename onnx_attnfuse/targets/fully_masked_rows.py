@@ -46,6 +46,8 @@ from onnx_attnfuse.thresholds import (
     LEAST_EXPONENT,
     LEVELS_HALF,
     LOWEST_FLOAT32,
+    ROUNDS_ALL,
+    ROUNDS_HALF,
 )
 
 
@@ -99,6 +101,7 @@ def read_rows(
     rules = [rule for rule in spec.row_rules if rule.condition is not None]
     fills: Fills = "lowest"
     assumes: tuple[AssumptionName, ...] = ()
+    masked: MaskedKeys | None = None
     if emitter is not None and not has_key and not spec.unshifted:
         check_narrowed_sums(spec, context)
         absorbs = _absorbing(spec, context)
@@ -111,6 +114,8 @@ def read_rows(
     rows = Rows(compact, assumes=assumes)
     if compact is not None and emitter is not None and not has_key:
         rows = _with_dead_rows(rows, compact, emitter, spec, fills, context, zeroes=zeroes)
+        if masked is not None and context.device.provider.computes_in_float16:
+            rows = _as_in_float32(rows, compact, masked, fills, spec, context)
     for rule in rules:
         assert rule.condition is not None
         if (
@@ -214,13 +219,16 @@ def _has_key(compact: IndexedValue, bound: float, builder: Builder) -> ir.Value:
     return builder.holds_along(seen, [3])
 
 
+def _no_key(compact: IndexedValue, bound: float, builder: Builder) -> ir.Value:
+    return builder.elementwise("Not", [_has_key(compact, bound, builder)], ir.DataType.BOOL)
+
+
 def _refill_dead_rows(rows: Rows, compact: IndexedValue, bound: float, number: float, builder: Builder) -> Rows:
     """Rows without a number above `bound`: finite before the operator, given their number after it.
 
     The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
     """
-    has_key = _has_key(compact, bound, builder)
-    fully_masked = builder.elementwise("Not", [has_key], ir.DataType.BOOL)
+    fully_masked = _no_key(compact, bound, builder)
     test = IndexedValue(fully_masked, (*compact.axes[:3], ()))
     return _refilled(
         dataclasses.replace(rows, bias=_finite(rows.bias or compact, fully_masked, builder)), Refill(test, True, number)
@@ -282,11 +290,55 @@ def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, builder:
     return _zeroing(rows, _level_rows(compact, highest, builder), builder)
 
 
+def _as_in_float32(
+    rows: Rows, compact: IndexedValue, masked: MaskedKeys, fills: Fills, spec: AttentionSpec, context: BuildContext
+) -> Rows:
+    """Rows without a key as float32 adds them, for a provider that adds in float16.
+
+    Where float32 leaves nothing of any score, float16 leaves the large ones: the scores become 0, and so does a bias of one
+    number, as float16 leaves something of what else is added to it. In float16 models float32 keeps scores that float16 rounds:
+    the bias is raised until its largest number is 0, which softmax does not see.
+    """
+    builder, bias = context.builder, rows.bias or compact
+    if spec.dtype == ir.DataType.FLOAT16:
+        return dataclasses.replace(rows, bias=_raised(bias, _level_rows(compact, ROUNDS_HALF, builder).value, builder))
+    dead = _absorbed(masked, fills, context)
+    if spec.dtype != ir.DataType.FLOAT or not dead or rows.refills:
+        return rows
+    test = _no_key(compact, _absorbs_all(context), builder)
+    rows = _zeroing(rows, IndexedValue(test, (*compact.axes[:3], ())), builder)
+    bias = _finite(bias, test, builder) if len(dead) == 1 else _raised(bias, test, builder)
+    assumes: tuple[AssumptionName, ...] = ("level-rows",) if max(dead) > ABSORBS else ()
+    return dataclasses.replace(rows, bias=bias, assumes=(*rows.assumes, *assumes))
+
+
+def are_as_in_float32(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> bool:
+    """Whether a provider that adds in float16 gives rows without a key as float32 adds them, or there are none."""
+    if not spec.mask or spec.sink is not None or sees_a_key(meaning, context.bounds):
+        return True
+    if spec.dtype == ir.DataType.FLOAT16:
+        return context.bounds.lowest(spec.mask) > ROUNDS_HALF
+    return not _absorbed(masked_keys(spec.mask, context.reader, context.bounds), "lowest", context)
+
+
+def _absorbed(masked: MaskedKeys, fills: Fills, context: BuildContext) -> frozenset[float]:
+    """Numbers of a bias in rows without a key that leave nothing of a score in float32; none if all of them are -inf."""
+    lowest = -largest(ir.DataType.FLOAT)
+    kept = [key.scored or fills == "exact" or key.high == -math.inf for key in masked.keys]
+    numbers = [(key.low, key.high) if keep else (lowest, lowest) for key, keep in zip(masked.keys, kept, strict=True)]
+    found = frozenset(number for pair in numbers if pair[0] <= _absorbs_all(context) for number in pair)
+    return frozenset() if found <= {-math.inf} else found
+
+
+def _absorbs_all(context: BuildContext) -> float:
+    """From here down float32 leaves nothing of a row's scores."""
+    return ROUNDS_ALL if context.bounds.level_rows else ABSORBS
+
+
 def _level_rows(compact: IndexedValue, highest: float, builder: Builder) -> IndexedValue:
     """Rows without a number above `highest`, but with a finite one."""
-    has_key = _has_key(compact, highest, builder)
-    finite = _has_key(compact, -math.inf, builder)
-    fully_masked = builder.elementwise("And", [finite, builder.elementwise("Not", [has_key], ir.DataType.BOOL)], ir.DataType.BOOL)
+    tests = [_has_key(compact, -math.inf, builder), _no_key(compact, highest, builder)]
+    fully_masked = builder.elementwise("And", tests, ir.DataType.BOOL)
     return IndexedValue(fully_masked, (*compact.axes[:3], ()))
 
 

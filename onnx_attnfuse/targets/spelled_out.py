@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, length, refined
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.spec import Added, AttentionSpec, Source
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Source
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, Spelling
@@ -25,11 +27,13 @@ from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
 from onnx_attnfuse.targets.bias import BiasEmitter
-from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
+from onnx_attnfuse.targets.fully_masked_rows import Rows, are_as_in_float32, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
 
 ALONE: bool = False
 INFO = OpInfo(SPELLED_OUT, {}, target=__name__)
+_DIGITS = 1e-5
+"""A factor may be off by this part of it where it is one number of the attention's type."""
 _MOVES = REARRANGES | REPEATS
 _BESIDE = _MOVES | {"DequantizeLinear", "QuantizeLinear"}
 """Operators that may stand between those of a spelling: a provider for quantised models takes roundings in."""
@@ -72,8 +76,6 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     rows = read_rows(spec, meaning, encoding, BiasEmitter(builder, axes, spec.dtype), context)
-    if rows.zero_query is not None:
-        raise Refused("levelled-rows", "rows without a key get the mean of the values, for which queries would be set to 0")
     targets: tuple[Axes, Axes, Axes] = (
         (axes.b, axes.n, axes.i, axes.h),
         (axes.b, axes.n, axes.h, axes.j),
@@ -82,6 +84,9 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     chosen = [cheapest(_whole(operand), target) for operand, target in zip(spec.operands(), targets, strict=True)]
     query, key, value = (arranged(builder, item, target, spec.dtype) for item, target in zip(chosen, targets, strict=True))
     scale = spec.scale * chosen[0].factor * chosen[1].factor
+    if not _is_kept(scale, spec.dtype):
+        raise Refused("no-kernel-for-type", f"{type_name(spec.dtype)} does not keep the digits of {scale:g} as one factor")
+    query = _levelled(builder, query, rows, axes)
     early, late = (scale, 1.0) if spelling.scale == "queries" else (1.0, scale)
     scores = _product(builder, _times(builder, query, early), key, spec, (length(axes.i), length(axes.j)))
     scores = _times(builder, scores, late)
@@ -108,6 +113,28 @@ def is_in_place(spec: AttentionSpec, spelling: Spelling) -> bool:
     return all(masks) and ops == ["MatMul", *scaled, *(["Add"] * bool(masks)), "Softmax", "MatMul"]
 
 
+def keeps_rows(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> bool:
+    """Whether rows without a key are right on a provider in the spelling that is there, as `is_in_place` tells it.
+
+    Where it computes in float16, their scores or their mask have to be edited, and may be already, by an earlier run.
+    """
+    if not context.device.provider.computes_in_float16 or are_as_in_float32(spec, meaning, context):
+        return True
+    masks = [step.indexed.value for step in spec.mask if isinstance(step, Added)]
+    return any(_is_edited(value, context.builder.facts) for value in [*masks, *(source.indexed.value for source in spec.query)])
+
+
+def _is_edited(value: ir.Value, facts: Facts) -> bool:
+    """Whether some rows of a tensor are 0, or less their own maximum."""
+    node = value.producer()
+    if node is None or node.op_type != "Where" or node.inputs[1] is None or node.inputs[2] is None:
+        return False
+    edited, kept = node.inputs[1], node.inputs[2]
+    made = edited.producer()
+    raised = made is not None and made.op_type == "Sub" and made.inputs[0] is kept
+    return facts.number(kept) is None and (raised or facts.number(edited) == 0)
+
+
 def _whole(operand: tuple[Source, ...]) -> tuple[Source, ...]:
     """The sources of an operand that need not be rotated, and that are no larger tensor of which it is a part."""
     plain = [source for source in operand if source.rotary is None]
@@ -116,9 +143,28 @@ def _whole(operand: tuple[Source, ...]) -> tuple[Source, ...]:
     )
 
 
+def _is_kept(number: float, dtype: ir.DataType) -> bool:
+    """Whether a type holds a number closely enough that scores do not move visibly."""
+    kept = float(np.array(number, dtype.numpy()))
+    return abs(kept - number) <= _DIGITS * abs(number)
+
+
 def _times(builder: Builder, value: ir.Value, factor: float) -> ir.Value:
     dtype = builder.facts.dtype(value)
     return value if factor == 1.0 else builder.elementwise("Mul", [value, builder.scalar(factor, dtype)], dtype)
+
+
+def _levelled(builder: Builder, query: ir.Value, rows: Rows, axes: Axes4) -> ir.Value:
+    """Queries (b, n, s, h) whose rows without a key are 0, where scores of such rows must all be equal."""
+    if rows.zero_query is None:
+        return query
+    test = rows.zero_query.refined()
+    present = {leaf for axis in test.axes for leaf in axis}
+    target = tuple(axis if present & set(axis) else () for axis in (axes.b, axes.n, axes.i, ()))
+    zero = builder.scalar(0.0, builder.facts.dtype(query))
+    levelled = builder.elementwise("Where", [arrange(builder, test, target), zero, query], builder.facts.dtype(query))
+    builder.facts.copy(query, levelled)
+    return levelled
 
 
 def _product(builder: Builder, left: ir.Value, right: ir.Value, spec: AttentionSpec, last: Sequence[Dim]) -> ir.Value:

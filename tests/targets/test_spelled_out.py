@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import onnx_attnfuse
 from benchmarks.environment_table import SITES
@@ -35,6 +37,7 @@ WANTED = """qk = MatMul(q, kt)
     masked = Add(scaled, bias)
     kept = Softmax<axis = -1>(masked)"""
 WHERE = WANTED.replace("Add(scaled, bias)", "Where(seen, scaled, low)")
+LOWERED = WANTED.replace("masked =", "lowered = Where(seen, zero, low)\n    masked =").replace("bias", "lowered")
 EARLY = """qs = Mul(q, scale)
     qk = MatMul(qs, kt)
     masked = Add(qk, bias)
@@ -54,12 +57,12 @@ CAPPED = """qk = MatMul(q, kt)
 SCALED = WHERE.replace("Mul(qk, scale)", "Mul(qk, row)").replace("qk = ", "row = ReduceMax<keepdims = 1>(q)\n    qk = ")
 
 
-def written(body: str, ep: str = "qnn") -> tuple[onnx.ModelProto, onnx.ModelProto, onnx_attnfuse.SiteReport]:
+def written(body: str, ep: str = "qnn", low: float = -3e38) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx_attnfuse.SiteReport]:
     """A source, what is written for a provider, and the report on its attention."""
-    source = parsed(TEXT.replace("BODY", body))
-    result = onnx_attnfuse.optimize(source, ep=ep, verify="sites")
+    text = TEXT.replace("BODY", body).replace("-3e38", repr(low))
+    result = onnx_attnfuse.optimize(parsed(text), ep=ep, verify="sites")
     (site,) = result.report.sites
-    return parsed(TEXT.replace("BODY", body)), result.model, site
+    return parsed(text), result.model, site
 
 
 def hostile() -> dict[str, np.ndarray]:
@@ -104,7 +107,9 @@ def test_a_real_export_is_spelled_as_the_provider_wants_it_and_gives_the_same(pa
     assert Counter(node.op_type for node in again.model.graph.node) == Counter(node.op_type for node in result.model.graph.node)
 
 
-@pytest.mark.parametrize(("body", "ep"), [(WANTED, "qnn"), (EARLY, "tensorrt"), (WANTED.replace("= Mul(", "= Div("), "coreml")])
+@pytest.mark.parametrize(
+    ("body", "ep"), [(WANTED, "openvino"), (EARLY, "tensorrt"), (WANTED.replace("= Mul(", "= Div("), "coreml")]
+)
 def test_what_is_spelled_as_wanted_stays_untouched(body: str, ep: str) -> None:
     source, model, site = written(body, ep)
     assert (site.status, [reason.code for reason in site.reasons]) == ("spelled-out", ["spelled-as-wanted"])
@@ -139,6 +144,63 @@ def test_rows_without_a_key_are_told_apart_where_a_provider_computes_in_float16(
             item.CopyFrom(onnx.numpy_helper.from_array(narrow, item.name))
     assert any(np.isinf(array).any() for array in before if array.dtype == np.float32)
     check_equal(source, model)
+
+
+def half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model all of whose floats are float16."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    assert not [node for node in model.graph.node if node.op_type in {"Constant", "ConstantOfShape"}]
+    for item in model.graph.initializer:
+        if item.data_type == onnx.TensorProto.FLOAT:
+            with np.errstate(over="ignore"):
+                item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item).astype(np.float16), item.name))
+    for attribute in (item for node in model.graph.node if node.op_type == "Cast" for item in node.attribute):
+        attribute.i = onnx.TensorProto.FLOAT16 if attribute.i == onnx.TensorProto.FLOAT else attribute.i
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    return model
+
+
+def in_half(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The output of a model all of whose floats are float16, added and multiplied as NumPy does it."""
+    with np.errstate(all="ignore"):
+        outputs: list[Any] = list(ReferenceEvaluator(half(model)).run(None, narrow(feeds)))
+    return np.asarray(outputs[0], np.float32)
+
+
+def narrow(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Inputs in float16."""
+    with np.errstate(over="ignore"):
+        return {name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in feeds.items()}
+
+
+@pytest.mark.parametrize("body", [WHERE, LOWERED], ids=["replaced", "added"])
+@pytest.mark.parametrize("low", [-3.4028234663852886e38, -1e9])
+def test_rows_without_a_key_are_those_of_float32_where_a_provider_computes_in_float16(body: str, low: float) -> None:
+    feeds = hostile()
+    feeds["q"] *= 9
+    source, model, site = written(body, low=low)
+    assert (site.status, site.mask_form) == ("spelled-out", "MatMul, Mul, Add b 1 s t, Softmax, MatMul")
+    expected = run(source, feeds)["out"]
+    np.testing.assert_allclose(run(model, feeds)["out"], expected, atol=1e-4)
+    np.testing.assert_allclose(in_half(model, feeds), expected, atol=3e-2)
+    unedited = written(body, "coreml", low)[1]
+    assert not np.allclose(in_half(unedited, feeds)[0, :, 1], expected[0, :, 1], atol=3e-2, equal_nan=False)
+    (again,) = onnx_attnfuse.explain(model, ep="qnn", verify="none").sites
+    assert [reason.code for reason in again.reasons] == ["spelled-as-wanted"]
+
+
+def test_rows_without_a_key_of_half_models_are_those_of_the_cpu_where_a_provider_computes_in_float16() -> None:
+    source = half(parsed(TEXT.replace("BODY", LOWERED).replace("-3e38", "-65504.0")))
+    feeds = hostile()
+    feeds["q"] *= 9
+    model = onnx_attnfuse.optimize(half(source), ep="qnn", verify="sites").model
+    expected = run(source, narrow(feeds))["out"].astype(np.float32)
+    np.testing.assert_allclose(in_half(model, feeds), expected, atol=3e-2)
+    assert not np.allclose(in_half(source, feeds)[0, :, 1], expected[0, :, 1], atol=3e-2)
+    (again,) = onnx_attnfuse.explain(model, ep="qnn", verify="none").sites
+    assert [reason.code for reason in again.reasons] == ["spelled-as-wanted"]
 
 
 @pytest.mark.parametrize(("body", "code"), [(CAPPED, "no-softcap"), (SCALED, "scale-at-run-time")])

@@ -34,16 +34,22 @@ PROVIDER = ExecutionProvider(
         ),
         "PackedMultiHeadAttention": None,
     },
-    spelling=Spelling("node groups read in onnxruntime-qnn (builder/qnn_node_group: scale_softmax, masked_softmax)", _FLOAT),
+    spelling=Spelling(
+        "node groups read in onnxruntime-qnn (builder/qnn_node_group: scale_softmax, masked_softmax)",
+        _FLOAT | {ir.DataType.FLOAT16},
+    ),
     skip_norms="none",
     keeps_nan_rows=True,
     takes_if=False,
     fixed_sizes=True,
+    computes_in_float16=True,
+    rounds_float16=False,
     gathers_flat=True,
     runs_rms_norm=False,
     merges_into_norms=True,
 )
 """With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
-one, and said nothing. A Concat of parts that have no elements is not taken at all. RMSNormalization is wrong for some sizes, so
-is what is made of Sqrt, Reciprocal and two products, if it does not end the session, and so is LayerNormalization behind a sum or
-product with a table that all entries share, from 16 positions on."""
+one, and said nothing. What lies below float16's range is -65536 there, and beside it numbers lie 32 apart, so that scores of 16
+and more are left of a row that float32 levels. A Concat of parts that have no elements is not taken at all. RMSNormalization is
+wrong for some sizes, so is what is made of Sqrt, Reciprocal and two products, if it does not end the session, and so is
+LayerNormalization behind a sum or product with a table that all entries share, from 16 positions on."""
