@@ -46,7 +46,6 @@ from onnx_attnfuse.thresholds import (
     LEAST_EXPONENT,
     LEVELS_HALF,
     LOWEST_FLOAT32,
-    ROUNDS_ALL,
     ROUNDS_HALF,
 )
 
@@ -302,14 +301,14 @@ def _as_in_float32(
     builder, bias = context.builder, rows.bias or compact
     if spec.dtype == ir.DataType.FLOAT16:
         return dataclasses.replace(rows, bias=_raised(bias, _level_rows(compact, ROUNDS_HALF, builder).value, builder))
-    dead = _absorbed(masked, fills, context)
+    written = context.bounds.of(compact.value)[0]  # what lies below a floor is the lowest number there
+    dead = _absorbed(masked, fills) | ({written} if -math.inf < written <= ABSORBS else set[float]())
     if spec.dtype != ir.DataType.FLOAT or not dead or rows.refills:
         return rows
-    test = _no_key(compact, _absorbs_all(context), builder)
+    test = _no_key(compact, ABSORBS, builder)
     rows = _zeroing(rows, IndexedValue(test, (*compact.axes[:3], ())), builder)
-    bias = _finite(bias, test, builder) if len(dead) == 1 else _raised(bias, test, builder)
-    assumes: tuple[AssumptionName, ...] = ("level-rows",) if max(dead) > ABSORBS else ()
-    return dataclasses.replace(rows, bias=bias, assumes=(*rows.assumes, *assumes))
+    bias = _finite(bias, test, builder) if dead == {written} else _raised(bias, test, builder)
+    return dataclasses.replace(rows, bias=bias)
 
 
 def are_as_in_float32(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> bool:
@@ -318,21 +317,16 @@ def are_as_in_float32(spec: AttentionSpec, meaning: Meaning, context: BuildConte
         return True
     if spec.dtype == ir.DataType.FLOAT16:
         return context.bounds.lowest(spec.mask) > ROUNDS_HALF
-    return not _absorbed(masked_keys(spec.mask, context.reader, context.bounds), "lowest", context)
+    return not _absorbed(masked_keys(spec.mask, context.reader, context.bounds), "lowest")
 
 
-def _absorbed(masked: MaskedKeys, fills: Fills, context: BuildContext) -> frozenset[float]:
+def _absorbed(masked: MaskedKeys, fills: Fills) -> frozenset[float]:
     """Numbers of a bias in rows without a key that leave nothing of a score in float32; none if all of them are -inf."""
     lowest = -largest(ir.DataType.FLOAT)
     kept = [key.scored or fills == "exact" or key.high == -math.inf for key in masked.keys]
     numbers = [(key.low, key.high) if keep else (lowest, lowest) for key, keep in zip(masked.keys, kept, strict=True)]
-    found = frozenset(number for pair in numbers if pair[0] <= _absorbs_all(context) for number in pair)
+    found = frozenset(number for pair in numbers if pair[0] <= ABSORBS for number in pair)
     return frozenset() if found <= {-math.inf} else found
-
-
-def _absorbs_all(context: BuildContext) -> float:
-    """From here down float32 leaves nothing of a row's scores."""
-    return ROUNDS_ALL if context.bounds.level_rows else ABSORBS
 
 
 def _level_rows(compact: IndexedValue, highest: float, builder: Builder) -> IndexedValue:

@@ -61,7 +61,8 @@ def _fused(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
         result = onnx_attnfuse.optimize(model, verify=level, **choices(recipe))
     reasons = [reason for site in result.report.sites for reason in site.reasons]
     messages = tuple(reason.message for reason in reasons if reason.code in _SERIOUS)
-    return Arrived(result.model, result.report.fused, frozenset(reason.code for reason in reasons), messages=messages)
+    fused = sum(site.is_rewritten for site in result.report.sites)
+    return Arrived(result.model, fused, frozenset(reason.code for reason in reasons), messages=messages)
 
 
 def choices(recipe: Recipe) -> dict[str, Any]:

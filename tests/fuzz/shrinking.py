@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tests.fuzz.recipe import CHOICES, MASK_CHOICES, Mask, Recipe, Table, consistent
 
@@ -59,17 +60,23 @@ def _steps(recipe: Recipe) -> Iterator[Recipe]:
 def _simpler_values(item: Recipe | Mask, table: Table) -> Iterator[tuple[str, object]]:
     """The simplest value of each choice, then the others before the one that it has."""
     for name, choices in table.items():
-        place = choices.index(getattr(item, name))
+        place = _place(item, name, choices)
         if place:
             yield name, choices[0]
     for name, choices in table.items():
-        for value in choices[1 : choices.index(getattr(item, name))]:
+        for value in choices[1 : _place(item, name, choices)]:
             yield name, value
 
 
 def cost(recipe: Recipe) -> tuple[int, int, int]:
     """How far a recipe is from the simplest: masks, choices that are not the simplest, and how far these are."""
-    places = [choices.index(getattr(recipe, name)) for name, choices in CHOICES.items()]
+    places = [_place(recipe, name, choices) for name, choices in CHOICES.items()]
     for mask in recipe.masks:
-        places += [choices.index(getattr(mask, name)) for name, choices in MASK_CHOICES.items()]
+        places += [_place(mask, name, choices) for name, choices in MASK_CHOICES.items()]
     return len(recipe.masks) + sum(map(bool, places)), sum(places), recipe.numbers
+
+
+def _place(item: Recipe | Mask, name: str, choices: Sequence[Any]) -> int:
+    """How far a choice is from the simplest; what is none of them is furthest."""
+    value = getattr(item, name)
+    return choices.index(value) if value in choices else len(choices)
