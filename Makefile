@@ -98,8 +98,8 @@ coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
 	$(BIN)/python -m models.coverage build/zoo
 
-fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JOBS, VERIFY=sites|none|both.
-	$(BIN)/python -m tests.fuzz --graphs $(N) --seed $(SEED) --jobs $(JOBS) --verify $(VERIFY) --out build/fuzz
+fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JOBS, VERIFY=sites|none|both, EP.
+	$(BIN)/python -m tests.fuzz --graphs $(N) --seed $(SEED) --jobs $(JOBS) --verify $(VERIFY) $(if $(EP),--ep $(EP)) --out build/fuzz
 
 bench: .venv/models  ## Speed and memory beside the other tools, into benchmarks/results; half an hour.
 	$(BIN)/python benchmarks/fusing.py

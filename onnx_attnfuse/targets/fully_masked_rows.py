@@ -307,7 +307,7 @@ def _as_in_float32(
         return rows
     test = _no_key(compact, ABSORBS, builder)
     rows = _zeroing(rows, IndexedValue(test, (*compact.axes[:3], ())), builder)
-    bias = _finite(bias, test, builder) if dead == {written} else _raised(bias, test, builder)
+    bias = _finite(bias, test, builder) if all(number == written for number in dead) else _raised(bias, test, builder)
     return dataclasses.replace(rows, bias=bias)
 
 
