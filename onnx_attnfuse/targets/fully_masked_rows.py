@@ -40,6 +40,7 @@ from onnx_attnfuse.targets.base import BuildContext, MaskEncoding
 from onnx_attnfuse.targets.bias import BiasEmitter, is_infinite
 from onnx_attnfuse.targets.half_sums import adds_in_float32, check_half_sums, check_narrowed_sums, lowest_of, rounds_to_half
 from onnx_attnfuse.targets.row_edits import Refill
+from onnx_attnfuse.targets.row_tests import at_zero, chosen_above, chosen_in, level_rows, no_key, raised_in
 from onnx_attnfuse.thresholds import (
     ABSORBS,
     ABSORBS_HALF,
@@ -145,11 +146,11 @@ def _with_dead_rows(
             message = "exponentials of a whole row may be 0, as no maximum is subtracted first"
             raise Refused("unshifted-exponentials", message)
         between = context.bounds.masked_from / 2  # a bias may be added to what masks, and to what does not
-        return _refill_dead_rows(rows, compact, between, math.nan, context.builder)
+        return _refill_dead_rows(rows, compact, between, math.nan, context)
     if fills == "exact" or _leaves_scores(spec, context):
         rows = _zeroing(rows, emitter.replaced_rows(spec.mask), context.builder)
     if spec.dtype is not None and _is_floored_elsewhere(-largest(spec.dtype), spec):
-        rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context.builder)
+        rows = _level_dead_rows(rows, compact, -largest(spec.dtype), context)
     guards = [rule for rule in spec.row_rules if rule.condition is None]
     lowest_counts = any(rule.lowest_counts for rule in guards)
     lowest = lowest_of(spec, context)
@@ -157,9 +158,9 @@ def _with_dead_rows(
         return _unless_zero(rows, compact, spec, fills, context)
     if lowest <= (LOWEST_FLOAT32 if lowest_counts else -math.inf) and (guards or not context.device.provider.keeps_nan_rows):
         bound = LOWEST_FLOAT32 if lowest_counts else -math.inf
-        rows = _refill_dead_rows(rows, compact, bound, 0.0 if guards else math.nan, context.builder)
+        rows = _refill_dead_rows(rows, compact, bound, 0.0 if guards else math.nan, context)
     levelled = _levelled_below(spec, lowest, context)
-    return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context.builder)
+    return rows if levelled is None else _level_dead_rows(rows, compact, levelled, context)
 
 
 def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[AssumptionName, ...]:
@@ -207,31 +208,16 @@ def _refilled(rows: Rows, refill: Refill) -> Rows:
     return dataclasses.replace(rows, refills=(*rows.refills, refill))
 
 
-def _has_key(compact: IndexedValue, bound: float, builder: Builder) -> ir.Value:
-    """Rows in which some mask value is above `bound`.
-
-    Compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number. What is finite is
-    above -inf rather than no less than the lowest number, which is -inf itself where a provider computes in float16.
-    """
-    wide = builder.cast(compact.value, ir.DataType.FLOAT)
-    seen = builder.elementwise("Greater", [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
-    return builder.holds_along(seen, [3])
-
-
-def _no_key(compact: IndexedValue, bound: float, builder: Builder) -> ir.Value:
-    return builder.elementwise("Not", [_has_key(compact, bound, builder)], ir.DataType.BOOL)
-
-
-def _refill_dead_rows(rows: Rows, compact: IndexedValue, bound: float, number: float, builder: Builder) -> Rows:
+def _refill_dead_rows(rows: Rows, compact: IndexedValue, bound: float, number: float, context: BuildContext) -> Rows:
     """Rows without a number above `bound`: finite before the operator, given their number after it.
 
     The number is 0 where the source guards, and NaN where it does not: GPU kernels differ in what they make of such rows.
     """
-    fully_masked = _no_key(compact, bound, builder)
-    test = IndexedValue(fully_masked, (*compact.axes[:3], ()))
-    return _refilled(
-        dataclasses.replace(rows, bias=_finite(rows.bias or compact, fully_masked, builder)), Refill(test, True, number)
-    )
+    test = no_key(compact, bound, context)
+    bias, builder = rows.bias or compact, context.builder
+    seen = chosen_above(compact, bound, context) if bias is compact else None
+    bias = at_zero(bias, test.value, builder) if seen is None else chosen_in(compact, seen, test, builder)
+    return _refilled(dataclasses.replace(rows, bias=bias), Refill(test, True, number))
 
 
 def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: Fills, context: BuildContext) -> Rows:
@@ -242,13 +228,13 @@ def _unless_zero(rows: Rows, compact: IndexedValue, spec: AttentionSpec, fills: 
     if any(rule.lowest_counts for rule in guards):
         return rows
     if lowest == -math.inf and not guards:
-        rows = _refill_dead_rows(rows, compact, -math.inf, math.nan, builder)
+        rows = _refill_dead_rows(rows, compact, -math.inf, math.nan, context)
     if fills == "lowest" and any(isinstance(step, Floored) or _is_finite(step) for step in spec.mask):
         lowest = min(lowest, -largest(spec.dtype))
     highest = LEVELS_HALF if rounds_to_half(spec, context) else -largest(spec.dtype)
     if lowest <= highest and not all(_is_infinite(step) for step in spec.mask):
-        level = _level_rows(compact, highest, builder)
-        raised = _raised(rows.bias or compact, level.value, builder)
+        level = level_rows(compact, highest, context)
+        raised = raised_in(rows.bias or compact, level.value, builder)
         rows = dataclasses.replace(rows if _keeps_scores(spec, context) else _zeroing(rows, level, builder), bias=raised)
     return rows
 
@@ -263,13 +249,6 @@ def _is_added(step: MaskStep) -> bool:
     return isinstance(step, Added)
 
 
-def _raised(bias: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
-    """A bias whose largest number is 0 in certain rows, which softmax does not see."""
-    dtype = builder.facts.dtype(bias.value)
-    raised = builder.elementwise("Sub", [bias.value, builder.reduce("ReduceMax", bias.value, [3])], dtype)
-    return IndexedValue(builder.elementwise("Where", [fully_masked, raised, bias.value], dtype), bias.axes)
-
-
 def _is_finite(step: MaskStep) -> bool:
     return isinstance(step, Replaced) and math.isfinite(step.fill)
 
@@ -278,15 +257,9 @@ def _is_infinite(step: MaskStep) -> bool:
     return isinstance(step, Replaced) and math.isinf(step.fill)
 
 
-def _finite(compact: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
-    dtype = builder.facts.dtype(compact.value)
-    zero = builder.scalar(0.0, dtype)
-    return IndexedValue(builder.elementwise("Where", [fully_masked, zero, compact.value], dtype), compact.axes)
-
-
-def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, builder: Builder) -> Rows:
+def _level_dead_rows(rows: Rows, compact: IndexedValue, highest: float, context: BuildContext) -> Rows:
     """Rows of finite numbers up to `highest` only: all scores of such a row become 0, and the bias alone counts."""
-    return _zeroing(rows, _level_rows(compact, highest, builder), builder)
+    return _zeroing(rows, level_rows(compact, highest, context), context.builder)
 
 
 def _as_in_float32(
@@ -300,14 +273,15 @@ def _as_in_float32(
     """
     builder, bias = context.builder, rows.bias or compact
     if spec.dtype == ir.DataType.FLOAT16:
-        return dataclasses.replace(rows, bias=_raised(bias, _level_rows(compact, ROUNDS_HALF, builder).value, builder))
+        return dataclasses.replace(rows, bias=raised_in(bias, level_rows(compact, ROUNDS_HALF, context).value, builder))
     written = context.bounds.of(compact.value)[0]  # what lies below a floor is the lowest number there
     dead = _absorbed(masked, fills) | ({written} if -math.inf < written <= ABSORBS else set[float]())
     if spec.dtype != ir.DataType.FLOAT or not dead or rows.refills:
         return rows
-    test = _no_key(compact, ABSORBS, builder)
-    rows = _zeroing(rows, IndexedValue(test, (*compact.axes[:3], ())), builder)
-    bias = _finite(bias, test, builder) if all(number == written for number in dead) else _raised(bias, test, builder)
+    test = no_key(compact, ABSORBS, context)
+    edited = at_zero if all(number == written for number in dead) else raised_in
+    rows = _zeroing(rows, test, builder)
+    bias = edited(bias, test.value, builder)
     return dataclasses.replace(rows, bias=bias)
 
 
@@ -327,13 +301,6 @@ def _absorbed(masked: MaskedKeys, fills: Fills) -> frozenset[float]:
     numbers = [(key.low, key.high) if keep else (lowest, lowest) for key, keep in zip(masked.keys, kept, strict=True)]
     found = frozenset(number for pair in numbers if pair[0] <= ABSORBS for number in pair)
     return frozenset() if found <= {-math.inf} else found
-
-
-def _level_rows(compact: IndexedValue, highest: float, builder: Builder) -> IndexedValue:
-    """Rows without a number above `highest`, but with a finite one."""
-    tests = [_has_key(compact, -math.inf, builder), _no_key(compact, highest, builder)]
-    fully_masked = builder.elementwise("And", tests, ir.DataType.BOOL)
-    return IndexedValue(fully_masked, (*compact.axes[:3], ()))
 
 
 def _zeroing(rows: Rows, fully_masked: IndexedValue, builder: Builder) -> Rows:

@@ -19,9 +19,12 @@ _LANES = 4
 
 
 def _flash(params: AttentionParams) -> AssumptionName | None:
-    """The flash kernel counts keys twice where a subgroup has fewer than 8 lanes; a single query is computed by another one."""
-    size, v_size = params.head_size, params.v_head_size
-    others = params.rows == 1 or (isinstance(size, int) and (size % _LANES or size != v_size))
+    """The flash kernel counts keys twice where a subgroup has fewer than 8 lanes; a single query is computed by another one.
+
+    A size that is not known may be one that it takes.
+    """
+    sizes = [size for size in (params.head_size, params.v_head_size) if isinstance(size, int)]
+    others = params.rows == 1 or any(size % _LANES for size in sizes) or len(set(sizes)) == 2
     return None if others else "wide-subgroups"
 
 

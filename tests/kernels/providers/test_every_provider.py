@@ -15,6 +15,7 @@ from benchmarks.environment_table import SITES
 from docs import provider_pages
 from onnx_attnfuse import OptionError
 from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
+from onnx_attnfuse.graph.sizes import symbol
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.device import resolve
@@ -94,6 +95,16 @@ def test_what_a_kernel_is_right_under_is_named_and_has_to_be_asked_for(
 @pytest.mark.parametrize(("window", "codes"), [(True, {"wrong-on-device"}), (False, set())])
 def test_what_was_measured_to_be_wrong_is_refused_and_its_near_miss_is_taken(window: bool, codes: set[str]) -> None:
     params = AttentionParams(FLOAT, 1, 4, 1, 8, 64, 64, "none", causal=True, windowed=window, op="GroupQueryAttention")
+    reason = why_wrong(params, PlanContext(resolve("webgpu")))
+    assert ({reason.code} if reason is not None else set()) == codes
+
+
+@pytest.mark.parametrize(("v_head_size", "codes"), [(8, {"wrong-on-device"}), (None, {"wrong-on-device"}), (12, set())])
+def test_a_size_of_values_that_is_not_known_may_be_one_that_the_flash_kernel_takes(
+    v_head_size: int | None, codes: set[str]
+) -> None:
+    size = symbol("v") if v_head_size is None else v_head_size
+    params = AttentionParams(FLOAT, 1, 4, 16, 16, 8, size, "none", op="MultiHeadAttention")
     reason = why_wrong(params, PlanContext(resolve("webgpu")))
     assert ({reason.code} if reason is not None else set()) == codes
 

@@ -1,0 +1,84 @@
+"""Which rows of a mask have a key, told at run time, and masks that are edited where they have none."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.targets.base import BuildContext
+
+
+def has_key(compact: IndexedValue, bound: float, context: BuildContext) -> IndexedValue:
+    """Rows in which some mask value is above `bound`, (b or 1, n or 1, s or 1, 1).
+
+    Where a condition chooses these values, it is asked: a position bias with heads is many times as large. Else values are
+    compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number. What is finite is
+    above -inf rather than no less than the lowest number, which is -inf itself where a provider computes in float16.
+    """
+    builder, seen = context.builder, chosen_above(compact, bound, context)
+    if seen is None:
+        wide = builder.cast(compact.value, ir.DataType.FLOAT)
+        above = builder.elementwise("Greater", [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
+        seen = IndexedValue(above, compact.axes)
+    return IndexedValue(builder.holds_along(seen.value, [3]), (*seen.axes[:3], ()))
+
+
+def no_key(compact: IndexedValue, bound: float, context: BuildContext) -> IndexedValue:
+    """Rows in which no mask value is above `bound`, (b or 1, n or 1, s or 1, 1)."""
+    seen = has_key(compact, bound, context)
+    return IndexedValue(context.builder.elementwise("Not", [seen.value], ir.DataType.BOOL), seen.axes)
+
+
+def level_rows(compact: IndexedValue, highest: float, context: BuildContext) -> IndexedValue:
+    """Rows without a number above `highest`, but with a finite one."""
+    tests = [has_key(compact, -math.inf, context), no_key(compact, highest, context)]
+    fully_masked = context.builder.elementwise("And", [test.value for test in tests], ir.DataType.BOOL)
+    return IndexedValue(fully_masked, tuple(one or other for one, other in zip(tests[0].axes, tests[1].axes, strict=True)))
+
+
+def chosen_above(compact: IndexedValue, bound: float, context: BuildContext) -> IndexedValue | None:
+    """The condition of a Where that gives numbers above `bound` where it holds, and none where it does not."""
+    builder, node = context.builder, compact.value.producer()
+    if node is None or node.op_type != "Where":
+        return None
+    condition, kept, fill = node.inputs
+    if condition is None or kept is None or fill is None:
+        return None
+    axes = aligned(condition, compact.axes, builder.facts)
+    if axes is None or len(axes) != len(compact.axes):
+        return None
+    spans = [context.bounds.of(value) for value in (kept, fill)]
+    if spans[0][0] > bound >= spans[1][1]:
+        return IndexedValue(condition, axes)
+    if spans[1][0] > bound >= spans[0][1]:
+        return IndexedValue(builder.elementwise("Not", [condition], ir.DataType.BOOL), axes)
+    return None
+
+
+def chosen_in(compact: IndexedValue, seen: IndexedValue, rows: IndexedValue, builder: Builder) -> IndexedValue:
+    """A bias that a Where chooses, with what it chooses where `seen` holds in certain rows too; so it is written once."""
+    node, dtype = compact.value.producer(), builder.facts.dtype(compact.value)
+    assert node is not None
+    condition, kept, fill = node.inputs
+    assert kept is not None
+    assert fill is not None
+    either = builder.elementwise("Or", [seen.value, rows.value], ir.DataType.BOOL)
+    chosen = [kept, fill] if condition is seen.value else [fill, kept]
+    return IndexedValue(builder.elementwise("Where", [either, *chosen], dtype), compact.axes)
+
+
+def at_zero(compact: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
+    """A bias that is 0 in certain rows."""
+    dtype = builder.facts.dtype(compact.value)
+    zero = builder.scalar(0.0, dtype)
+    return IndexedValue(builder.elementwise("Where", [fully_masked, zero, compact.value], dtype), compact.axes)
+
+
+def raised_in(bias: IndexedValue, fully_masked: ir.Value, builder: Builder) -> IndexedValue:
+    """A bias whose largest number is 0 in certain rows, which softmax does not see."""
+    dtype = builder.facts.dtype(bias.value)
+    raised = builder.elementwise("Sub", [bias.value, builder.reduce("ReduceMax", bias.value, [3])], dtype)
+    return IndexedValue(builder.elementwise("Where", [fully_masked, raised, bias.value], dtype), bias.axes)
