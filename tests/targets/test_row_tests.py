@@ -12,7 +12,8 @@ from tests.support.bundled import run
 from tests.support.small_models import parsed
 
 _TEXT = """<ir_version: 10, opset_import: ["" : 18]>
-attention (float[2, 3, 5, 4] q, float[2, 3, 5, 4] k, float[2, 3, 5, 4] v, bool[2, 1, 5, 5] seen, float[1, 3, 5, 5] given) => (float[2, 3, 5, 4] out)
+attention (float[2, 3, 5, 4] q, float[2, 3, 5, 4] k, float[2, 3, 5, 4] v, bool[2, 1, 5, 5] seen, float[1, 3, 5, 5] given)
+    => (float[2, 3, 5, 4] out)
 <float[1, 3, 5, 5] table = {NUMBERS}, float ninf = {-inf}, float zero = {0}>
 {
     hidden = Not(seen)
