@@ -104,6 +104,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "ConstantOfShape": ([listed(2, 3)], {"value": onnx.numpy_helper.from_array(np.array([4.0], F))}, [0]),
     "Pad": ([normal(2, 3), listed(1, 0, 0, 2)], {}, [1]), "Trilu": ([normal(4, 5), np.array(1, INT64)], {}, [1]),
     "Trilu below": ([normal(4, 5), np.array(0, INT64)], {"upper": 0}, [1]), "EyeLike": ([normal(3, 4)], {"k": 1}),
+    "OneHot": ([listed(2, -1, 7), np.array(5, INT64), listed(1, 3)], {}, [1]),
     "MatMul": ([normal(2, 3, 4), normal(4, 2)],), "MatMul of vectors": ([normal(4), normal(4)],),
     "Gemm": ([normal(3, 4), normal(2, 4), normal(2)], {"transB": 1, "alpha": 0.5, "beta": 2.0}),
     "Einsum": ([normal(2, 3, 4), normal(2, 5, 4)], {"equation": "bic,bjc->bij"}), "Softmax": ([normal(2, 5)],),

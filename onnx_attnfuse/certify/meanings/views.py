@@ -10,7 +10,21 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of, wrapped
-from onnx_attnfuse.certify.terms import FALSE, ONE, TRUE, ZERO, Term, add, conjoin, ite, multiply, number, product, subtract
+from onnx_attnfuse.certify.terms import (
+    FALSE,
+    ONE,
+    TRUE,
+    ZERO,
+    Term,
+    add,
+    conjoin,
+    disjoin,
+    ite,
+    multiply,
+    number,
+    product,
+    subtract,
+)
 
 _INT64 = ir.DataType.INT64
 _FAR = 1 << 31
@@ -250,9 +264,21 @@ def _eye_like(call: Call) -> Sequence[Array]:
     ]
 
 
+def _one_hot(call: Call) -> Sequence[Array]:
+    indices, depth, values = call.array(0), call.array(1).items()[0], call.array(2)
+    call.refuse(axis=-1)
+
+    def read(place: Index) -> Term:
+        index = indices.at(*place[:-1])
+        hot = disjoin(*(arithmetic.equals(place[-1], item) for item in (index, add(index, depth))))
+        return ite(hot, values.at(ONE), values.at(ZERO))
+
+    return [Array([*indices.shape, depth], values.dtype, read)]
+
+
 MEANINGS: Mapping[str, Meaning] = {
     "Identity": _identity, "Shape": _shape, "Size": _size, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Tile": _tile, "Range": _range,
-    "ConstantOfShape": _constant_of_shape, "Pad": _pad, "Trilu": _trilu, "EyeLike": _eye_like,
+    "ConstantOfShape": _constant_of_shape, "Pad": _pad, "Trilu": _trilu, "EyeLike": _eye_like, "OneHot": _one_hot,
 }  # fmt: skip

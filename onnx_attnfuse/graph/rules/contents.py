@@ -223,8 +223,8 @@ def _split(node: ir.Node, facts: Known) -> Content:
 
 
 def _regroup(node: ir.Node, facts: Known) -> Content:
-    """Reshape, Squeeze, Unsqueeze, Flatten and Expand between ranks 0 and 1."""
-    content = input_content(node, 0, facts)
+    """Reshape, Squeeze, Unsqueeze, Flatten and Expand between ranks 0 and 1, and of one row that is hot in one place."""
+    content = input_content(node, 0, facts) or _hot_row(node.inputs[0], facts)
     dims = facts.dims(node.outputs[0])
     if content is None or dims is None or len(dims) > 1:
         return None
@@ -234,6 +234,20 @@ def _regroup(node: ir.Node, facts: Known) -> Content:
     if node.op_type == "Expand" and len(items) == 1:
         return items * dims[0] if isinstance(dims[0], int) and dims[0] <= _MAX_CONTENT_LENGTH else None
     return items
+
+
+def _hot_row(value: ir.Value | None, facts: Known) -> Content:
+    """The row of a OneHot of one index, by which TorchScript writes how often `repeat_interleave` repeats each axis."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "OneHot":
+        return None
+    indices, depth, values = (input_content(node, index, facts) for index in range(3))
+    if not isinstance(indices, tuple) or not isinstance(depth, int) or not isinstance(values, tuple):
+        return None
+    if len(indices) != 1 or not isinstance(indices[0], int) or not -depth <= indices[0] < depth <= _MAX_CONTENT_LENGTH:
+        return None
+    off, on = values
+    return tuple(on if place == indices[0] % depth else off for place in range(depth))
 
 
 def _identity(node: ir.Node, facts: Known) -> Content:
