@@ -18,6 +18,7 @@ from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import packed
+from onnx_attnfuse.targets.packed import Attended
 
 
 def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext) -> tuple[list[SiteReport], list[str]]:
@@ -58,11 +59,16 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
         for site in packed_region.region.sites:
             place = places[id(site.spec)]
             found[place] = packed_report(found[place], packed_region, site, plan_context, others.get(place))
-            attended = packed_region.attended[site]
-            fuser.album.packed(candidates[place].node, attended.node, attended.value, fuser.graph.scope)
+            _draw(fuser, candidates[place], packed_region.attended.get(site))
         fuser.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packer.reasons.get(id(spec))
         if reason is not None:
             found[place] = dataclasses.replace(found[place], reasons=(reason,))
     return found, notes
+
+
+def _draw(fuser: SiteFuser, candidate: Candidate, attended: Attended | None) -> None:
+    """Draws what was packed; nothing where nothing was."""
+    if attended is not None:
+        fuser.album.packed(candidate.node, attended.node, attended.value, fuser.graph.scope)

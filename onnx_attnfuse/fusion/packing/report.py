@@ -12,12 +12,14 @@ from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.forecast import forecast
+from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import multi_head_attention, packed
 from onnx_attnfuse.targets.base import MaskEncoding
 
 _WHEN = "padding is on the right"
 _MAX_LISTED_NAMES = 3
+_SHAPE_ONLY = Reason("shape-used", "of what it computes only the shape is asked for, so that nothing packed needs it")
 
 
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
@@ -38,7 +40,9 @@ def packed_report(
         plan_context: What it was planned for.
         usual: What computes it where padding is not on the right; None if it is taken to be.
     """
-    attended = packed_region.attended[site]
+    attended = packed_region.attended.get(site)
+    if attended is None:
+        return usual or dataclasses.replace(found, reasons=(_SHAPE_ONLY,))
     form = "packed + attention_bias" if site.meaning.biases else "packed"
     forecast_packed = forecast(packed_params(site.spec, site.meaning, plan_context), plan_context.device)
     form = form if usual is None else f"{form}, else {usual.mask_form or 'spelled out'}"
