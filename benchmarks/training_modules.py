@@ -239,6 +239,7 @@ def run(backend: str, only: str) -> None:
     warnings.filterwarnings("ignore")
     names = {"torch": "PyTorch", "ortmodule": "ORTModule"}
     sys.stdout.write(json.dumps(f"{names[backend]}, torch {torch.__version__}") + "\n")
+    sys.stdout.flush()  # what ORTModule finds unwritten when it exports, it swallows
     for subject in subjects():
         if only not in subject.variant:
             continue
