@@ -22,7 +22,7 @@ from onnx_attnfuse.kernels.operators.attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import operator, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
@@ -73,7 +73,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder = context.builder
     projections = read_projections(spec, builder.facts)
     axes = spec.axes
-    bias = BiasEmitter(builder, axes, spec.dtype)
+    bias = bias_emitter(spec, meaning, context)
     rows = read_rows(spec, meaning, encoding, bias, context)
     if rows.zero_query is not None:
         raise Refused("levelled-rows", "rows without a key get the mean of the values, which takes queries that can be set to 0")

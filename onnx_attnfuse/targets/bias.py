@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import onnx_ir as ir
@@ -9,15 +10,25 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, leaves, length, refined
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.fully_masked import ABSORBS, Fills
-from onnx_attnfuse.attention.spec import Added, Axes4, Floored, Mask, Replaced, Scaled, step_gains
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, Mask, MaskStep, Replaced, Scaled, step_gains
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.as_data_lies import DataLayout
+from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.mask_dtype import lowest_of, narrowed
 
 _UNKNOWN_GAIN = 1e9
 """A factor that is computed at run time is taken to be smaller than this where a mask is narrowed."""
+
+
+def bias_emitter(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> BiasEmitter:
+    """What emits the mask of an attention: as its data lies, unless it turned out to be something else than it was read as."""
+    assert spec.dtype is not None
+    return BiasEmitter(context.builder, spec.axes, spec.dtype, None if meaning.is_distrusted else context.reader)
 
 
 def is_infinite(mask: Mask, place: int) -> bool:
@@ -29,10 +40,12 @@ def is_infinite(mask: Mask, place: int) -> bool:
 class BiasEmitter:
     """Emits the steps of one mask with the operators the source used, scores taken as zero."""
 
-    def __init__(self, builder: Builder, axes: Axes4, dtype: ir.DataType) -> None:
+    def __init__(self, builder: Builder, axes: Axes4, dtype: ir.DataType, reader: Reader | None = None) -> None:
+        """Emits with `builder`; what a mask picks element by element is made of the data as it lies, where a reader is given."""
         self._builder = builder
         self._axes = axes
         self._dtype = dtype
+        self._layout = None if reader is None else DataLayout(builder, reader)
 
     def compact(self, mask: Mask, fills: Fills = "lowest") -> IndexedValue:
         """The mask as (b or 1, n or 1, s or 1, t or 1).
@@ -44,6 +57,7 @@ class BiasEmitter:
         Raises:
             Refused: It is of a wider type than the operator, and would lose something.
         """
+        mask = self._as_data_lies(mask)
         indexed = self._canonical(self._emit(mask) if fills == "lowest" else self._emit_exactly(mask))
         dtype = self._builder.facts.dtype(indexed.value)
         if dtype is not None and dtype != self._dtype:
@@ -58,7 +72,7 @@ class BiasEmitter:
 
     def replaced_rows(self, mask: Mask) -> IndexedValue:
         """Rows in which every score is replaced, (b or 1, n or 1, s or 1, 1)."""
-        kept = [step for step in mask if isinstance(step, Replaced)]
+        kept = [step for step in self._as_data_lies(mask) if isinstance(step, Replaced)]
         together: IndexedValue | None = None
         for step in kept:
             condition = self._keeps(step)
@@ -82,6 +96,10 @@ class BiasEmitter:
         if dims == (*each, *wanted):
             return compact.value
         return self._builder.expand(compact.value, [*each, *wanted], [not broadcasts, not broadcasts, True, True])
+
+    def _as_data_lies(self, mask: Mask) -> Mask:
+        """The steps with what they add, and where they replace, made of the data as it lies."""
+        return mask if self._layout is None else tuple(_laid(step, self._layout) for step in mask)
 
     def _emit(self, mask: Mask) -> IndexedValue:
         """The steps in order, replaced and floored scores last: these become the lowest number, or -inf."""
@@ -223,6 +241,16 @@ class BiasEmitter:
         if axes == target:
             return IndexedValue(indexed.value, axes)
         return IndexedValue(arrange(self._builder, IndexedValue(indexed.value, axes), target), target)
+
+
+def _laid(step: MaskStep, layout: DataLayout) -> MaskStep:
+    match step:
+        case Added(indexed):
+            return dataclasses.replace(step, indexed=layout.of(indexed.refined()))
+        case Replaced(condition):
+            return dataclasses.replace(step, condition=layout.of(condition.refined()))
+        case _:
+            return step
 
 
 def _union(left: Axes, right: Axes) -> Axes:

@@ -16,7 +16,7 @@ from onnx_attnfuse.kernels.operators.multi_head_attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
@@ -53,7 +53,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     """
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
-    bias = BiasEmitter(builder, axes, spec.dtype)
+    bias = bias_emitter(spec, meaning, context)
     rows = read_rows(spec, meaning, encoding, bias, context)
     known = supported(INFO.key, context.device.provider)
     given = _operands(spec, rows, context, flat=flat or encoding.causal or not known.keys_by_head)

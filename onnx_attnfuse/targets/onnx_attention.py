@@ -17,7 +17,7 @@ from onnx_attnfuse.kernels.operators.onnx_attention import INFO
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import read_rows
 from onnx_attnfuse.targets.layout import grouped, operator, replacing, shared_heads
@@ -76,7 +76,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder, axes = context.builder, spec.axes
     context.opset.raise_to(INFO.since)
     builder.opset = max(builder.opset, INFO.since)
-    bias = BiasEmitter(builder, axes, spec.dtype)
+    bias = bias_emitter(spec, meaning, context)
     rows = read_rows(spec, meaning, encoding, bias, context, zeroes=True)
     operands = grouped(builder, spec, rows, cached=encoding.cached)
     if operands.scale <= 0:

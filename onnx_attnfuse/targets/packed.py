@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.kernels.operators.packed_multi_head_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, refuse_device, type_name
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.layout import typed
 from onnx_attnfuse.targets.padding import is_padding
 
@@ -116,7 +116,7 @@ def attend(
     tokens = operands[0].axes[0]
     targets: tuple[Axes, ...] = tuple((tokens, (*axes.n, *channels)) for channels in (axes.h, axes.h, axes.v))
     indexed = [IndexedValue(operand.value, (tokens, *operand.axes[1:])) for operand in operands]
-    bias = BiasEmitter(builder, axes, spec.dtype)
+    bias = bias_emitter(spec, meaning, context)
     added = bias.full(bias.compact(spec.mask)) if spec.mask and meaning.biases else None
     laid = [typed(builder, arrange(builder, item, target), spec.dtype) for item, target in zip(indexed, targets, strict=True)]
     inputs: dict[str, ir.Value | None] = dict(zip(("query", "key", "value"), laid, strict=True))

@@ -34,8 +34,9 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import reads_input
+from onnx_attnfuse.targets.as_data_lies import laid_out
 from onnx_attnfuse.targets.base import BuildContext, Precondition
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import bias_emitter
 
 _TRUTH, _INTEGER, _SMALL = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32
 
@@ -109,7 +110,7 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
     of_scores = keep is None
     if keep is None:
         sweep_unused(builder.added[before:])
-        keep, clean = _last_row(spec, context)
+        keep, clean = _last_row(spec, meaning, context)
     else:
         clean = builder.logical("And", emitter.clean) if emitter.clean else None
     batch, columns = length(axes.b), length(axes.j)
@@ -118,11 +119,10 @@ def read_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
     return KeyPadding(builder, batch, length(axes.i), columns, keep, clean, of_scores)
 
 
-def _last_row(spec: AttentionSpec, context: BuildContext) -> tuple[ir.Value, ir.Value]:
+def _last_row(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> tuple[ir.Value, ir.Value]:
     """From the mask itself: its last row sees every key that is not padding."""
     builder = context.builder
-    assert spec.dtype is not None
-    value = BiasEmitter(builder, spec.axes, spec.dtype).compact(spec.mask).value
+    value = bias_emitter(spec, meaning, context).compact(spec.mask).value
     dims = builder.facts.dims(value)
     assert dims is not None
     for axis in (1, 2):
@@ -159,7 +159,7 @@ class _Emitter:
     """Truth values over (b, t) from an expression that reads elements at (b, j); None for what it cannot emit."""
 
     def __init__(self, builder: Builder, axes: Axes4) -> None:
-        self._builder = builder
+        self._builder, self._axes = builder, axes
         self._batch, self._column = position(axes.b), position(axes.j)
         self._dims = length(axes.b), length(axes.j)
         self.clean: list[ir.Value] = []
@@ -219,24 +219,6 @@ class _Emitter:
         return None
 
     def _element(self, element: Element) -> ir.Value | None:
-        """A value that is long enough to be read at (b, j), at (b) or at (j), with axes of length 1 anywhere between."""
-        value, dims = element.value, self._builder.facts.dims(element.value)
-        if dims is None:
-            return None
-        shape: list[Dim] = [1, 1]
-        order: list[int] = []
-        for place, dim in enumerate(dims):
-            if dim == 1:
-                continue
-            axis = next((axis for axis, form in enumerate((self._batch, self._column)) if element.at[place] == form), None)
-            if axis is None:
-                return None
-            if dim != self._dims[axis]:
-                if sizes.least(dim - self._dims[axis]) < 0:
-                    return None
-                value = self._builder.slice(value, place, 0, self._dims[axis])
-            order.append(axis)
-            shape[axis] = self._dims[axis]
-        if order != sorted(set(order)):
-            return None
-        return self._builder.reshape(value, shape)
+        """A value that is long enough to be read at (b, j), at (b) or at (j)."""
+        found = laid_out(self._builder, element, (self._axes.b, self._axes.j))
+        return None if found is None else found.value

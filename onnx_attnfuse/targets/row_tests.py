@@ -34,6 +34,8 @@ def no_key(compact: IndexedValue, bound: float, context: BuildContext) -> Indexe
 
 def level_rows(compact: IndexedValue, highest: float, context: BuildContext) -> IndexedValue:
     """Rows without a number above `highest`, but with a finite one."""
+    if math.isfinite(context.bounds.of(compact.value)[0]):
+        return no_key(compact, highest, context)
     tests = [has_key(compact, -math.inf, context), no_key(compact, highest, context)]
     fully_masked = context.builder.elementwise("And", [test.value for test in tests], ir.DataType.BOOL)
     return IndexedValue(fully_masked, tuple(one or other for one, other in zip(tests[0].axes, tests[1].axes, strict=True)))

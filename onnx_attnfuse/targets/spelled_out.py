@@ -26,7 +26,7 @@ from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, Spelling
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
-from onnx_attnfuse.targets.bias import BiasEmitter
+from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, are_as_in_float32, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
 
@@ -75,7 +75,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     assert spelling is not None
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
-    rows = read_rows(spec, meaning, encoding, BiasEmitter(builder, axes, spec.dtype), context)
+    rows = read_rows(spec, meaning, encoding, bias_emitter(spec, meaning, context), context)
     targets: tuple[Axes, Axes, Axes] = (
         (axes.b, axes.n, axes.i, axes.h),
         (axes.b, axes.n, axes.h, axes.j),

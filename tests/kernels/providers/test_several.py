@@ -32,7 +32,7 @@ def test_a_form_is_taken_that_is_right_on_all() -> None:
     found = sites("cpu,cuda", arch="sm90")
     assert len(found) == 2
     for site in found:
-        assert (site.op, site.mask_form) == ("MultiHeadAttention", "attention_bias b 1 s t")
+        assert (site.op, site.mask_form) == ("MultiHeadAttention", "attention_bias b 1 1 t")
         assert site.kernel is not None
         assert (site.kernel.device, site.kernel.forecast) == ("cpu,cuda:sm90", "MATH, EFFICIENT_ATTENTION")
 
