@@ -175,3 +175,22 @@ def test_an_if_that_sizes_decide_has_the_shape_of_the_branch_that_is_taken(wante
     assert facts.dtype(result) == ir.DataType.FLOAT
     assert found is not None
     assert found == dims or (dims is None and found[1] == 3 and not isinstance(found[0], int))
+
+
+@pytest.mark.parametrize("number", ["0", "7"])
+def test_a_number_is_known_behind_a_view_whatever_it_is(number: str) -> None:
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>
+    start (float[s] x) => (z) {{
+        alone = Constant<value = int64 {{{number}}}>()
+        again = Cast<to = 7>(alone)
+        any = Constant<value_ints = [-1]>()
+        start = Reshape(again, any)
+        end = Constant<value_ints = [9223372036854775807]>()
+        z = Slice(x, start, end)
+    }}""")
+    facts = Facts(model.graph)
+    (start,) = (node.outputs[0] for node in model.graph if node.op_type == "Reshape")
+    assert facts.content(start) == (int(number),)
+    dims = facts.dims(model.graph.outputs[0])
+    assert dims is not None
+    assert (str(dims[0]) == "s") == (number == "0")

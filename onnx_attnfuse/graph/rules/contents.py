@@ -224,7 +224,9 @@ def _split(node: ir.Node, facts: Known) -> Content:
 
 def _regroup(node: ir.Node, facts: Known) -> Content:
     """Reshape, Squeeze, Unsqueeze, Flatten and Expand between ranks 0 and 1, and of one row that is hot in one place."""
-    content = input_content(node, 0, facts) or _hot_row(node.inputs[0], facts)
+    content = input_content(node, 0, facts)
+    if content is None:
+        content = _hot_row(node.inputs[0], facts)
     dims = facts.dims(node.outputs[0])
     if content is None or dims is None or len(dims) > 1:
         return None
