@@ -57,14 +57,18 @@ class DataLayout:
         return known
 
     def _unpicked(self, indexed: IndexedValue, node: ir.Node) -> IndexedValue | None:
-        """The data, if it is taken in its place."""
-        data = node.inputs[0]
-        assert data is not None
-        found = _UpTo(data, self._reader).element(indexed.value, tuple(map(position, indexed.axes)))
-        if not isinstance(found, Element) or found.value is not data:
-            return None
-        laid = laid_out(self._builder, found, indexed.axes, is_long=True)
-        return None if laid is None else self.of(laid)
+        """The data, or what it is a view of, if it is taken in its place."""
+        data, at = node.inputs[0], tuple(map(position, indexed.axes))
+        while data is not None:
+            found = _UpTo(data, self._reader).element(indexed.value, at)
+            laid = None
+            if isinstance(found, Element) and found.value is data:
+                laid = laid_out(self._builder, found, indexed.axes, is_long=True)
+            if laid is not None:
+                return self.of(laid)
+            view = data.producer()
+            data = view.inputs[0] if is_standard(view) and view.op_type in REARRANGES else None
+        return None
 
     def _rearranged(self, indexed: IndexedValue) -> IndexedValue | None:
         """A view, taken of the data, and no more repeated than that is."""

@@ -40,7 +40,7 @@ attention (float[b, 3, s, 4] q, float[b, 3, t, 4] k, float[b, 3, t, 4] v, int64[
     key_last = Unsqueeze(key_wide, last)
     places = Concat<axis = -1>(entry_last, key_last)
     truths = Cast<to = 9>(seen)
-    picked = GatherND(truths, places)
+    PICKED
     causal = LessOrEqual(j_, row)
     kept = And(causal, picked)
     mask = Where(kept, none, low)
@@ -52,8 +52,19 @@ attention (float[b, 3, s, 4] q, float[b, 3, t, 4] k, float[b, 3, t, 4] v, int64[
 }"""
 
 
-def _fused(entry: str, key: str, keys: str = "t") -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    source = parsed(_TEXT.replace("ENTRY", entry).replace("KEYS", keys).replace("KEY", key))
+_OF_A_TABLE = "picked = GatherND(truths, places)"
+_OF_A_LINE = """
+    any = Constant<value_ints = [-1]>()
+    line = Reshape(truths, any)
+    length = Shape<start = 1>(seen)
+    before = Mul(entry, length)
+    place = Add(before, key)
+    picked = Gather(line, place)"""
+
+
+def _fused(entry: str, key: str, keys: str, picked: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    text = _TEXT.replace("PICKED", picked)
+    source = parsed(text.replace("ENTRY", entry).replace("KEYS", keys).replace("KEY", key))
     result = onnx_attnfuse.optimize(source, ep="cpu", verify="sites")
     assert [site.status for site in result.report.sites] == ["fused"]
     return source, result.model if isinstance(result.model, onnx.ModelProto) else ir.to_proto(result.model)
@@ -71,26 +82,36 @@ def _assert_equal(source: onnx.ModelProto, fused: onnx.ModelProto, longer: int =
         np.testing.assert_allclose(run(fused, feeds)["out"], run(source, feeds)["out"], atol=1e-5)
 
 
-@pytest.mark.parametrize("longer", [False, True], ids=["as long as the keys", "of a length of its own"])
-def test_nothing_is_picked_where_every_element_is_taken_in_its_place(longer: bool) -> None:
-    source, fused = _fused("Identity(b_)", "Identity(j_)", keys="more" if longer else "t")
+@pytest.mark.parametrize(
+    ("keys", "picked"),
+    [
+        pytest.param("t", _OF_A_TABLE, id="from a table"),
+        pytest.param("more", _OF_A_TABLE, id="from a table of a length of its own"),
+        pytest.param("t", _OF_A_LINE, id="from a line"),
+    ],
+)
+def test_nothing_is_picked_where_every_element_is_taken_in_its_place(keys: str, picked: str) -> None:
+    source, fused = _fused("Identity(b_)", "Identity(j_)", keys, picked)
     ops = [node.op_type for node in fused.graph.node]
-    assert "GatherND" not in ops
-    assert ("Slice" in ops) == longer
-    _assert_equal(source, fused, longer=2 if longer else 0)
+    assert not {"Gather", "GatherND"} & set(ops)
+    assert ("Slice" in ops) == (keys == "more")
+    _assert_equal(source, fused, longer=2 if keys == "more" else 0)
 
 
 @pytest.mark.parametrize(
-    ("entry", "key"),
+    ("entry", "key", "keys", "picked"),
     [
-        pytest.param("Identity(b_)", "Sub(end, j_)", id="keys from behind"),
-        pytest.param("Mul(b_, zero)", "Identity(j_)", id="the first entry for all"),
-        pytest.param("Identity(b_)", "Min(j_, row)", id="the key of the row at most"),
+        pytest.param("Identity(b_)", "Sub(end, j_)", "t", _OF_A_TABLE, id="keys from behind"),
+        pytest.param("Mul(b_, zero)", "Identity(j_)", "t", _OF_A_TABLE, id="the first entry for all"),
+        pytest.param("Identity(b_)", "Min(j_, row)", "t", _OF_A_TABLE, id="the key of the row at most"),
+        pytest.param(
+            "Identity(b_)", "Identity(j_)", "more", _OF_A_LINE, id="from a line whose rows may be shorter than the keys"
+        ),
     ],
 )
-def test_elements_of_other_places_are_picked_as_before(entry: str, key: str) -> None:
-    source, fused = _fused(entry, key)
-    assert "GatherND" in [node.op_type for node in fused.graph.node]
+def test_elements_of_other_places_are_picked_as_before(entry: str, key: str, keys: str, picked: str) -> None:
+    source, fused = _fused(entry, key, keys, picked)
+    assert {"Gather", "GatherND"} & {node.op_type for node in fused.graph.node}
     _assert_equal(source, fused)
 
 
