@@ -93,8 +93,8 @@ def _facts(record: ExecutionProvider) -> Iterator[str]:
     if record.skip_norms is not None:
         taken = {"none": "is spelled out", "without sum": "is spelled out where its sum goes on"}[record.skip_norms]
         yield f"SkipLayerNormalization, with its like, {taken}."
-    if record.runs_rms_norm is False:
-        yield "RMSNormalization of ai.onnx is spelled out."
+    if record.spelled_norms:
+        yield f"Spelled out, of ai.onnx: {', '.join(sorted(record.spelled_norms))}."
     if record.fixed_sizes:
         yield "Models of fixed sizes only (`--dim`)."
     if record.mixes_up_inputs:

@@ -16,7 +16,7 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.transforms.decompose.decompose import spell_out
-from onnx_attnfuse.transforms.decompose.norms import gives_sum, is_rms_norm, is_skip_norm, spell_out_norm
+from onnx_attnfuse.transforms.decompose.norms import gives_sum, is_skip_norm, is_standard_norm, spell_out_norm
 from onnx_attnfuse.transforms.decompose.operators import is_fused
 
 _PACKED_RANK, _BY_HEAD_RANK = 5, 4
@@ -39,8 +39,8 @@ def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter
 
 def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
     """Whether a node is a normalization that the execution provider is known not to run."""
-    if is_rms_norm(node):
-        return provider.runs_rms_norm is False
+    if is_standard_norm(node):
+        return node.op_type in provider.spelled_norms
     return is_skip_norm(node) and provider.skip_norms is not None and (provider.skip_norms == "none" or gives_sum(node))
 
 

@@ -196,8 +196,8 @@ class ExecutionProvider:
     """Whether fused operators that stand in a model are left alone; else those that it is not known to run are spelled out."""
     skip_norms: Literal["none", "without sum"] | None = None
     """What the provider runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
-    runs_rms_norm: bool | None = None
-    """Whether it runs RMSNormalization of ai.onnx; if it is known not to, that is spelled out where it stands. None: it stays."""
+    spelled_norms: frozenset[str] = frozenset()
+    """Normalizations of ai.onnx that it is known not to run, or not right: they are spelled out where they stand."""
     rotates: bool = False
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
     shares_cache: bool = False

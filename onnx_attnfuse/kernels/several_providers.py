@@ -36,7 +36,7 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
         spelling=next((item.spelling for item in members if item.spelling is not None), None),
         keeps_fused=all(item.keeps_fused for item in members),
         skip_norms=next((kind for kind in ("none", "without sum") if any(item.skip_norms == kind for item in members)), None),
-        runs_rms_norm=False if any(item.runs_rms_norm is False for item in members) else None,
+        spelled_norms=frozenset[str]().union(*(item.spelled_norms for item in members)),
         rotates=all(item.rotates for item in members),
         shares_cache=all(item.shares_cache for item in members),
         fixed_sizes=any(item.fixed_sizes for item in members),

@@ -178,3 +178,45 @@ def test_a_norm_of_roots_stays_where_it_is_computed_otherwise_or_nothing_is_know
     text = RMS.replace("<ATTRIBUTES>", f"<{attributes}>" if attributes else "").replace("TYPE", "float").replace("SIZES", "4")
     model, _ = written(onnx.parser.parse_model(text), ep, verify="none")
     assert [node.op_type for node in model.graph.node] == ["RMSNormalization"]
+
+
+GROUPS = """<ir_version: 10, opset_import: ["" : OPSET]>
+norm (TYPE[b, 6, SIZES] x) => (TYPE[b, 6, SIZES] out)
+<TYPE[6] w = {1, 2, 3, 4, 5, 6}, TYPE[6] shift = {6, 5, 4, 3, 2, 1}, TYPE[2] w_each = {1, 2}, TYPE[2] shift_each = {3, 4}>
+{
+    out = GroupNormalization<ATTRIBUTES>(x, FACTORS)
+}"""
+
+
+def _groups(opset: int, kind: str, sizes: str, attributes: str, factors: str) -> onnx.ModelProto:
+    text = GROUPS.replace("OPSET", str(opset)).replace("TYPE", kind).replace("SIZES", sizes)
+    return onnx.parser.parse_model(text.replace("ATTRIBUTES", attributes).replace("FACTORS", factors))
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("float", 1e-5), ("float16", 8e-3)])
+@pytest.mark.parametrize("sizes", ["t", "h, 3"], ids=["three axes", "four axes"])
+@pytest.mark.parametrize("attributes", ["num_groups = 2", "num_groups = 6, epsilon = 0.1"])
+def test_a_norm_of_groups_is_spelled_out_where_it_is_wrong(attributes: str, sizes: str, kind: str, tolerance: float) -> None:
+    source = _groups(21, kind, sizes, attributes, "w, shift")
+    model, report = written(source, "qnn")
+    assert "GroupNormalization" not in [node.op_type for node in model.graph.node]
+    assert any("1 ai.onnx.GroupNormalization" in note for note in report.notes)
+    shape = (2, 6, 5) if sizes == "t" else (2, 6, 4, 3)
+    x = (3 * np.random.default_rng(0).standard_normal(shape) + 1).astype(np.dtype("float32" if kind == "float" else "float16"))
+    expected = ReferenceEvaluator(source).run(None, {"x": x})[0]
+    np.testing.assert_allclose(run(model, {"x": x})["out"], expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("opset", "attributes", "factors", "ep"),
+    [
+        pytest.param(18, "num_groups = 2", "w_each, shift_each", "qnn", id="factors for groups"),
+        pytest.param(21, "num_groups = 2, stash_type = 10", "w, shift", "qnn", id="computed in float16"),
+        pytest.param(21, "num_groups = 2", "w, shift", "openvino", id="where it is right"),
+    ],
+)
+def test_a_norm_of_groups_stays_where_it_means_something_else_or_is_right(
+    opset: int, attributes: str, factors: str, ep: str
+) -> None:
+    model, _ = written(_groups(opset, "float", "t", attributes, factors), ep, verify="none")
+    assert [node.op_type for node in model.graph.node] == ["GroupNormalization"]

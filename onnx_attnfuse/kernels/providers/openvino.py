@@ -40,7 +40,7 @@ PROVIDER = ExecutionProvider(
     },
     spelling=Spelling(f"{_RUN}; a mask by Where stays apart on a GPU (OpenVINO #37675)", _FLOAT),
     skip_norms="without sum",
-    runs_rms_norm=False,
+    spelled_norms=frozenset(["RMSNormalization"]),
     keeps_nan_rows=True,
     mixes_up_inputs=True,
     session_options=_OPTIONS,

@@ -45,7 +45,7 @@ PROVIDER = ExecutionProvider(
     computes_in_float16=True,
     rounds_float16=False,
     gathers_flat=True,
-    runs_rms_norm=False,
+    spelled_norms=frozenset(["GroupNormalization", "RMSNormalization"]),
     merges_into_norms=True,
 )
 """With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
