@@ -69,7 +69,7 @@ def array_in(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10), given, constants
 
 
-FIXED = {"GatherND", "RotaryEmbedding", "Attention", "Flatten"}
+FIXED = {"GatherND", "RotaryEmbedding", "Attention", "Flatten", "InstanceNormalization", "GroupNormalization"}
 UNTOLD = {"SkipLayerNormalization": (1, 2), "SkipSimplifiedLayerNormalization": (1, 2)}
 """Outputs that are statistics, which ONNX Runtime does not give on the CPU."""
 # ruff: noqa: E501
@@ -130,6 +130,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "LayerNormalization": ([normal(2, 3, 4), normal(4), normal(4)], {"epsilon": 0.1}),
     "LayerNormalization without a shift": ([normal(2, 4), normal(4)],),
     "RMSNormalization": ([normal(2, 3, 4), normal(4)], {"epsilon": 0.1}),
+    "InstanceNormalization": ([normal(2, 3, 4), normal(3), normal(3)], {"epsilon": 0.1}),
+    "InstanceNormalization of images": ([normal(2, 3, 4, 2), normal(3), normal(3)],),
+    "GroupNormalization": ([normal(2, 4, 3), normal(4), normal(4)], {"num_groups": 2, "epsilon": 0.1}),
+    "GroupNormalization of images": ([normal(2, 4, 3, 2), normal(4), normal(4)], {"num_groups": 4}),
     "Gelu": ([normal(2, 3)],), "Gelu by tanh": ([normal(2, 3)], {"approximate": "tanh"}),
 }  # fmt: skip
 CONTRIB: dict[str, tuple[Any, ...]] = {

@@ -1,4 +1,4 @@
-"""Normalizations along the last axis, and the Gelus: ONNX's, and those of com.microsoft that have a sum in front."""
+"""Normalizations along the last axis or of channels, and the Gelus: of ONNX, and of com.microsoft with a sum in front."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
 from onnx_attnfuse.certify.softmaxes import function
 from onnx_attnfuse.certify.terms import Term, add, fresh, multiply, number, subtract, to_real
 
+_FACTORS_ARE_OF_CHANNELS_SINCE = 21
 _HALF = Fraction(1, 2)
 _CUBE, _ROOT_2_OVER_PI = 0.044715, math.sqrt(2 / math.pi)
 
@@ -50,6 +51,30 @@ def _alone(*, centred: bool) -> Meaning:
         return [_normalized(data, call.attribute("epsilon", 1e-5), call.array(1), shift, centred=centred)]
 
     return meaning
+
+
+def _channels(call: Call) -> Sequence[Array]:
+    """InstanceNormalization and GroupNormalization: groups of channels made level, times and plus a number for each channel."""
+    data, weight, shift = call.array(0), call.array(1), call.array(2)
+    count, each = data.shape[1], call.attribute("num_groups")
+    call.refuse(stash_type=1)
+    if count.op != "const" or (each is not None and call.opset < _FACTORS_ARE_OF_CHANNELS_SINCE):
+        raise Unsupported("a normalization of channels whose number is not known, or with factors of groups")
+    groups = int(count.data) if each is None else int(each)
+    rest = arrays.product([number(int(count.data) // groups), *data.shape[2:]])
+    rows = arrays.reshaped(data, [data.shape[0], number(groups), rest])
+
+    def level(place: Index) -> Term:
+        middle = _mean(rows, place)
+        power = add(_mean(rows, place, squared=True, middle=middle), number(call.attribute("epsilon", 1e-5), "Real"))
+        return multiply(subtract(rows.at(*place), middle), function("inverse", function("sqrt", power)))
+
+    levelled = arrays.reshaped(Array(rows.shape, data.dtype, level), data.shape)
+
+    def read(place: Index) -> Term:
+        return add(multiply(levelled.at(*place), weight.at(place[1])), shift.at(place[1]))
+
+    return [Array(data.shape, data.dtype, read)]
 
 
 def _skip(*, centred: bool) -> Meaning:
@@ -107,6 +132,7 @@ def _quick_gelu(call: Call) -> Sequence[Array]:
 
 MEANINGS: Mapping[str, Meaning] = {
     "LayerNormalization": _alone(centred=True), "RMSNormalization": _alone(centred=False), "Gelu": _gelu_of_a_sum,
+    "InstanceNormalization": _channels, "GroupNormalization": _channels,
 }  # fmt: skip
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {
     "SkipLayerNormalization": _skip(centred=True),
