@@ -13,7 +13,7 @@ from tests.support.small_models import parsed
 TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 attention (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, bool[b, s] mask) => (float[b, 2, s, 4] out)
 <float scale = {0.5}, float low = {-3.4e38}, float zero = {0}, int64[1] last = {-1}, int64[4] laid = {2, 1, 1, 3},
- int64[6] places = {0, 1, 2, 3, 4, 5}>
+ int64[6] places = {2, 1, 0, 5, 4, 3}>
 {
     kt = Transpose<perm = [0, 1, 3, 2]>(k)
     product = MatMul(q, kt)
