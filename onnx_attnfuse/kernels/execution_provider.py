@@ -208,6 +208,8 @@ class ExecutionProvider:
     """Whether it takes inputs for one another that stand behind one that nobody reads, so that such an input has to be last."""
     gathers_flat: bool = False
     """Whether Gather is wrong there with indices of more than two axes, so that they are laid flat."""
+    any_by: Literal["ReduceSum", "ReduceMax"] = "ReduceSum"
+    """What tells there, of 0 and 1 along an axis, whether any is 1."""
     computes_in_float16: bool = False
     """Whether it computes float32 in float16, so that rows without a key are edited until they come out as in float32.
 

@@ -41,6 +41,7 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
         shares_cache=all(item.shares_cache for item in members),
         fixed_sizes=any(item.fixed_sizes for item in members),
         mixes_up_inputs=any(item.mixes_up_inputs for item in members),
+        any_by="ReduceMax" if any(item.any_by == "ReduceMax" for item in members) else "ReduceSum",
         computes_in_float16=any(item.computes_in_float16 for item in members),
         gathers_flat=any(item.gathers_flat for item in members),
         merges_into_norms=any(item.merges_into_norms for item in members),

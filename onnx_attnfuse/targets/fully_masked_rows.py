@@ -327,6 +327,6 @@ def _kept_rows(rule: RowRule, condition: IndexedValue, spec: AttentionSpec, mean
     if not rule.keep_where:
         value = builder.elementwise("Not", [value], ir.DataType.BOOL)
     place = next(index for index, axis in enumerate(condition.axes) if columns & set(axis))
-    kept = builder.holds_along(value, [place])
+    kept = builder.holds_along(value, [place], by=context.device.provider.any_by)
     axes = tuple(() if index == place else axis for index, axis in enumerate(condition.axes))
     return Refill(IndexedValue(kept, axes), False)

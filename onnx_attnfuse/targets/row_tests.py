@@ -23,7 +23,8 @@ def has_key(compact: IndexedValue, bound: float, context: BuildContext) -> Index
         wide = builder.cast(compact.value, ir.DataType.FLOAT)
         above = builder.elementwise("Greater", [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
         seen = IndexedValue(above, compact.axes)
-    return IndexedValue(builder.holds_along(seen.value, [3]), (*seen.axes[:3], ()))
+    tests = builder.holds_along(seen.value, [3], by=context.device.provider.any_by)
+    return IndexedValue(tests, (*seen.axes[:3], ()))
 
 
 def no_key(compact: IndexedValue, bound: float, context: BuildContext) -> IndexedValue:

@@ -42,6 +42,7 @@ PROVIDER = ExecutionProvider(
     keeps_nan_rows=True,
     takes_if=False,
     fixed_sizes=True,
+    any_by="ReduceMax",
     computes_in_float16=True,
     rounds_float16=False,
     gathers_flat=True,
@@ -49,8 +50,8 @@ PROVIDER = ExecutionProvider(
     merges_into_norms=True,
 )
 """With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
-one, and said nothing. What lies below float16's range is -65536 there, and beside it numbers lie 32 apart, so that scores of 16
-and more are left of a row that float32 levels. A Concat of parts that have no elements is not taken at all. RMSNormalization is
-wrong for some sizes; GroupNormalization makes no session by itself and was off by 0.3 in models. Wrong is also what is made of
-Sqrt, Reciprocal and two products, if it does not end the session, and LayerNormalization behind a sum or product with a table
-that all entries share, from 16 positions on."""
+one, and said nothing. What lies below float16's range is -65536 there, and beside it numbers lie 32 apart, so that scores of
+16 and more are left of a row that float32 levels. A ReduceSum of truth values behind a Reshape of five axes makes no session.
+A Concat of parts that have no elements is not taken at all. RMSNormalization is wrong for some sizes; GroupNormalization makes
+no session by itself and was off by 0.3 in models. Wrong is also what is made of Sqrt, Reciprocal and two products, if it does
+not end the session, and LayerNormalization behind a sum or product with a table that all entries share, from 16 positions on."""
