@@ -255,15 +255,17 @@ def permuted(array: Array, order: Sequence[int]) -> Array:
 
 
 def reshaped(array: Array, shape: Sequence[Term]) -> Array:
-    """The array's elements in the same order under another shape; axes that stay in front stay."""
-    kept = 0
-    while kept < min(array.rank, len(shape)) and array.shape[kept] is shape[kept]:
+    """The array's elements in the same order under another shape; axes that stay in front or behind stay."""
+    kept, last, count = 0, 0, min(array.rank, len(shape))
+    while kept < count and array.shape[kept] is shape[kept]:
         kept += 1
-    inner, outer = array.shape[kept:], tuple(shape[kept:])
+    while last < count - kept and array.shape[-1 - last] is shape[-1 - last]:
+        last += 1
+    inner, outer = array.shape[kept : array.rank - last], tuple(shape[kept : len(shape) - last])
 
     def read(place: Index) -> Term:
         flat = ZERO
-        for item, length in zip(place[kept:], outer, strict=True):
+        for item, length in zip(place[kept : len(shape) - last], outer, strict=True):
             flat = add(multiply(flat, length), item)
         places: list[Term] = []
         for axis in range(len(inner)):
@@ -271,7 +273,7 @@ def reshaped(array: Array, shape: Sequence[Term]) -> Array:
             item = arithmetic.divide(flat, behind)
             places.append(item)
             flat = subtract(flat, multiply(item, behind))
-        return array.at(*place[:kept], *places)
+        return array.at(*place[:kept], *places, *place[len(shape) - last :])
 
     return Array(shape, array.dtype, read)
 

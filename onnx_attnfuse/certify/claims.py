@@ -59,10 +59,6 @@ class Piece:
         self._frontier = set[str]()
         self.met: tuple[Term, ...] = ()
         """What is so of lengths because the model before runs; known with the results."""
-        node = claim.after.producer()
-        outputs = () if node is None else node.outputs
-        self._beside = {pair.after.identity[item] for item in outputs if item in pair.after.identity} & pair.joined
-        """What the same node gives, as the sum beside its normalization."""
         if level == 0:
             self._frontier = self._first_shared(claim.after)
         self.before = self._execution(pair.before)
@@ -123,7 +119,7 @@ class Piece:
         if value is self._claim.before or value is self._claim.after:
             return False
         identity = side.identity_of(value)
-        if identity not in self._pair.shared or identity in self._beside:
+        if identity not in self._pair.shared:
             return False
         heavy = side.is_heavy(value) and (self._level < 3 or not side.is_of_activations(value))
         if heavy or identity in self._frontier or identity in self._pair.joined:

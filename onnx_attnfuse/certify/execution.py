@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.certify import arithmetic, arrays, meanings
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call
+from onnx_attnfuse.certify.meanings.norms import of_the_sum, sum_beside
 from onnx_attnfuse.certify.terms import Term, add, element, ite, multiply, number, size, substitute, truth
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
@@ -109,7 +110,10 @@ class Execution:
             graphs = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
             self._tests.update((graph, (node.inputs[0], place == 0)) for place, graph in enumerate(graphs))
             return [node.inputs[0], *(graph.outputs[value.index() or 0] for graph in graphs)]
-        return None if meanings.of(node) is None else node.inputs
+        if meanings.of(node) is None:
+            return None
+        total = sum_beside(value)
+        return node.inputs if total is None or not self._ends(total) else of_the_sum(node, total)
 
     def _execute(self, value: ir.Value, inputs: Sequence[ir.Value | None] | None) -> None:
         node = value.producer()

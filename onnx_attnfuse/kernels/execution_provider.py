@@ -30,6 +30,7 @@ Paying: TypeAlias = Literal[
     "projection-bias",
     "fewer-biases",
     "bias-behind",
+    "emptied-rotations",
     "own-products",
     "packed-operands",
     "merged-projections",

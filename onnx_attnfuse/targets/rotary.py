@@ -69,10 +69,15 @@ def tables(
     cos, sin = (_cache(builder, table, turn, rotary.width // 2, dtype) for table in (rotary.cos, rotary.sin))
     if not batched:
         return cos, sin, builder.constant([0])
+    return cos, sin, counted_rows(builder, length(batch), length(rows))
+
+
+def counted_rows(builder: Builder, batch: Dim, rows: Dim) -> ir.Value:
+    """An index for each row of each entry, (b, s) int64, in order: of tables with a row for each of them."""
     first, one = (builder.constant(np.asarray(number)) for number in (0, 1))
-    total = builder.reshape(builder.shape([length(turn)]), [])
-    places = builder.node("Range", [first, total, one], dims=[length(turn)], dtype=ir.DataType.INT64)
-    return cos, sin, builder.reshape(places, [length(batch), length(rows)])
+    total = builder.reshape(builder.shape([batch * rows]), [])
+    places = builder.node("Range", [first, total, one], dims=[batch * rows], dtype=ir.DataType.INT64)
+    return builder.reshape(places, [batch, rows])
 
 
 def is_same(one: Rotary, other: Rotary) -> bool:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+import onnx_ir as ir
+
 from onnx_attnfuse.certify import arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
@@ -13,6 +15,10 @@ from onnx_attnfuse.certify.softmaxes import function
 from onnx_attnfuse.certify.terms import Term, add, fresh, multiply, number, subtract, to_real
 
 _FACTORS_ARE_OF_CHANNELS_SINCE = 21
+_NORMALIZED_SUMS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
+"""Operators that add before they normalize, and the place of the bias among what they add."""
+_SUM = 3
+"""The place of the sum among their results."""
 _HALF = Fraction(1, 2)
 _CUBE, _ROOT_2_OVER_PI = 0.044715, math.sqrt(2 / math.pi)
 
@@ -82,12 +88,27 @@ def _skip(*, centred: bool) -> Meaning:
 
     def meaning(call: Call) -> Sequence[Array]:
         weight, shift, bias = call.array(2), call.optional(3) if centred else None, call.optional(4 if centred else 3)
-        parts = [item for item in (call.array(0), call.array(1), bias) if item is not None]
+        parts = [item for item in (call.array(0), call.optional(1), bias) if item is not None]
         total = arrays.elementwise(parts, parts[0].dtype, add)
         result = _normalized(total, call.attribute("epsilon", 1e-12), weight, shift, centred=centred)
         return [result, _untold(total), _untold(total), total][: len(call.node.outputs)]
 
     return meaning
+
+
+def sum_beside(value: ir.Value) -> ir.Value | None:
+    """The sum that a node of com.microsoft gives beside its normalization `value`; None for other values."""
+    node = value.producer()
+    if node is None or node.domain != "com.microsoft" or node.op_type not in _NORMALIZED_SUMS:
+        return None
+    if value.index() != 0 or len(node.outputs) <= _SUM:
+        return None
+    return node.outputs[_SUM] if node.outputs[_SUM].name else None
+
+
+def of_the_sum(node: ir.Node, total: ir.Value) -> Sequence[ir.Value | None]:
+    """The inputs of such a node where its sum is known: that, nothing to add to it, weights."""
+    return [total, None, *node.inputs[2 : _NORMALIZED_SUMS[node.op_type]]]
 
 
 def _untold(array: Array) -> Array:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
+from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
@@ -39,6 +40,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["MatMul"]),
         with_bias_behind,
         "bias-behind",
+    ),
+    EnablingRule(
+        "rows of queries made 0 by the tables that rotate them",
+        frozenset(["Where"]),
+        with_emptied_rotation,
+        "emptied-rotations",
     ),
     EnablingRule(
         "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
@@ -101,5 +108,5 @@ def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider:
                 if change is not None:
                     edit.replace(change.results, change.frontier, node.name or node.op_type)
                     done[rule.does] += 1
-    fold(graph.builder.rearranged, graph.builder, "attnfuse/weight")
+        fold(graph.builder.rearranged, graph.builder, "attnfuse/weight")  # the next rule may ask for constants
     return done

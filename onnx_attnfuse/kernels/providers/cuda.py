@@ -335,6 +335,7 @@ PROVIDER = ExecutionProvider(
             "projection-bias",
             "fewer-biases",
             "bias-behind",
+            "emptied-rotations",
             "own-products",
             "padded-columns",
             "shared-table",

@@ -139,6 +139,17 @@ def test_the_bias_of_values_is_added_behind_where_no_product_takes_it(behind: st
         np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+def test_the_bias_behind_an_attention_goes_into_the_sum_with_its_normalization() -> None:
+    behind = "product = MatMul(mixed, wo) biased = Add(product, bo) total = Add(biased, x) {} out = Add(total, normal)"
+    model = model_of(_FILLED_AND_BIASED, behind.format("normal = LayerNormalization(total, bv, bq)"), low=-10000)
+    result = fused(model)
+    (normalized,) = (node for node in result.graph.node if node.op_type == "SkipLayerNormalization")
+    (product,) = (node for node in result.graph.node if normalized.input[0] in node.output)
+    assert (product.op_type, len(normalized.input)) == ("MatMul", 5)
+    for wanted, found in zip(outputs_of(model, level=True), outputs_of(result, level=True), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
 def test_a_weight_that_is_an_input_takes_no_bias() -> None:
     model = model_of(_FILLED_AND_BIASED, inputs=", float[16, 16] wo", low=-10000)
     result = fused(model)
