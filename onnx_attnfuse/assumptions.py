@@ -11,7 +11,8 @@ from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
     "large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range",
-    "finite-exponentials", "padded-rows-unused", "padding-at-the-ends", "wide-subgroups",
+    "finite-exponentials", "padded-rows-unused", "padding-at-the-ends",
+    "small-results", "wide-subgroups",
 ]  # fmt: skip
 
 ASSUMPTIONS: Mapping[AssumptionName, str] = {
@@ -25,6 +26,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
     "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
+    "small-results": "the result of a product for all tokens, as logits are, has fewer than 2^31 numbers",
     "wide-subgroups": "a GPU that webgpu runs on computes 8 or more lanes of a subgroup at once",
 }
 """Each assumption, and what it says."""

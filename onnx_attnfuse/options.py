@@ -73,8 +73,8 @@ class Options:
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
     """Take only this for granted: large-fills, bounded-scores, level-rows, named-sizes, nonempty-axes, masks-fit,
-    indices-in-range, finite-exponentials, padded-rows-unused, padding-at-the-ends, wide-subgroups, none, or default, which is
-    all of them but wide-subgroups. Repeatable. docs/assumptions.md says what each is."""
+    indices-in-range, finite-exponentials, padded-rows-unused, padding-at-the-ends, small-results, wide-subgroups, none, or
+    default, which is all of them but wide-subgroups. Repeatable. docs/assumptions.md says what each is."""
     cuda_graph: bool = False
     """Make a model that ONNX Runtime captures in a CUDA graph, of the sizes that `dim` tells and without a test at run time; a
     model that it cannot capture is refused with the node that prevents it."""

@@ -141,6 +141,7 @@ CONTRIB: dict[str, tuple[Any, ...]] = {
     "SkipLayerNormalization without a shift": ([normal(2, 3, 4), normal(2, 3, 4), normal(4), None, normal(4)], {}, [], 4),
     "SkipSimplifiedLayerNormalization": ([normal(2, 3, 4), normal(2, 3, 4), normal(4), normal(4)], {"epsilon": 0.1}, [], 4),
     "SkipSimplifiedLayerNormalization without a bias": ([normal(2, 3, 4), normal(2, 3, 4), normal(4)], {}, [], 4),
+    "UnfoldTensor": ([normal(2, 11)], {"size": 4, "step": 3}), "UnfoldTensor of a vector": ([normal(6)], {"dim": 0, "size": 2, "step": 3}),
     "Gelu": ([normal(2, 3)],), "BiasGelu": ([normal(2, 3), normal(3)],), "FastGelu": ([normal(2, 3), normal(3)],),
     "FastGelu without a bias": ([normal(2, 3)],), "QuickGelu": ([normal(2, 3)], {"alpha": 1.5}),
     "MultiHeadAttention": ([normal(2, 3, 8), normal(2, 4, 8), normal(2, 4, 12)], {"num_heads": 2}),

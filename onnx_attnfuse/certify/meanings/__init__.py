@@ -11,7 +11,8 @@ _STANDARD = {
     **views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **attention.MEANINGS, **rotary.MEANINGS, **norms.MEANINGS,
 }  # fmt: skip
 _CONTRIB = {
-    **attention.CONTRIB_MEANINGS, **rotary.CONTRIB_MEANINGS, **group_query.CONTRIB_MEANINGS, **norms.CONTRIB_MEANINGS,
+    **views.CONTRIB_MEANINGS, **attention.CONTRIB_MEANINGS, **rotary.CONTRIB_MEANINGS, **group_query.CONTRIB_MEANINGS,
+    **norms.CONTRIB_MEANINGS,
 }  # fmt: skip
 HEAVY = frozenset(["MatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"]).union(
     norms.MEANINGS, norms.CONTRIB_MEANINGS

@@ -276,9 +276,24 @@ def _one_hot(call: Call) -> Sequence[Array]:
     return [Array([*indices.shape, depth], values.dtype, read)]
 
 
+def _unfold(call: Call) -> Sequence[Array]:
+    """Pieces of the last axis, each `step` behind the one before, as an axis of their own."""
+    data = call.array(0)
+    size, step = number(call.attribute("size")), number(call.attribute("step", 1))
+    if axis_of(call.attribute("dim", -1), data.rank) != data.rank - 1:
+        raise Unsupported("pieces of an axis in the middle")
+    count = add(arithmetic.divide(subtract(data.shape[-1], size), step), number(1))
+
+    def read(place: Index) -> Term:
+        return data.at(*place[:-2], add(multiply(place[-2], step), place[-1]))
+
+    return [Array([*data.shape[:-1], count, size], data.dtype, read)]
+
+
 MEANINGS: Mapping[str, Meaning] = {
     "Identity": _identity, "Shape": _shape, "Size": _size, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze, "Transpose": _transpose, "Expand": _expand, "Concat": _concat, "Slice": _slice, "Split": _split,
     "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Tile": _tile, "Range": _range,
     "ConstantOfShape": _constant_of_shape, "Pad": _pad, "Trilu": _trilu, "EyeLike": _eye_like, "OneHot": _one_hot,
 }  # fmt: skip
+CONTRIB_MEANINGS: Mapping[str, Meaning] = {"UnfoldTensor": _unfold}

@@ -107,6 +107,6 @@ def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider:
                 change = rule.change(node, graph.builder)
                 if change is not None:
                     edit.replace(change.results, change.frontier, node.name or node.op_type)
-                    done[rule.does] += 1
+                    done[rule.does if not change.assumes else f"{rule.does}; assumes {', '.join(change.assumes)}"] += 1
         fold(graph.builder.rearranged, graph.builder, "attnfuse/weight")  # the next rule may ask for constants
     return done

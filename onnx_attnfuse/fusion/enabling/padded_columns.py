@@ -4,6 +4,10 @@ Kernels for tensor cores read and write 16 bytes at a time. Where the rows of a 
 as with the 50257 tokens of GPT-2, a slower kernel runs. Each column of a product is computed by itself, so those that are left
 after the cut are what they were.
 
+What is cut is as long as all tokens together. ONNX Runtime's Slice ends in an error of CUDA from 2^31 numbers on, where the
+product itself does not; UnfoldTensor of com.microsoft cuts at any size, in three times the time of a Slice. So it is taken where
+there may be so many: in a table of more than 65536 columns these are fewer than 32768 tokens.
+
 A weight that others read too, as the table of a tied embedding, is not kept twice: the padded one would be a second copy. Only
 where a product reads it turned there is a copy already, which ONNX Runtime makes when a session starts, and that one is padded.
 """
@@ -11,19 +15,26 @@ where a product reads it turned there is a copy already, which ONNX Runtime make
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_tensor, has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.ops import CONTRIB
 
 _ALIGNED, _MULTIPLE = 8, 64
 """What kernels for tensor cores ask for, and what columns are brought to: faster than 8, and 128 is no faster
 (benchmarks/results/columns_h200.md)."""
 _FEWEST_ROWS, _FEWEST_COLUMNS = 256, 4096
+_SLICED, _SURELY_SLICED = 1 << 31, 1 << 16
+"""Numbers from which on a Slice fails on CUDA, and columns up to which it is used for an unknown number of rows."""
 _MOST_FOLDED = 1 << 30
 """Bytes up to which ONNX Runtime computes a constant when a session starts; more than that it would compute in every run."""
 
@@ -62,6 +73,9 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
         return None
     if weight.shared and (not weight.turned or rows * (columns + missing) * dtype.itemsize > _MOST_FOLDED):
         return None
+    cutting = _cutting(dims, columns, facts)
+    if cutting is None:
+        return None
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if bias is not None and not _is_paddable(bias, columns, builder):
         return None
@@ -74,7 +88,40 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     wide = [*dims[:-1], columns + missing]
     product = builder.node(node.op_type, inputs, attributes(node), dims=wide, dtype=dtype, hint=f"{node.name}/padded")
     frontier = [x] if bias is None or constant_tensor(bias) is not None else [x, bias]
-    return EnablingChange(((result, builder.slice(product, len(dims) - 1, 0, columns)),), tuple(frontier))
+    cut = _sliced(product, columns, builder) if cutting.slices else _unfolded(product, columns, builder)
+    return EnablingChange(((result, cut),), tuple(frontier), cutting.assumes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cutting:
+    """By which operator a product is cut."""
+
+    slices: bool
+    """Whether by Slice, else by UnfoldTensor."""
+    assumes: tuple[AssumptionName, ...]
+
+
+def _cutting(dims: Dims, columns: int, facts: Facts) -> _Cutting | None:
+    """How a product of that shape is cut; None where it may have no row, which UnfoldTensor does not take."""
+    rows = [dim for dim in dims[:-1] if isinstance(dim, int)]
+    if len(rows) == len(dims) - 1:
+        return _Cutting(math.prod(rows) * columns < _SLICED, ()) if 0 not in rows else None
+    if columns <= _SURELY_SLICED and "small-results" in facts.assumed.names:
+        return _Cutting(True, ("small-results",))
+    return _Cutting(False, ("nonempty-axes",)) if facts.assumed.nonempty_axes else None
+
+
+def _sliced(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
+    return builder.slice(product, (builder.facts.rank(product) or 0) - 1, 0, columns)
+
+
+def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
+    """The same: rows behind one another, and of each the beginning."""
+    dims, dtype = builder.facts.dims(product), builder.facts.dtype(product)
+    assert dims is not None
+    rows = builder.reshape(product, [*dims[:-2], dims[-2] * dims[-1]])
+    attributes = {"dim": len(dims) - 2, "size": columns, "step": dims[-1]}
+    return builder.node("UnfoldTensor", [rows], attributes, domain=CONTRIB, dims=[*dims[:-1], columns], dtype=dtype)
 
 
 def _weight_of(operand: ir.Value) -> _Weight | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.kernels.execution_provider import Paying
 
@@ -18,6 +19,8 @@ class EnablingChange:
     results: tuple[tuple[ir.Value, ir.Value], ...]
     """Old and new."""
     frontier: tuple[ir.Value, ...]
+    assumes: tuple[AssumptionName, ...] = ()
+    """What is taken for granted of the model."""
 
 
 @dataclasses.dataclass(frozen=True)

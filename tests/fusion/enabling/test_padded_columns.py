@@ -16,6 +16,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnx_attnfuse
+from onnx_attnfuse.assumptions import ASSUMPTIONS, ON_REQUEST
+from onnx_attnfuse.certify.certificate import certify
 from onnx_attnfuse.fusion.enabling import padded_columns
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels import providers
@@ -62,13 +64,27 @@ def model_of(
     return model
 
 
-def optimized(model: onnx.ModelProto, ep: str = "cuda") -> tuple[onnx.ModelProto, int]:
-    """The model as we fuse it for a GPU, judged, and how many products were padded."""
-    result = onnx_attnfuse.optimize(model, ep=ep, verify="sites")
+def optimized(model: onnx.ModelProto, ep: str = "cuda", without: str = "") -> tuple[onnx.ModelProto, int]:
+    """The model as we fuse it for a GPU, judged, and how many products were padded; `without` an assumption."""
+    assume = tuple(name for name in ASSUMPTIONS if name not in {without, *ON_REQUEST}) if without else ()
+    result = onnx_attnfuse.optimize(model, ep=ep, verify="sites", assume=assume)
     assert result.report.fused == 1
     assert not result.report.failures
     notes = [note for note in result.report.notes if "columns of zeros" in note]
     return result.model, int(notes[0].split()[0]) if notes else 0
+
+
+def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with all of float16 in float32, as ONNX Runtime's UnfoldTensor for the CPU takes no float16."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for item in copy.graph.initializer:
+        if item.data_type == TensorProto.FLOAT16:
+            item.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item).astype(np.float32), item.name))
+    for entry in (*copy.graph.input, *copy.graph.output, *copy.graph.value_info):
+        if entry.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            entry.type.tensor_type.elem_type = TensorProto.FLOAT
+    return copy
 
 
 def shape_of(model: onnx.ModelProto, node: onnx.NodeProto, place: int) -> list[int]:
@@ -77,7 +93,8 @@ def shape_of(model: onnx.ModelProto, node: onnx.NodeProto, place: int) -> list[i
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, **more: Array) -> None:
     """Holds the results against those of the export: within what another order of float16 sums may come to."""
-    x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(np.float16)
+    (kind,) = (entry.type.tensor_type.elem_type for entry in before.graph.input if entry.name == "x")
+    x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
     wanted, found = run(before, {"x": x, **more}), run(after, {"x": x, **more})
     for name, array in wanted.items():
         assert found[name].shape == array.shape
@@ -214,6 +231,42 @@ def test_what_is_left_as_it_is(nodes: str, choices: dict[str, Any]) -> None:
 
 def test_padding_does_not_pay_on_a_cpu() -> None:
     assert optimized(model_of("y = MatMul(seen, w)"), ep="cpu")[1] == 0
+
+
+def cut_of(model: onnx.ModelProto) -> str:
+    """The operator that gives the result `y`."""
+    return next(node.op_type for node in model.graph.node if "y" in node.output)
+
+
+@pytest.mark.parametrize("rows", ["[b, s", "[t"], ids=["entries", "tokens"])
+def test_where_a_slice_may_fail_columns_are_cut_at_any_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, rows: str
+) -> None:
+    monkeypatch.setattr(padded_columns, "_SURELY_SLICED", N - 1)
+    flat = rows == "[t"
+    nodes = _FLAT.format(attributes="", bias="") if flat else "y = MatMul(seen, w)"
+    before = model_of(nodes, outputs=f"float16{rows}, {N}] y", **({"two": _TWO} if flat else {}))
+    after, count = optimized(before)
+    assert (count, cut_of(after)) == (1, "UnfoldTensor")
+    onnx.save(before, tmp_path / "before.onnx")
+    onnx.save(after, tmp_path / "after.onnx")
+    assert certify(tmp_path / "before.onnx", tmp_path / "after.onnx").is_complete
+    same(in_float32(before), in_float32(after))
+
+
+def test_without_the_assumption_columns_are_cut_at_any_size() -> None:
+    model = model_of("y = MatMul(seen, w)")
+    assert cut_of(optimized(model, without="small-results")[0]) == "UnfoldTensor"
+    monkeyed = onnx_attnfuse.optimize(model, ep="cuda", verify="none").report
+    assert any("columns of zeros" in note and note.endswith("assumes small-results") for note in monkeyed.notes)
+
+
+@pytest.mark.parametrize(("rows", "cut"), [(2, "Slice"), (2**31 // N // 3 + 1, "UnfoldTensor")], ids=["small", "large"])
+def test_sizes_that_are_numbers_decide(rows: int, cut: str) -> None:
+    model = model_of("y = MatMul(seen, w)")
+    result = onnx_attnfuse.optimize(model, ep="cuda", verify="none", cuda_graph=True, dim={"b": rows, "s": 3})
+    assert cut_of(result.model) == cut
+    assert not any("assumes" in note for note in result.report.notes)
 
 
 def test_a_weight_in_a_data_file_is_not_read_until_the_model_is_written(tmp_path: pathlib.Path) -> None:

@@ -1,0 +1,15 @@
+"""com.microsoft.UnfoldTensor: pieces of an axis, each a step behind the one before, along a new last axis."""
+
+from __future__ import annotations
+
+from onnx_attnfuse.kernels.operators.record import OpInfo
+
+INFO = OpInfo(
+    name="UnfoldTensor",
+    inputs={"input": "input"},
+    kind="view",
+    on_cpu="some forms",
+    fragile=False,
+    reference="onnx_attnfuse.verify.references.unfold_tensor:UnfoldTensor",
+    decomposition="onnx_attnfuse.transforms.decompose.unfold_tensor",
+)
