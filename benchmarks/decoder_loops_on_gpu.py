@@ -59,7 +59,7 @@ def judged_on(provider: str) -> None:
         return _OnGpu(path, provider)
 
     decoder_loop.check_decoder = check
-    decoder_loop._started = started
+    decoder_loop.started = started
 
 
 def main() -> int:

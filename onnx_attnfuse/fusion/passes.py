@@ -161,7 +161,8 @@ def share_cache(graph: PassContext) -> int:
     from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
 
     fuser = graph.new_site_fuser()
-    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged, run.options.context_length)
+    length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
+    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged, length, is_quantised=is_quantised)
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found
     if found.decoder is None:

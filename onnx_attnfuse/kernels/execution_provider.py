@@ -33,6 +33,7 @@ Paying: TypeAlias = Literal[
     "emptied-rotations",
     "own-products",
     "packed-operands",
+    "norms-inside",
     "merged-projections",
     "position-tables",
     "split-gelu",

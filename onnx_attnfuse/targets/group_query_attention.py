@@ -176,6 +176,11 @@ def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext) 
     return {"query": query, "key": key, "value": value}
 
 
+def takes_in_norms(context: BuildContext) -> bool:
+    """Whether it pays that the operator normalizes queries and keys itself."""
+    return "norms-inside" in context.device.provider.pays
+
+
 def merges_projections(context: BuildContext) -> bool:
     """Whether it pays to make one product of those of queries, keys and values, for one tensor to hand over."""
     return "merged-projections" in context.device.provider.pays

@@ -23,10 +23,10 @@ from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import io, sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.verify.in_front import in_front
 from onnx_attnfuse.verify.input_kinds import Kind, kinds
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_session import session
-from onnx_attnfuse.verify.rotated_in_front import rotated_in_front
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.tolerance import compare
 from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
@@ -108,7 +108,7 @@ def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Oper
     """
     if not available():
         return undecided("onnxruntime is not installed")
-    after = rotated_in_front(after) if loop.rotates_each_token else after
+    after = in_front(after, rotations=loop.rotates_each_token)
     if not is_half(before):
         return by_this_runtime(_judged(before, after, loop, operators))
     wide = undecided("its weights are too many to judge it in float32")

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.tensors import external_tensors
+from onnx_attnfuse.verify.in_front import in_front, normalizes_itself
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session
 
 Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
@@ -50,7 +51,7 @@ def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()
     """
     inner = list(inner)
     try:
-        return _started(source, inner)
+        return _started(_for_cpu(source), inner)
     except RuntimeRefusal as refusal:
         if _NO_KERNEL not in str(refusal) and not operators:
             raise
@@ -58,6 +59,15 @@ def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()
             return Reference(_whole(source, inner), operators)
         except RuntimeRefusal:
             raise refusal from None
+
+
+def _for_cpu(source: Source) -> Source:
+    """The model with that done in front of attentions which their kernel for the CPU refuses; as it is if there is nothing."""
+    try:
+        model = read(source)
+    except ModelError:  # ONNX Runtime says more
+        return source
+    return in_front(model, rotations=False) if normalizes_itself(model) else source
 
 
 def _whole(source: Source, inner: list[str]) -> onnx.ModelProto:

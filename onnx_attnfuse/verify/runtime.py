@@ -176,9 +176,16 @@ def load(model: onnx.ModelProto, operators: Operators = ()) -> Session | Referen
 
 
 def without_kernel(model: onnx.ModelProto) -> list[str]:
-    """The operators of the model that ONNX Runtime cannot run on the CPU."""
-    found = {(node.domain, node.op_type): find(node.domain, node.op_type) for node in model.graph.node}
-    return sorted(info.name for info in found.values() if info is not None and info.on_cpu == "no kernel")
+    """The operators of the model that ONNX Runtime cannot run on the CPU, at all or with the inputs that they are given."""
+    return sorted({node.op_type for node in model.graph.node if _lacks_kernel(node)})
+
+
+def _lacks_kernel(node: onnx.NodeProto) -> bool:
+    info = find(node.domain, node.op_type)
+    if info is None:
+        return False
+    given = {name for name, value in zip(info.inputs, node.input, strict=False) if value}
+    return info.on_cpu == "no kernel" or not given.isdisjoint(info.not_on_cpu)
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:

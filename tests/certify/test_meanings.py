@@ -17,6 +17,7 @@ from onnx_attnfuse.certify.arrays import Array
 from onnx_attnfuse.certify.execution import Execution
 from onnx_attnfuse.certify.terms import index, number
 from onnx_attnfuse.graph.scopes import scopes
+from onnx_attnfuse.verify.in_front import in_front
 from tests.support.term_values import Values
 
 F, INT64, B = np.float32, np.int64, np.bool_
@@ -202,10 +203,17 @@ def _size(name: str):
     return size(name)
 
 
-def compare(model: onnx.ModelProto, given: Mapping[str, np.ndarray], constants: Sequence[str], outputs: int) -> None:
+def compare(
+    model: onnx.ModelProto,
+    given: Mapping[str, np.ndarray],
+    constants: Sequence[str],
+    outputs: int,
+    run: onnx.ModelProto | None = None,
+) -> None:
+    """Holds the meaning of a model against what ONNX Runtime computes of it, or of `run`, where it lacks a kernel."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession((run or model).SerializeToString(), options, providers=["CPUExecutionProvider"])
     truth = session.run(None, {key: item for key, item in given.items() if key not in constants})
     found, values = symbolic(model, given, outputs)
     for expected, array in zip(truth, found, strict=True):
@@ -237,6 +245,16 @@ def test_an_operator_of_microsoft_means_what_onnx_runtime_computes(case: str) ->
     inputs, attributes, fixed, outputs = _filled(CONTRIB[case])
     model, given, constants = array_in(case.partition(" ")[0], "com.microsoft", inputs, attributes, fixed, outputs)
     compare(model, given, constants, outputs)
+
+
+def test_heads_that_an_operator_normalizes_mean_what_onnx_runtime_computes_in_front_of_it() -> None:
+    inputs = [
+        normal(2, 3, 64), None, None, None, None, np.array([2, 2], np.int32), np.array(3, np.int32), normal(6, 8), normal(6, 8),
+        *[None] * 5, normal(16), normal(16),
+    ]  # fmt: skip
+    settings = {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1, "qk_norm_epsilon": 0.1}
+    model, given, constants = array_in("GroupQueryAttention", "com.microsoft", inputs, settings, [6], 3)
+    compare(model, given, constants, 3, ir.to_proto(in_front(ir.from_proto(model), rotations=False)))
 
 
 def _filled(case: tuple[Any, ...]) -> tuple[Any, ...]:

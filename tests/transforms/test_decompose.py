@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.bench.conformance.drawing import Case
+from onnx_attnfuse.verify.in_front import in_front
 from onnx_attnfuse.verify.runtime import Session
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, compare
 from tests.support.bundled import BUNDLED, Array, name_of, run
@@ -179,6 +181,25 @@ def test_lengths_of_a_mask_are_told_apart_by_entry(rows: int, past: int, lengths
         for name in ("key", "value"):
             assert old[name].shape == new[name].shape
             assert compare(old[name][entry, :, :end], new[name][entry, :, :end], TIGHT).equal
+
+
+def test_heads_that_an_operator_normalizes_are_normalized_in_front() -> None:
+    factors = "float[16] for_q, float[16] for_k)"
+    model = onnx.parser.parse_model(
+        DECODER.replace("sin)\n    =>", f"sin, {factors}\n    =>")
+        .replace("rotary_interleaved = 0>", "rotary_interleaved = 0, qk_norm_epsilon = 0.1>")
+        .replace("cos, sin)\n}", "cos, sin, , , , , , for_q, for_k)\n}")
+    )
+    rng = np.random.default_rng(0)
+    spelled = spelled_out(model)
+    feeds = {name: rng.standard_normal((2, 4, size)).astype(np.float32) for name, size in (("q", 64), ("k", 32), ("v", 32))}
+    feeds |= {name: np.zeros((2, 2, 0, 16), np.float32) for name in ("past_key", "past_value")}
+    feeds |= {name: rng.standard_normal(16).astype(np.float32) for name in ("for_q", "for_k")}
+    feeds |= {"attention_mask": np.ones((2, 4), np.int64)}
+    feeds |= {name: rng.standard_normal((4, 8)).astype(np.float32) for name in ("cos", "sin")}
+    old, new = run(ir.to_proto(in_front(ir.from_proto(model))), feeds), run(spelled, feeds)
+    for name, array in old.items():
+        assert compare(array, new[name], TIGHT).equal
 
 
 LAYERS = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>

@@ -8,6 +8,7 @@ from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.meanings.heads import attended, before, capped, merge_heads, products, repeat_heads, split_heads
+from onnx_attnfuse.certify.meanings.norms import normalized
 from onnx_attnfuse.certify.meanings.rotary import angles, turned
 from onnx_attnfuse.certify.terms import NINF, ONE, ZERO, Term, add, disjoin, element, ite, number, subtract
 
@@ -41,8 +42,13 @@ def _operands(call: Call) -> tuple[Array, Array, Array]:
 
 
 def _group_query_attention(call: Call) -> Sequence[Array]:
-    call.refuse(12, 13, 14, 15, k_quant_type="NONE", v_quant_type="NONE")
+    call.refuse(12, 13, k_quant_type="NONE", v_quant_type="NONE")
     queries, keys, values = _operands(call)
+    for_queries, for_keys, epsilon = call.optional(14), call.optional(15), call.attribute("qk_norm_epsilon", 1e-6)
+    if for_queries is not None and for_keys is not None:
+        queries, keys = (
+            normalized(item, epsilon, weight, None, centred=False) for item, weight in ((queries, for_queries), (keys, for_keys))
+        )
     rows, heads = queries.shape[2], queries.shape[1]
     last, longest = call.array(5), call.array(6).at(*[ZERO] * call.array(6).rank)
     prompt = arithmetic.equals(rows, longest)

@@ -32,7 +32,7 @@ def _mean(data: Array, place: Index, *, squared: bool = False, middle: Term | No
     return multiply(summed, function("inverse", to_real(data.shape[-1])))
 
 
-def _normalized(data: Array, epsilon: float, weight: Array, shift: Array | None, *, centred: bool) -> Array:
+def normalized(data: Array, epsilon: float, weight: Array, shift: Array | None, *, centred: bool) -> Array:
     """Rows less their mean if `centred`, over the root of the mean of their squares, times `weight`, plus `shift`."""
 
     def read(place: Index) -> Term:
@@ -54,7 +54,7 @@ def _alone(*, centred: bool) -> Meaning:
         call.refuse(stash_type=1)
         if axis_of(call.attribute("axis", -1), data.rank) != data.rank - 1:
             raise Unsupported("a normalization over several axes")
-        return [_normalized(data, call.attribute("epsilon", 1e-5), call.array(1), shift, centred=centred)]
+        return [normalized(data, call.attribute("epsilon", 1e-5), call.array(1), shift, centred=centred)]
 
     return meaning
 
@@ -90,7 +90,7 @@ def _skip(*, centred: bool) -> Meaning:
         weight, shift, bias = call.array(2), call.optional(3) if centred else None, call.optional(4 if centred else 3)
         parts = [item for item in (call.array(0), call.optional(1), bias) if item is not None]
         total = arrays.elementwise(parts, parts[0].dtype, add)
-        result = _normalized(total, call.attribute("epsilon", 1e-12), weight, shift, centred=centred)
+        result = normalized(total, call.attribute("epsilon", 1e-12), weight, shift, centred=centred)
         return [result, _untold(total), _untold(total), total][: len(call.node.outputs)]
 
     return meaning

@@ -10,6 +10,7 @@ from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, wit
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
+from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
@@ -58,6 +59,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["LayerNormalization", "Mul"]),
         as_skip_norm,
         "skip-norm",
+    ),
+    EnablingRule(
+        "normalizations of queries and keys taken into GroupQueryAttention",
+        frozenset(["GroupQueryAttention"]),
+        with_norms_inside,
+        "norms-inside",
     ),
     EnablingRule(
         "GroupQueryAttention handed queries, keys and values as one product",

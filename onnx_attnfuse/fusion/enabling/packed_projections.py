@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.fusion.enabling.helpers import lengths_follow_from_shapes, same_node
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes
-from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.uses import producer_of, reads_input
 from onnx_attnfuse.kernels.operators import group_query_attention, info_of
 from onnx_attnfuse.targets.merged_products import merged
 from onnx_attnfuse.targets.packed_operands import products_of
@@ -27,27 +26,13 @@ _OPERANDS = 3
 
 def with_packed_projections(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """GroupQueryAttention with queries, keys and values as one product, where lengths follow from shapes."""
-    facts = builder.facts
-    lengths = [GROUPED.first(node, role) for role in ("last", "total")] if info_of(node) is GROUPED else [None]
-    if any(value is None or reads_input(value) for value in lengths):
+    if info_of(node) is not GROUPED or not lengths_follow_from_shapes(node):
         return None
     products = products_of(node, builder)
     if products is None:
         return None
     whole = merged(products, builder, node.name or "")
-    fused = builder.node(
-        node.op_type,
-        [whole, None, None, *node.inputs[_OPERANDS:]],
-        attributes(node),
-        domain=CONTRIB,
-        hint=node.name,
-        outputs=len(node.outputs),
-    )
-    pairs: list[tuple[ir.Value, ir.Value]] = []
-    for old, new in zip(node.outputs, producer_of(fused).outputs, strict=True):
-        facts.copy(old, new)
-        new.type, new.shape = old.type, old.shape
-        pairs += [(old, new)] if old.uses() or old.is_graph_output() else []
+    pairs = same_node(node, [whole, None, None, *node.inputs[_OPERANDS:]], attributes(node), builder)
     frontier = dict.fromkeys([products[0].input, *(value for item in products for value in item.constants())])
     past = [GROUPED.input(node, name) for name in ("past_key", "past_value")]
-    return EnablingChange(tuple(pairs), (*frontier, *(value for value in past if value is not None)))
+    return EnablingChange(pairs, (*frontier, *(value for value in past if value is not None)))

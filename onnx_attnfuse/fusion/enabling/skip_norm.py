@@ -17,8 +17,8 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.uses import producer_of
+from onnx_attnfuse.targets.rms_norm import read_rms_norm
 
 _PACKED, _RANKS = 2, {2, 3}
 
@@ -97,64 +97,13 @@ def _layer_norm(node: ir.Node, facts: Facts) -> _Norm | None:
 
 
 def _rms_norm(node: ir.Node, facts: Facts) -> _Norm | None:
-    """`w · x / sqrt(mean(x²) + eps)`, from the product with the weights; x may be widened to float32 on the way."""
-    if not is_standard(node, "Mul"):
+    """RMS normalization spelled out, from the product with the weights."""
+    norm = read_rms_norm(node.outputs[0], facts) if is_standard(node, "Mul") else None
+    if norm is None or norm.weight is None or not _is_shared(norm.x, set(norm.inside), facts):
         return None
-    for one, weight in ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])):
-        if one is None or weight is None or facts.rank(weight) != 1:
-            continue
-        inside: list[ir.Node] = [node]
-        quotient = _through_cast(one, inside)
-        if not is_standard(quotient, "Div") or quotient.inputs[0] is None:
-            continue
-        wide = quotient.inputs[0]
-        epsilon = _root_mean_square(quotient.inputs[1], wide, inside, facts)
-        if epsilon is None:
-            continue
-        inside.append(quotient)
-        widened = wide.producer()
-        total = wide
-        if is_standard(widened, "Cast") and widened.inputs[0] is not None:
-            inside.append(widened)
-            total = widened.inputs[0]
-        alone = all(user in inside for item in inside[1:] for value in item.outputs for user, _ in value.uses())
-        if not alone or not _is_shared(total, set(inside), facts) or facts.dtype(node.outputs[0]) != facts.dtype(total):
-            continue
-        return _Norm("SkipSimplifiedLayerNormalization", total, (weight,), epsilon, node.outputs[0])
-    return None
-
-
-def _root_mean_square(value: ir.Value | None, wide: ir.Value, inside: list[ir.Node], facts: Facts) -> float | None:
-    """The number that is added under the root, if `value` is the root mean square of `wide` along its last axis."""
-    found: list[ir.Node] = []
-    for op in ("Sqrt", "Add", "ReduceMean", "Pow"):
-        node = None if value is None else value.producer()
-        if op == "Pow" and is_standard(node, "Mul") and set(node.inputs) == {wide}:
-            found.append(node)
-            break
-        if not is_standard(node, op):
-            return None
-        found.append(node)
-        value = node.inputs[0]
-        if op == "Add" and value is not None and facts.number(value) is not None:
-            value = node.inputs[1]
-    added, reduced, squared = found[1:]
-    rank = facts.rank(wide)
-    if squared.inputs[0] is not wide or rank is None or axes_of(reduced, 1, rank, facts) != [rank - 1]:
+    if any(user not in norm.inside for item in norm.inside[1:] for value in item.outputs for user, _ in value.uses()):
         return None
-    if squared.op_type == "Pow" and (squared.inputs[1] is None or facts.number(squared.inputs[1]) != 2):
-        return None
-    numbers = [facts.number(item) for item in added.inputs if item is not None]
-    inside += found
-    return next((number for number in numbers if number is not None), None)
-
-
-def _through_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Node | None:
-    node = value.producer()
-    if is_standard(node, "Cast") and node.inputs[0] is not None:
-        inside.append(node)
-        return node.inputs[0].producer()
-    return node
+    return _Norm("SkipSimplifiedLayerNormalization", norm.x, (norm.weight,), norm.epsilon, node.outputs[0])
 
 
 def _is_shared(value: ir.Value, inside: set[ir.Node], facts: Facts) -> bool:

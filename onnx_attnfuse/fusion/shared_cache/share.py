@@ -51,6 +51,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.norms_inside import take_in_norms
 from onnx_attnfuse.targets.packed_operands import merge_products
 from onnx_attnfuse.verify.decoder_loop import FilledSource, Loop
 from onnx_attnfuse.verify.verdict import Verified
@@ -66,6 +67,8 @@ def share_cache(
     plan_context: PlanContext,
     merged: Merged | None = None,
     context_length: int | None = None,
+    *,
+    is_quantised: bool = False,
 ) -> SharedCache:
     """Makes the cache of a graph one buffer, or leaves all as it was.
 
@@ -76,13 +79,14 @@ def share_cache(
         plan_context: What is planned for, and what is taken of padding.
         merged: What the model is the decoder with a past of, which the result is judged by then.
         context_length: How many positions there will be at most, where a caller says so.
+        is_quantised: Whether the cache is to be quantised afterwards.
     """
     if graph.scope.graph is not graph.model.graph:
         return SharedCache()
     cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
     if not cached:
         return SharedCache(note=_no_cache(graph.model.graph))
-    sharing = _Sharing(graph, context, plan_context, merged, context_length)
+    sharing = _Sharing(graph, context, plan_context, merged, context_length, is_quantised=is_quantised)
     sites = sharing.read(cached)
     if sharing.reasons:
         return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
@@ -133,6 +137,8 @@ class _Sharing:
         plan_context: PlanContext,
         merged: Merged | None,
         context_length: int | None,
+        *,
+        is_quantised: bool,
     ) -> None:
         self._graph, self._context, self._plan_context, self._merged = graph, context, plan_context, merged
         provider, assumed = plan_context.device.provider, graph.scope.facts.assumed.names
@@ -142,6 +148,8 @@ class _Sharing:
         """Whether rotations take rows of tables, where they can."""
         self._on_host = provider.capture is None
         """Whether sizes lie where the model runs."""
+        self._takes_in_norms = target.takes_in_norms(context) and not is_quantised
+        """Both together are not shown to be right."""
         self._found: dict[ir.Node, SiteReport] = {}
         self.reasons: dict[ir.Node, Reason] = {}
 
@@ -249,6 +257,9 @@ class _Sharing:
         tables = PositionTables(builder) if self._has_tables else None
         attended = [attend(site, buffered, self._context, order, edit, tables=tables) for site in sites]
         settle_source(graph, builder, sites, mask, lengths)
+        if self._takes_in_norms:
+            for item in attended:
+                take_in_norms(item.node, builder)
         if target.merges_projections(self._context):
             for item in attended:
                 merge_products(item.node, builder)

@@ -56,6 +56,7 @@ INFO = OpInfo(
         "q_norm_weight": "other",
         "k_norm_weight": "other",
     },
+    not_on_cpu=frozenset(["q_norm_weight", "k_norm_weight"]),
     rank=2,
     target="onnx_attnfuse.targets.group_query_attention",
     reference="onnx_attnfuse.verify.references.group_query_attention:GroupQueryAttention",

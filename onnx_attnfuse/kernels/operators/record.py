@@ -47,6 +47,8 @@ class OpInfo:
     packed: bool = False
     """Whether it works on tokens without padding, whose number no shape tells."""
     on_cpu: OnCpu = "all forms"
+    not_on_cpu: frozenset[str] = frozenset()
+    """Inputs that the CPU's kernel refuses where they are given."""
     fragile: bool = True
     """Whether its CPU kernel may end the process where an operand other than the past is empty."""
     rank: int | None = None

@@ -340,6 +340,7 @@ PROVIDER = ExecutionProvider(
             "padded-columns",
             "shared-table",
             "packed-operands",
+            "norms-inside",
             "merged-projections",
             "split-gelu",
         ]

@@ -16,6 +16,7 @@ from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
 from onnx_attnfuse.transforms.decompose.kv_append import Cache, cache_of
+from onnx_attnfuse.transforms.decompose.norms import over_root
 from onnx_attnfuse.transforms.decompose.pieces import (
     arithmetic,
     before,
@@ -32,7 +33,7 @@ from onnx_attnfuse.transforms.decompose.pieces import (
 from onnx_attnfuse.transforms.decompose.rotary_embedding import looked_up, rotated
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
-_UNKNOWN = "k_scale", "v_scale", "q_norm_weight", "k_norm_weight"
+_UNKNOWN = "k_scale", "v_scale"
 _PLAIN = {"sliding_window_cache": 0, "k_quant_type": "NONE", "v_quant_type": "NONE", "kv_cache_bit_width": 0}
 
 
@@ -45,6 +46,7 @@ def spelled(site: Site) -> Answer:
     site.takes_only(*_UNKNOWN, **_PLAIN)
     build, dtype, added = site.build, site.dtype(), site.given("attention_bias")
     query, key, value = _operands(site)
+    query, key = (_normalized(site, item, f"{name}_norm_weight") for item, name in ((query, "q"), (key, "k")))
     _, heads, rows, size = dims_of(build, query)
     cache = _cache(site, rows)
     if site.attribute("do_rotary", 0):
@@ -66,7 +68,9 @@ def spelled(site: Site) -> Answer:
         empty_is_zero=added is not None,
     )
     result = merge_heads(build, spell(build, problem).result)
-    operands = site.all_given("query", "key", "value", "past_key", "past_value", "cos_cache", "sin_cache")
+    operands = site.all_given(
+        "query", "key", "value", "past_key", "past_value", "cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight"
+    )
     possible = [cache.rows_defined(), None if added is None else _has_a_key(site, added, problem.seen)]
     row_tests = [item for item in possible if item is not None]
     defined = (build.logical("And", row_tests) if row_tests else None, *[cache.keys_defined(presents[0])] * 2)
@@ -152,6 +156,15 @@ def _operands(site: Site) -> list[ir.Value]:
         size = site.share(site.dims(query)[2], heads, "the head size")
         parts = [site.operand(name) for name in ("query", "key", "value")]
     return [split_heads(build, part, count, size) for part, count in zip(parts, counts, strict=True)]
+
+
+def _normalized(site: Site, value: ir.Value, weight: str) -> ir.Value:
+    """Queries or keys, each head over its root mean square, if there are weights for that."""
+    factors = site.given(weight)
+    if factors is None:
+        return value
+    epsilon = site.attribute("qk_norm_epsilon", 1e-6)
+    return site.build.elementwise("Mul", [over_root(site.build, value, site.dtype(), [3], epsilon), factors], site.dtype())
 
 
 def _turned(site: Site, value: ir.Value, cache: Cache) -> ir.Value:

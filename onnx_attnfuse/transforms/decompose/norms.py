@@ -75,7 +75,7 @@ def _spelled(build: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value]:
             raise Refused("old-opset", f"opset {build.opset} lacks LayerNormalization; raise it to {_SINCE}", node.name)
         inputs = [total, weight, *([] if shift is None else [shift])]
         return total, build.node("LayerNormalization", inputs, {"axis": -1, "epsilon": epsilon}, dims=dims, dtype=dtype)
-    return total, build.elementwise("Mul", [_over_root(build, total, dtype, [len(dims) - 1], epsilon), weight], dtype)
+    return total, build.elementwise("Mul", [over_root(build, total, dtype, [len(dims) - 1], epsilon), weight], dtype)
 
 
 def _rms_spelled(build: Builder, node: ir.Node) -> ir.Value:
@@ -90,7 +90,7 @@ def _rms_spelled(build: Builder, node: ir.Node) -> ir.Value:
         raise Refused("malformed", "the types of what is normalized and of its weight differ, or are not known", node.name)
     first = attribute(node, "axis", -1) % len(dims)
     epsilon = attribute(node, "epsilon", _DEFAULT_EPSILON)
-    return build.elementwise("Mul", [_over_root(build, operand, dtype, range(first, len(dims)), epsilon), weight], dtype)
+    return build.elementwise("Mul", [over_root(build, operand, dtype, range(first, len(dims)), epsilon), weight], dtype)
 
 
 def _group_spelled(build: Builder, node: ir.Node) -> ir.Value:
@@ -134,7 +134,7 @@ def _normalized(build: Builder, node: ir.Node) -> tuple[ir.Value, Dims, ir.DataT
     return operand, dims, dtype
 
 
-def _over_root(build: Builder, value: ir.Value, dtype: ir.DataType, axes: Sequence[int], epsilon: float) -> ir.Value:
+def over_root(build: Builder, value: ir.Value, dtype: ir.DataType, axes: Sequence[int], epsilon: float) -> ir.Value:
     """A value divided by the root of the mean of its squares, computed in float32."""
     wide = build.cast(value, ir.DataType.FLOAT)
     squares = build.elementwise("Mul", [wide, wide], ir.DataType.FLOAT)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
-from onnx_attnfuse.verify.rotated_in_front import rotated_in_front, unpack
+from onnx_attnfuse.verify.in_front import in_front, unpack
 
 _FLOAT = ir.DataType.FLOAT
 _BITS, _SMALLEST, _LARGEST = 3.0, -6, 448.0
@@ -23,7 +23,7 @@ _CACHE = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 def rounded_in_front(model: ir.Model) -> ir.Model | None:
     """A copy of a model in float32 whose attentions are given rounded keys and values; None where they rotate them afterwards."""
-    copy = rotated_in_front(model)
+    copy = in_front(model)
     for node in [item for item in copy.graph if item.op_type == INFO.name and INFO.input(item, "k_scale") is not None]:
         if attribute(node, "do_rotary", 0):
             return None

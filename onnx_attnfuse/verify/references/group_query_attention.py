@@ -10,6 +10,7 @@
 | attention_bias | (b or 1, n or 1, s, t), added after the cap |
 | head_sink | (n), a logit in every row besides those of the keys; `smooth_softmax` is a sink of 0 |
 | k_scale, v_scale | one number, or one for each channel, (1, m, 1, h): the cache is quantised, and read by all rows |
+| q_norm_weight, k_norm_weight | (h): each head of queries and keys over its root mean square, times these, before it is turned |
 
 With as many queries as the longest entry has keys it is a prompt: nothing is past, and rows behind the length of their entry are
 left open by the operator. They are 0 here. The presents hold there what was handed over, as in ONNX Runtime's CPU kernel.
@@ -56,6 +57,8 @@ def group_query_attention(
     head_sink: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
+    q_norm_weight: Array | None = None,
+    k_norm_weight: Array | None = None,
     *unknown: Array | None,
     num_heads: int,
     kv_num_heads: int,
@@ -66,7 +69,7 @@ def group_query_attention(
     smooth_softmax: int = -1,
     do_rotary: int = 0,
     rotary_interleaved: int = 0,
-    qk_norm_epsilon: float = 0.0,
+    qk_norm_epsilon: float = 1e-6,
     k_quant_type: str = "NONE",
     v_quant_type: str = "NONE",
     kv_cache_bit_width: int = 0,
@@ -77,11 +80,13 @@ def group_query_attention(
     Raises:
         ValueError: What is given does not fit together.
     """
-    del qk_norm_epsilon  # of weights that are not known
-    refuse("GroupQueryAttention", **{f"input {14 + place}": item for place, item in enumerate(unknown)}, **others)
+    refuse("GroupQueryAttention", **{f"input {16 + place}": item for place, item in enumerate(unknown)}, **others)
+    if (q_norm_weight is None) != (k_norm_weight is None):
+        raise ValueError("GroupQueryAttention takes weights of normalization for queries and keys, or for neither")
     if local_window_size != -1 and (local_window_size < 1 or not causal):
         raise ValueError(f"local_window_size {local_window_size} with causal {causal}")
     queries, keys, values = _operands(query, key, value, num_heads, kv_num_heads)
+    queries, keys = _normalized(queries, q_norm_weight, qk_norm_epsilon), _normalized(keys, k_norm_weight, qk_norm_epsilon)
     starts, ends, longest = lengths(seqlens_k, total_sequence_length, queries.shape[2])
     if do_rotary and cos_cache is not None and sin_cache is not None:
         positions = starts[:, None] + places(queries.shape[2]) if position_ids is None else position_ids
@@ -148,6 +153,11 @@ def _operands(query: Array, key: Array | None, value: Array | None, heads: int, 
         return split_heads(query, heads), split_heads(key, kv_heads), split_heads(value, kv_heads)
     packed = split_heads(query, heads + 2 * kv_heads)
     return packed[:, :heads], packed[:, heads : heads + kv_heads], packed[:, heads + kv_heads :]
+
+
+def _normalized(heads: Array, weight: Array | None, epsilon: float) -> Array:
+    """Each head over its root mean square, times the weights; as it is without them."""
+    return heads if weight is None else heads / np.sqrt(np.mean(heads * heads, -1, keepdims=True) + epsilon) * weight
 
 
 class GroupQueryAttention(Operator):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from onnx_attnfuse.verify.references.group_query_attention import group_query_attention
 from tests.support.kernel_cases import by_reference, cases_of
@@ -47,8 +48,31 @@ def test_what_is_not_known_is_refused() -> None:
         _run([3], 4, k_quant_type="PER_TENSOR", kv_cache_bit_width=8)
     with pytest.raises(ValueError, match="16 bits"):
         _run([3], 4, k_quant_type="PER_TENSOR", kv_cache_bit_width=16, more=[*[None] * 5, np.ones(1, np.float32)])
-    with pytest.raises(NotImplementedError, match="input 14"):
+    with pytest.raises(NotImplementedError, match="input 16"):
+        _run([3], 4, more=[*[None] * 9, np.ones(16, np.float32)])
+    with pytest.raises(ValueError, match="or for neither"):
         _run([3], 4, more=[*[None] * 7, np.ones(16, np.float32)])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_heads_are_normalized_as_torch_does_it_and_then_turned(packed: bool) -> None:
+    rng = np.random.default_rng(0)
+    operands = [rng.standard_normal((2, 4, width)).astype(np.float32) for width in (64, 32, 32)]
+    factors = [rng.standard_normal(16).astype(np.float32) for _ in range(2)]
+    angles = np.arange(8)[:, None] / 10 ** (np.arange(8) / 8)
+    tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    lengths = [np.asarray([3, 2], np.int32), np.asarray(4, np.int32)]
+    settings: dict[str, Any] = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, "qk_norm_epsilon": 0.01}
+    normal = [
+        torch.nn.functional.rms_norm(torch.from_numpy(item).unflatten(-1, (-1, 16)), (16,), torch.from_numpy(weight), 0.01)
+        for item, weight in zip(operands[:2], factors, strict=True)
+    ]
+    in_front = [*(item.flatten(-2).numpy() for item in normal), operands[2]]
+    given = [np.concatenate(operands, -1), None, None] if packed else operands
+    wanted = group_query_attention(*in_front, None, None, *lengths, *tables, **settings)
+    found = group_query_attention(*given, None, None, *lengths, *tables, *[None] * 5, *factors, **settings)
+    for left, right in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-6)
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
