@@ -37,6 +37,7 @@ Paying: TypeAlias = Literal[
     "merged-projections",
     "position-tables",
     "split-gelu",
+    "experts",
     "repeated-heads",
     "roundings-first",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
+from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
@@ -26,7 +27,21 @@ from onnx_attnfuse.rewriting import GraphContext
 _SPLIT_GEMM = EnablingRule(
     "Gemm split into product and bias, which then goes into what follows", frozenset(["Gemm"]), as_product, "split-gemm"
 )
-BEFORE: tuple[EnablingRule, ...] = (_SPLIT_GEMM,)
+BEFORE: tuple[EnablingRule, ...] = (
+    _SPLIT_GEMM,
+    EnablingRule(
+        "layers of experts, whose matrices were gathered for each token, as one operator",
+        frozenset(["ReduceSum"]),
+        as_experts,
+        "experts",
+    ),
+    EnablingRule(
+        "layers of experts with weights of another kind, one operator for all tokens and each of their experts",
+        frozenset(["MatMul"]),
+        as_single_experts,
+        "experts",
+    ),
+)
 """Rules that are applied before attention is matched."""
 AFTER: tuple[EnablingRule, ...] = (
     _SPLIT_GEMM,  # that of the output projection, whose Reshape of (b, s, n, h) is one of (b, s, n·h) now

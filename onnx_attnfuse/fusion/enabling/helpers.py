@@ -1,4 +1,4 @@
-"""What enabling rules share: is this the only use of a value, which bias is added to it, the same operator with other inputs."""
+"""What enabling rules share: questions about values and their uses, and the same operator with other inputs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rules.reading import slice_bounds
 from onnx_attnfuse.graph.uses import producer_of, reads_input
 from onnx_attnfuse.kernels.operators import group_query_attention
 
@@ -33,6 +34,50 @@ def added_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | Non
         if facts.dims(one) == dims and facts.dims(other) == dims[-1:] and facts.dtype(other) == facts.dtype(value):
             return one, other
     return None
+
+
+def halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
+    """The value whose first and second half along the last axis two values are: by Split, Slice, or as parts of a sequence."""
+    first, second = left.producer(), right.producer()
+    if first is not None and first is second and is_standard(first, "Split"):
+        even = tuple(first.outputs) == (left, right) and (facts.dims(left) or ())[-1:] == (facts.dims(right) or ())[-1:]
+        return first.inputs[0] if even and _is_cut_last(first, facts) else None
+    if is_standard(first, "SequenceAt") and is_standard(second, "SequenceAt") and first.inputs[0] is second.inputs[0]:
+        parts = None if first.inputs[0] is None else first.inputs[0].producer()
+        places = [None if node.inputs[1] is None else facts.number(node.inputs[1]) for node in (first, second)]
+        is_both = is_standard(parts, "SplitToSequence") and places == [0, 1]
+        return parts.inputs[0] if parts is not None and is_both and _are_halves(parts, facts) else None
+    whole = first.inputs[0] if is_standard(first, "Slice") else None
+    dims = None if whole is None else facts.dims(whole)
+    if first is None or not dims or not isinstance(dims[-1], int):
+        return None
+    if not is_standard(second, "Slice") or second.inputs[0] is not whole:
+        return None
+    last, half = len(dims) - 1, dims[-1] // 2
+    for node, begin in ((first, 0), (second, half)):
+        bounds = slice_bounds(node, len(dims), facts) or {}
+        start, stop, step = bounds.get(last, (None, None, None))
+        if len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(stop, int):
+            return None
+        if slice(start, stop).indices(dims[-1])[:2] != (begin, begin + half):
+            return None
+    return whole
+
+
+def _is_cut_last(node: ir.Node, facts: Facts) -> bool:
+    """Whether a Split, or a SplitToSequence, cuts along the last axis."""
+    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
+    return rank is not None and rank > 0 and attribute(node, "axis", 0) % rank == rank - 1
+
+
+def _are_halves(node: ir.Node, facts: Facts) -> bool:
+    """Whether a SplitToSequence gives parts of half the length of the last axis, which stays."""
+    if len(node.inputs) == 1 or node.inputs[0] is None or not _is_cut_last(node, facts):
+        return False
+    length, size = (facts.dims(node.inputs[0]) or (None,))[-1], constant_array(node.inputs[1], limit=2)
+    if size is None or not isinstance(length, int) or length % 2:
+        return False
+    return size.reshape(-1).tolist() in ([length // 2], [length // 2] * 2)
 
 
 def lengths_follow_from_shapes(node: ir.Node) -> bool:

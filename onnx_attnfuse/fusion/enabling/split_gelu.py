@@ -13,13 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.gelu import spelled_gelu
-from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
+from onnx_attnfuse.fusion.enabling.helpers import added_bias, halves, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.rules.reading import slice_bounds
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.kernels.operators.bias_split_gelu import INFO, WIDTHS
 
@@ -36,7 +35,7 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
         return None
     right, gelu = found
     left = next((value for value in multiplied.inputs if value is not gelu), None)
-    whole = None if left is None else _halves(left, right, facts)
+    whole = None if left is None else halves(left, right, facts)
     if left is None or whole is None or not _is_read_here(left, right, multiplied, gelu):
         return None
     dims, dtype = facts.dims(whole), facts.dtype(whole)
@@ -64,28 +63,6 @@ def _gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     if not is_one or attribute(node, "approximate", "none") != "none" or node.inputs[0] is None:
         return None
     return node.inputs[0], node.outputs[0]
-
-
-def _halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
-    """The value whose first and second half along the last axis two values are."""
-    first, second = left.producer(), right.producer()
-    whole = None if first is None or not first.inputs else first.inputs[0]
-    dims = None if whole is None else facts.dims(whole)
-    if first is None or second is None or not dims or not isinstance(dims[-1], int) or second.inputs[:1] != (whole,):
-        return None
-    last, half = len(dims) - 1, dims[-1] // 2
-    if first is second:
-        is_cut = is_standard(first, "Split") and attribute(first, "axis", 0) % len(dims) == last
-        is_even = (facts.dims(left) or ())[-1:] == (half,) == (facts.dims(right) or ())[-1:]
-        return whole if is_cut and is_even and tuple(first.outputs) == (left, right) else None
-    for node, begin in ((first, 0), (second, half)):
-        bounds = slice_bounds(node, len(dims), facts) if is_standard(node, "Slice") else None
-        start, stop, step = (bounds or {}).get(last, (None, None, None))
-        if bounds is None or len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(stop, int):
-            return None
-        if slice(start, stop).indices(dims[-1])[:2] != (begin, begin + half):
-            return None
-    return whole
 
 
 def _is_read_here(left: ir.Value, right: ir.Value, multiplied: ir.Node, gelu: ir.Value) -> bool:

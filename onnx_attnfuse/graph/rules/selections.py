@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, constant_array, given
+from onnx_attnfuse.graph.constants import attribute, constant_array, given, is_standard
 from onnx_attnfuse.graph.known import Dims, Known
 from onnx_attnfuse.graph.rules.reading import (
     ShapeRule,
     fresh_dims,
+    input_content,
     input_dims,
     int_list,
     requested_dims,
@@ -111,7 +112,22 @@ def _top_k(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if dims is None:
         return []
     axis: int = attribute(node, "axis", -1) % len(dims)
-    return [_with_length(dims, axis, facts.fresh(output, axis)) for output in node.outputs]
+    asked = input_content(node, 1, facts)
+    count = asked[0] if isinstance(asked, tuple) and len(asked) == 1 else attribute(node, "k")
+    return [_with_length(dims, axis, count if isinstance(count, int) else facts.fresh(output, axis)) for output in node.outputs]
+
+
+def _part(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """The shape of a part of a sequence, where a tensor was cut into parts of one length."""
+    cut = None if node.inputs[0] is None else node.inputs[0].producer()
+    dims = input_dims(cut, 0, facts) if is_standard(cut, "SplitToSequence") else None
+    if cut is None or not dims:
+        return [None]
+    axis: int = attribute(cut, "axis", 0) % len(dims)
+    length, total = input_content(cut, 1, facts), dims[axis]
+    if not isinstance(length, int) or not isinstance(total, int) or length < 1 or total % length:
+        return [None]
+    return [_with_length(dims, axis, length)]
 
 
 def _non_zero(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
@@ -177,6 +193,7 @@ SELECTIONS: dict[str, ShapeRule] = {
     "NonZero": _non_zero,
     "Pad": _pad,
     "QLinearConcat": _concat_quantised,
+    "SequenceAt": _part,
     "Slice": _slice,
     "Split": _split,
     "TopK": _top_k,

@@ -81,7 +81,9 @@ PROVIDER = ExecutionProvider(
     keeps_fused=True,
     rotates=True,
     shares_cache=True,
-    pays=frozenset(["quotients", "separate-norm", "repeated-heads", "packed-operands", "position-tables", "roundings-first"]),
+    pays=frozenset(
+        ["quotients", "separate-norm", "repeated-heads", "packed-operands", "position-tables", "roundings-first", "experts"]
+    ),
     switching=Switching(
         kernels=frozenset(["FLASH_ATTENTION"]),
         settings=lambda arch, off: _FLASH_OFF,

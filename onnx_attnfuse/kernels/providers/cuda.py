@@ -343,6 +343,7 @@ PROVIDER = ExecutionProvider(
             "norms-inside",
             "merged-projections",
             "split-gelu",
+            "experts",
         ]
     ),
     unfused_time=_unfused_time,
