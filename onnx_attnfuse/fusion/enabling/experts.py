@@ -57,16 +57,14 @@ def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """MoE of one expert for each copy of a token, in the place of its second product; what weighs and adds them stays."""
     facts, result = builder.facts, node.outputs[0]
     layer = _layer(result, facts) if builder.opset >= _SINCE else None
-    dims = None if layer is None else facts.dims(layer.operand)
-    if layer is None or dims is None or not layer.fits(facts.dtype(result), facts):
+    dims, wanted = None if layer is None else facts.dims(layer.operand), facts.dims(result)
+    if layer is None or dims is None or wanted is None or not layer.fits(facts.dtype(result), facts):
         return None
     dtype, (experts, _, channels) = facts.dtype(result), layer.first.sizes
     rows = builder.reshape(layer.operand, [dims[0], channels])
     indices = builder.reshape(layer.chosen, [dims[0], 1])
     zeros = builder.expand(builder.scalar(0.0, dtype), [dims[0], 1], [True, False])
     mixed = _mixed(rows, _chosen(zeros, indices, (dims[0], experts), builder), layer, 1, builder, f"{node.name}/MoE")
-    wanted = facts.dims(result)
-    assert wanted is not None
     return EnablingChange(((result, builder.reshape(mixed, wanted)),), (layer.operand, layer.chosen))
 
 
@@ -161,23 +159,21 @@ def _read(node: ir.Node, facts: Facts) -> _Experts | None:
         if layer is None or tokens is None or not layer.fits(least, facts):
             continue
         routing = _routing(_plain(other, facts, least), layer.chosen, facts)
-        if routing is not None and _fit(routing, tokens, layer, count, facts):
+        if routing is not None and _fit(routing, tokens, layer, dims, facts):
             fields = {field.name: getattr(routing, field.name) for field in dataclasses.fields(routing)}
             return _Experts(**fields, tokens=tokens, layer=layer, count=count)
     return None
 
 
-def _fit(routing: _Routing, tokens: ir.Value, layer: _Layer, count: int, facts: Facts) -> bool:
-    """Whether tokens, logits and weights are those of one table."""
-    rows, (experts, _, channels) = facts.dims(tokens), layer.first.sizes
-    if (
-        rows is None
-        or rows[-1] != channels
-        or any(facts.dtype(value) != facts.dtype(layer.first.value) for value in (tokens, routing.logits))
-    ):
+def _fit(routing: _Routing, tokens: ir.Value, layer: _Layer, weighed: Dims, facts: Facts) -> bool:
+    """Whether tokens, logits and weights are those of one table, and `weighed` is (tokens, k, channels)."""
+    rows, count, _ = weighed
+    experts, _, channels = layer.first.sizes
+    if any(facts.dtype(value) != facts.dtype(layer.first.value) for value in (tokens, routing.logits)):
         return False
-    chosen = facts.dims(routing.indices)
-    return facts.dims(routing.logits) == (rows[0], experts) and chosen == (rows[0], count) == facts.dims(routing.weights)
+    if facts.dims(tokens) != (rows, channels) or weighed[-1] != channels or facts.dims(routing.logits) != (rows, experts):
+        return False
+    return facts.dims(routing.indices) == (rows, count) == facts.dims(routing.weights)
 
 
 def _layer(value: ir.Value, facts: Facts) -> _Layer | None:
@@ -209,8 +205,8 @@ def _product(value: ir.Value, facts: Facts) -> _Product | None:
     if left is None or right is None:
         return None
     for matrices, operand, axis, turned in ((left, right, -1, False), (right, left, -2, True)):
-        dims = facts.dims(operand)
-        if dims is None or len(dims) != _CUBE or dims[axis] != 1:
+        dims, others = facts.dims(operand), facts.dims(matrices)
+        if dims is None or others is None or len(dims) != _CUBE or dims[axis] != 1 or others[:-2] != dims[:1]:
             continue
         found = _gathered(matrices, facts, turned=turned)
         if found is not None:

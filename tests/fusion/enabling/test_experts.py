@@ -22,7 +22,7 @@ model ({type}[b, s, 16] x{inputs}) => ({type}[b, s, 16] y)
 <int64[2] flat = {{-1, 16}}, int64[1] all = {{-1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}},
  int64[1] last = {{-1}},
  int64[3] twice = {{1, 2, 1}}, int64[3] paired = {{-1, 2, 16}}, int64[1] middle = {{24}}, int64[1] end = {{48}},
- int64 half = {{24}}, int64 none = {{0}}, int64 next = {{1}}, int64[3] pair = {{2, 1, 1}}>
+ int64 half = {{24}}, int64 none = {{0}}, int64 next = {{1}}, int64[3] pair = {{2, 1, 1}}, int64[3] halved = {{-1, 2, 8}}>
 {{ kt = Transpose<perm = [0, 2, 1]>(x) qk = MatMul(x, kt) small = Mul(qk, scale) level = Softmax<axis = -1>(small)
    seen = MatMul(level, x)
    tokens = Reshape(seen, flat) logits = MatMul(tokens, gate)
@@ -88,6 +88,7 @@ _APART: dict[str, dict[str, str]] = {
     "copies in another order": {
         "copies": "apart = Unsqueeze(tokens, first) copies = Tile(apart, pair) rows = Reshape(copies, flat)"
     },
+    "sums of halves": {"total": "finer = Reshape(weighted, halved) summed = ReduceSum<keepdims = 0>(finer, one)"},
     "a mean": {"total": "summed = ReduceMean<keepdims = 0>(pairs, one)"},
 }
 _OUTSIDE: dict[str, dict[str, str]] = {
@@ -98,6 +99,10 @@ _OUTSIDE: dict[str, dict[str, str]] = {
     "other experts behind": {
         "second": """q = Neg(p) others, worst = TopK(q, two) whom = Reshape(worst, all) back = Gather(w2, whom)
            inner = Unsqueeze(gated, two) out = MatMul(back, inner) narrow = Squeeze(out, two)"""
+    },
+    "one token for all": {
+        "copies": "mean = ReduceMean<keepdims = 1>(tokens, first) rows = Identity(mean)",
+        "routing": "p = Softmax<axis = -1>(logits) weights, chosen = TopK(p, two)",
     },
     "matrices that are given": {
         "inputs": ", float[4, 48, 16] given",
