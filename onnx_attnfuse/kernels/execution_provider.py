@@ -38,6 +38,7 @@ Paying: TypeAlias = Literal[
     "position-tables",
     "split-gelu",
     "experts",
+    "single-experts",
     "repeated-heads",
     "roundings-first",
 ]

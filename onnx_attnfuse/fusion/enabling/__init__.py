@@ -39,7 +39,7 @@ BEFORE: tuple[EnablingRule, ...] = (
         "layers of experts with weights of another kind, one operator for all tokens and each of their experts",
         frozenset(["MatMul"]),
         as_single_experts,
-        "experts",
+        "single-experts",
     ),
 )
 """Rules that are applied before attention is matched."""

@@ -1,7 +1,7 @@
 """Experts whose matrices are gathered for each token, as MoE of com.microsoft.
 
     logits ── Softmax ── TopK ── chosen experts ── Gather(W1), Gather(W2)
-    tokens, one for each of their experts ── W1 ── silu(g) · l ── W2 ── · weight of the expert ── sum over a token's experts
+    tokens, one for each of their experts ── W1 ── gate ── W2 ── · weight of the expert ── sum over a token's experts
 
 So torch exports what it computes by sorting tokens: both matrices are copied for every token and each of its experts. MoE sorts
 tokens too, and reads a matrix once. It chooses by the largest numbers of a row that it is given. These are the logits of the
@@ -18,19 +18,18 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.helpers import halves
+from onnx_attnfuse.fusion.enabling.expert_layers import ExpertLayer, both_ways, plain, read_layer
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_tensor, is_standard
-from onnx_attnfuse.graph.dtypes import FLOATS_TO_32, largest, narrows
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import axes_of
 
 _TABLE, _CUBE = 2, 3
-"""The axes of a table (tokens, channels), and of matrices (experts, out, in)."""
-_VIEWS = "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"
+"""The axes of a table (tokens, channels), and of one (tokens, k, channels)."""
 _SINCE = 11
 """The opset that ScatterElements is there from."""
 
@@ -56,7 +55,7 @@ def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
 def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """MoE of one expert for each copy of a token, in the place of its second product; what weighs and adds them stays."""
     facts, result = builder.facts, node.outputs[0]
-    layer = _layer(result, facts) if builder.opset >= _SINCE else None
+    layer = read_layer(result, facts) if builder.opset >= _SINCE else None
     dims, wanted = None if layer is None else facts.dims(layer.operand), facts.dims(result)
     if layer is None or dims is None or wanted is None or not layer.fits(facts.dtype(result), facts):
         return None
@@ -68,35 +67,18 @@ def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     return EnablingChange(((result, builder.reshape(mixed, wanted)),), (layer.operand, layer.chosen))
 
 
-def _mixed(tokens: ir.Value, router: ir.Value, layer: _Layer, count: int, builder: Builder, hint: str) -> ir.Value:
+def _mixed(tokens: ir.Value, router: ir.Value, layer: ExpertLayer, count: int, builder: Builder, hint: str) -> ir.Value:
     """The sum of `count` experts of each token, by weights that are a softmax of `router`."""
     dims, dtype = builder.facts.dims(tokens), builder.facts.dtype(tokens)
-    settings = {"k": count, "activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.0, "activation_beta": 0.0}
-    settings["normalize_routing_weights"] = 0  # those that are chosen sum to 1 already
-    inputs = [tokens, router, _interleaved(layer.first, builder), None, _oriented(layer.second, builder)]
+    gate, (first, first_bias) = layer.gate, layer.interleaved(builder)
+    settings = {"k": count, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 0}
+    settings |= {"activation_alpha": gate.alpha, "activation_beta": gate.beta}
+    settings |= {} if gate.limit is None else {"swiglu_limit": gate.limit}
+    inputs = [tokens, router, first, first_bias, layer.second.oriented(builder), layer.second.bias]
+    inputs = inputs if inputs[-1] is not None else inputs[:-1]
     mixed = builder.node("MoE", inputs, settings, domain=CONTRIB, dims=dims, dtype=dtype, hint=hint)
     # The CPU's kernel may write its result over the tokens before it has read them, unless something reads these afterwards.
     return builder.elementwise("Where", [builder.constant(np.array([True])), mixed, tokens], dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Matrices:
-    """A constant with a matrix for each expert."""
-
-    value: ir.Value
-    sizes: tuple[int, int, int]
-    """The numbers of experts, of channels that come out, and of those that go in."""
-    turned: bool
-    """It is (experts, in, out), not (experts, out, in)."""
-
-    @staticmethod
-    def of(value: ir.Value, *, turned: bool) -> _Matrices | None:
-        tensor = constant_tensor(value)
-        if tensor is None or len(tensor.shape) != _CUBE:
-            return None
-        experts, *rest = tensor.shape.numpy()
-        out, back = reversed(rest) if turned else rest
-        return _Matrices(value, (experts, out, back), turned)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,31 +96,10 @@ class _Routing:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layer:
-    """Both products of a gated layer of experts."""
-
-    operand: ir.Value
-    """What goes in, a column or a row for each token and each of its experts."""
-    chosen: ir.Value
-    """Which experts these are."""
-    first: _Matrices
-    second: _Matrices
-
-    def fits(self, dtype: ir.DataType | None, facts: Facts) -> bool:
-        """Whether element types and sizes are those that MoE takes, which wants a token."""
-        experts, doubled, channels = self.first.sizes
-        if dtype not in FLOATS_TO_32 or not facts.assumed.nonempty_axes:
-            return False
-        if any(facts.dtype(value) != dtype for value in (self.operand, self.first.value, self.second.value)):
-            return False
-        return self.second.sizes == (experts, channels, doubled // 2)
-
-
-@dataclasses.dataclass(frozen=True)
 class _Experts(_Routing):
     tokens: ir.Value
     """(tokens, channels)."""
-    layer: _Layer
+    layer: ExpertLayer
     count: int
     """How many experts a token has."""
 
@@ -149,23 +110,23 @@ def _read(node: ir.Node, facts: Facts) -> _Experts | None:
     dims = facts.dims(node.inputs[0])
     if dims is None or len(dims) != _CUBE or axes_of(node, 1, _CUBE, facts) != [1] or not isinstance(dims[1], int):
         return None
-    count, weighted = dims[1], _plain(node.inputs[0], facts).producer()
+    count, weighted = dims[1], plain(node.inputs[0], facts).producer()
     least = None if weighted is None else facts.dtype(weighted.outputs[0])
-    for one, other in _both_ways(weighted, "Mul"):
+    for one, other in both_ways(weighted, "Mul"):
         if (facts.dims(other) or ())[-1:] != (1,) or (facts.dims(one) or ())[:-1] != (facts.dims(other) or ())[:-1]:
             continue
-        layer = _layer(one, facts)
+        layer = read_layer(one, facts)
         tokens = None if layer is None else _repeated(layer.operand, count, facts)
         if layer is None or tokens is None or not layer.fits(least, facts):
             continue
-        routing = _routing(_plain(other, facts, least), layer.chosen, facts)
+        routing = _routing(plain(other, facts, least), layer.chosen, facts)
         if routing is not None and _fit(routing, tokens, layer, dims, facts):
             fields = {field.name: getattr(routing, field.name) for field in dataclasses.fields(routing)}
             return _Experts(**fields, tokens=tokens, layer=layer, count=count)
     return None
 
 
-def _fit(routing: _Routing, tokens: ir.Value, layer: _Layer, weighed: Dims, facts: Facts) -> bool:
+def _fit(routing: _Routing, tokens: ir.Value, layer: ExpertLayer, weighed: Dims, facts: Facts) -> bool:
     """Whether tokens, logits and weights are those of one table, and `weighed` is (tokens, k, channels)."""
     rows, count, _ = weighed
     experts, _, channels = layer.first.sizes
@@ -176,87 +137,9 @@ def _fit(routing: _Routing, tokens: ir.Value, layer: _Layer, weighed: Dims, fact
     return facts.dims(routing.indices) == (rows, count) == facts.dims(routing.weights)
 
 
-def _layer(value: ir.Value, facts: Facts) -> _Layer | None:
-    """The layer that gives a value, not weighed yet."""
-    second = _product(value, facts)
-    inner = None if second is None else _gated(second.operand, facts)
-    first = None if inner is None else _product(inner, facts)
-    if first is None or second is None or first.chosen is not second.chosen:
-        return None
-    return _Layer(first.operand, first.chosen, first.matrices, second.matrices)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Product:
-    """A product of each token with the matrix of its expert."""
-
-    operand: ir.Value
-    matrices: _Matrices
-    chosen: ir.Value
-    """Which expert that is, (tokens, k)."""
-
-
-def _product(value: ir.Value, facts: Facts) -> _Product | None:
-    """The product that gives a value, of columns with matrices in front or of rows with matrices behind."""
-    node = _plain(value, facts).producer()
-    if not is_standard(node, "MatMul"):
-        return None
-    left, right = node.inputs
-    if left is None or right is None:
-        return None
-    for matrices, operand, axis, turned in ((left, right, -1, False), (right, left, -2, True)):
-        dims, others = facts.dims(operand), facts.dims(matrices)
-        if dims is None or others is None or len(dims) != _CUBE or dims[axis] != 1 or others[:-2] != dims[:1]:
-            continue
-        found = _gathered(matrices, facts, turned=turned)
-        if found is not None:
-            return _Product(operand, *found)
-    return None
-
-
-def _gathered(value: ir.Value, facts: Facts, *, turned: bool) -> tuple[_Matrices, ir.Value] | None:
-    """The constant that matrices are gathered from, and by which indices."""
-    value, turned = _turned_from(value, turned)
-    node = value.producer()
-    if is_standard(node, "Gather") and attribute(node, "axis", 0) == 0:
-        pass
-    elif not is_standard(node, "GatherND") or attribute(node, "batch_dims", 0) != 0:
-        return None
-    source, indices = node.inputs
-    if source is None or indices is None:
-        return None
-    if node.op_type == "GatherND" and (facts.dims(indices) or ())[-1:] != (1,):
-        return None
-    source, turned = _turned_from(source, turned)
-    found = _Matrices.of(source, turned=turned)
-    return None if found is None else (found, _plain(indices, facts))
-
-
-def _turned_from(value: ir.Value, turned: bool) -> tuple[ir.Value, bool]:
-    """A value before its matrices are transposed, if they are."""
-    node = value.producer()
-    while is_standard(node, "Transpose") and node.inputs[0] is not None:
-        perm = attribute(node, "perm", [])
-        if perm not in ([0, 1, 2], [0, 2, 1]):
-            break
-        value, turned = node.inputs[0], turned != (perm == [0, 2, 1])
-        node = value.producer()
-    return value, turned
-
-
-def _gated(value: ir.Value, facts: Facts) -> ir.Value | None:
-    """The value (g | l) of which something is `silu(g) · l`."""
-    for one, right in _both_ways(_plain(value, facts).producer(), "Mul"):
-        for left, gate in _both_ways(one.producer(), "Mul"):
-            sigmoid = gate.producer()
-            if is_standard(sigmoid, "Sigmoid") and sigmoid.inputs[0] is left:
-                return halves(left, right, facts)
-    return None
-
-
 def _repeated(value: ir.Value, count: int, facts: Facts) -> ir.Value | None:
     """The tokens of which a value has `count` copies each, one behind the other."""
-    node = _plain(value, facts).producer()
+    node = plain(value, facts).producer()
     if not is_standard(node, "Expand", "Tile") or node.inputs[0] is None:
         return None
     alone, dims = facts.dims(node.inputs[0]), facts.dims(node.outputs[0])
@@ -275,55 +158,28 @@ def _routing(weights: ir.Value, chosen: ir.Value, facts: Facts) -> _Routing | No
     rank = facts.rank(top.inputs[0])
     if rank != _TABLE or attribute(top, "largest", 1) != 1 or attribute(top, "axis", -1) % rank != rank - 1:
         return None
-    best, source, node = top.outputs[0], _plain(top.inputs[0], facts), weights.producer()
+    best, source, node = top.outputs[0], plain(top.inputs[0], facts), weights.producer()
     if is_standard(node, "Softmax") and node.inputs[0] is not None and _is_along_rows(node, facts):
-        behind = _plain(node.inputs[0], facts) is best
+        behind = plain(node.inputs[0], facts) is best
         return _Routing(source, chosen, weights, sums_to_one=True) if behind else None
     softmax = source.producer()
     if not is_standard(softmax, "Softmax") or softmax.inputs[0] is None or not _is_along_rows(softmax, facts):
         return None
-    logits = _plain(softmax.inputs[0], facts)
+    logits = plain(softmax.inputs[0], facts)
     if weights is best:
         return _Routing(logits, chosen, weights, sums_to_one=False)
     if not is_standard(node, "Div") or node.inputs[0] is None or node.inputs[1] is None:
         return None
     total = node.inputs[1].producer()
     is_sum = is_standard(total, "ReduceSum") and axes_of(total, 1, _TABLE, facts) == [1] and attribute(total, "keepdims", 1) == 1
-    if not is_sum or total is None or total.inputs[0] is None or _plain(node.inputs[0], facts) is not best:
+    if not is_sum or total is None or total.inputs[0] is None or plain(node.inputs[0], facts) is not best:
         return None
-    return _Routing(logits, chosen, weights, sums_to_one=True) if _plain(total.inputs[0], facts) is best else None
+    return _Routing(logits, chosen, weights, sums_to_one=True) if plain(total.inputs[0], facts) is best else None
 
 
 def _is_along_rows(node: ir.Node, facts: Facts) -> bool:
     value = node.outputs[0]
     return facts.rank(value) == _TABLE and attribute(node, "axis", -1) % _TABLE == _TABLE - 1
-
-
-def _both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
-    """The operands of a node of two, in both orders; none if it is another one."""
-    if not is_standard(node, op):
-        return []
-    left, right = node.inputs
-    return [] if left is None or right is None else [(left, right), (right, left)]
-
-
-def _plain(value: ir.Value, facts: Facts, least: ir.DataType | None = None) -> ir.Value:
-    """A value before its elements are given other axes, in their order, or another float type that holds those of `least`."""
-    while True:
-        node = value.producer()
-        before = None if node is None or not node.inputs else node.inputs[0]
-        if node is None or before is None or not _is_view(node, before, facts, least):
-            return value
-        value = before
-
-
-def _is_view(node: ir.Node, before: ir.Value, facts: Facts, least: ir.DataType | None) -> bool:
-    if is_standard(node, "Expand"):
-        return facts.dims(before) is not None and facts.dims(before) == facts.dims(node.outputs[0])
-    if is_standard(node, "Cast"):
-        dtype = facts.dtype(node.outputs[0])
-        return dtype in FLOATS_TO_32 and not narrows(least or facts.dtype(before), dtype)
-    return is_standard(node, *_VIEWS) or (is_standard(node, "Concat") and len(node.inputs) == 1)
 
 
 def _chosen(best: ir.Value, indices: ir.Value, dims: Dims | None, builder: Builder) -> ir.Value:
@@ -333,24 +189,3 @@ def _chosen(best: ir.Value, indices: ir.Value, dims: Dims | None, builder: Build
     assert dtype is not None
     others = builder.expand(builder.scalar(-largest(dtype), dtype), dims, [True] * len(dims))
     return builder.node("ScatterElements", [others, indices, best], {"axis": 1}, dims=dims, dtype=dtype)
-
-
-def _oriented(matrices: _Matrices, builder: Builder) -> ir.Value:
-    """A constant (experts, out, in)."""
-    if not matrices.turned:
-        return matrices.value
-    dtype = builder.facts.dtype(matrices.value)
-    turned = builder.node("Transpose", [matrices.value], {"perm": [0, 2, 1]}, dims=matrices.sizes, dtype=dtype)
-    builder.rearranged.append(turned)
-    return turned
-
-
-def _interleaved(matrices: _Matrices, builder: Builder) -> ir.Value:
-    """A constant (experts, out, in) whose rows, all of g and then all of l, are those of g and l in turn."""
-    experts, out, back = matrices.sizes
-    value, dtype = _oriented(matrices, builder), builder.facts.dtype(matrices.value)
-    apart = builder.reshape(value, [experts, 2, out // 2, back])
-    turned = builder.node("Transpose", [apart], {"perm": [0, 2, 1, 3]}, dims=(experts, out // 2, 2, back), dtype=dtype)
-    rows = builder.reshape(turned, [experts, out, back])
-    builder.rearranged.append(rows)
-    return rows

@@ -82,7 +82,16 @@ PROVIDER = ExecutionProvider(
     rotates=True,
     shares_cache=True,
     pays=frozenset(
-        ["quotients", "separate-norm", "repeated-heads", "packed-operands", "position-tables", "roundings-first", "experts"]
+        [
+            "quotients",
+            "separate-norm",
+            "repeated-heads",
+            "packed-operands",
+            "position-tables",
+            "roundings-first",
+            "experts",
+            "single-experts",
+        ]
     ),
     switching=Switching(
         kernels=frozenset(["FLASH_ATTENTION"]),

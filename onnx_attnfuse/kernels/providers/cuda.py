@@ -344,6 +344,7 @@ PROVIDER = ExecutionProvider(
             "merged-projections",
             "split-gelu",
             "experts",
+            "single-experts",
         ]
     ),
     unfused_time=_unfused_time,

@@ -22,7 +22,8 @@ model ({type}[b, s, 16] x{inputs}) => ({type}[b, s, 16] y)
 <int64[2] flat = {{-1, 16}}, int64[1] all = {{-1}}, int64[1] one = {{1}}, int64[1] two = {{2}}, int64[1] first = {{0}},
  int64[1] last = {{-1}},
  int64[3] twice = {{1, 2, 1}}, int64[3] paired = {{-1, 2, 16}}, int64[1] middle = {{24}}, int64[1] end = {{48}},
- int64 half = {{24}}, int64 none = {{0}}, int64 next = {{1}}, int64[3] pair = {{2, 1, 1}}, int64[3] halved = {{-1, 2, 8}}>
+ int64 half = {{24}}, int64 none = {{0}}, int64 next = {{1}}, int64[3] pair = {{2, 1, 1}}, int64[3] halved = {{-1, 2, 8}},
+ int64[1] far = {{9223372036854775807}}>
 {{ kt = Transpose<perm = [0, 2, 1]>(x) qk = MatMul(x, kt) small = Mul(qk, scale) level = Softmax<axis = -1>(small)
    seen = MatMul(level, x)
    tokens = Reshape(seen, flat) logits = MatMul(tokens, gate)
@@ -43,6 +44,8 @@ _FORM = {
 }
 _NORMED = "p = Softmax<axis = -1>(logits) best, chosen = TopK(p, two) sum = ReduceSum(best, last) weights = Div(best, sum)"
 _SILU = "sigmoid = Sigmoid(g) silu = Mul(g, sigmoid)"
+_HELD = """g = Clip(gs, , limit) inside = Mul(g, alpha) sigmoid = Sigmoid(inside) silu = Mul(g, sigmoid)
+   low = Clip(ls, floor, limit) l = Add(low, unit)"""
 _INSIDE: dict[str, dict[str, str]] = {
     "a softmax of all": {},
     "a sum of one": {"routing": _NORMED},
@@ -63,6 +66,18 @@ _INSIDE: dict[str, dict[str, str]] = {
     "a sequence": {
         "halves": f"""parts = SplitToSequence<axis = -1>(wide, half) g = SequenceAt(parts, none)
            l = SequenceAt(parts, next) {_SILU}"""
+    },
+    "with biases, a limit and channels in turn": {
+        "routing": "best, chosen = TopK(logits, two) weights = Softmax<axis = -1>(best)",
+        "first": """each = Gather(w1t, which) row = Unsqueeze(rows, one) product = MatMul(row, each)
+           narrowed = Squeeze(product, one) more = Gather(b1, which) wide = Add(narrowed, more)""",
+        "halves": f"""gs = Slice(wide, first, far, last, two) ls = Slice(wide, one, far, last, two) {_HELD}""",
+        "second": """back = Gather(w2t, which) inner = Unsqueeze(gated, one) out = MatMul(inner, back) bare = Squeeze(out, one)
+           rest = Gather(b2, which) narrow = Add(bare, rest)""",
+    },
+    "with biases of halves": {
+        "first": """each = Gather(w1, which) column = Unsqueeze(rows, two) product = MatMul(each, column)
+           narrowed = Squeeze(product, two) more = Gather(b1, which) wide = Add(more, narrowed)"""
     },
     "tiles": {"copies": "apart = Unsqueeze(tokens, one) copies = Tile(apart, twice) rows = Reshape(copies, flat)"},
     "in float16, routed in float32": {
@@ -100,6 +115,19 @@ _OUTSIDE: dict[str, dict[str, str]] = {
         "second": """q = Neg(p) others, worst = TopK(q, two) whom = Reshape(worst, all) back = Gather(w2, whom)
            inner = Unsqueeze(gated, two) out = MatMul(back, inner) narrow = Squeeze(out, two)"""
     },
+    "held below another limit": {
+        "halves": "gs, ls = Split<axis = -1, num_outputs = 2>(wide) "
+        + _HELD.replace("Clip(ls, floor, limit)", "Clip(ls, floor, unit)")
+    },
+    "held on one side": {
+        "halves": "gs, ls = Split<axis = -1, num_outputs = 2>(wide) "
+        + _HELD.replace("Clip(ls, floor, limit)", "Clip(ls, , limit)")
+    },
+    "biases of other experts": {
+        "first": """each = Gather(w1, which) column = Unsqueeze(rows, two) product = MatMul(each, column)
+           narrowed = Squeeze(product, two) q = Neg(p) others, worst = TopK(q, two) whom = Reshape(worst, all)
+           more = Gather(b1, whom) wide = Add(more, narrowed)"""
+    },
     "one token for all": {
         "copies": "mean = ReduceMean<keepdims = 1>(tokens, first) rows = Identity(mean)",
         "routing": "p = Softmax<axis = -1>(logits) weights, chosen = TopK(p, two)",
@@ -124,6 +152,8 @@ def _model(changes: dict[str, str]) -> onnx.ModelProto:
         "scale": np.asarray(0.3),
         "lean": rng.standard_normal(_EXPERTS),
     }
+    weights |= {"b1": rng.standard_normal((_EXPERTS, 2 * _INNER)), "b2": rng.standard_normal((_EXPERTS, _CHANNELS))}
+    weights |= {name: np.asarray(item) for name, item in {"limit": 0.8, "floor": -0.8, "alpha": 1.7, "unit": 1.0}.items()}
     dtype = np.float16 if form["type"] == "float16" else np.float32
     read = {name for node in model.graph.node for name in node.input}
     for name, array in weights.items():
