@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import pathlib
 from collections.abc import Iterable
@@ -19,6 +21,8 @@ from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, S
 
 Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
+_GROUPED = b"GroupQueryAttention"
+"""The operator that may be given what its kernel for the CPU refuses."""
 _NO_KERNEL = "NOT_IMPLEMENTED"
 """What ONNX Runtime says of an operator that it has no kernel for."""
 _TOO_LARGE = "the model is larger than one protobuf can be; save it and pass the path"
@@ -64,10 +68,23 @@ def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()
 def _for_cpu(source: Source) -> Source:
     """The model with that done in front of attentions which their kernel for the CPU refuses; as it is if there is nothing."""
     try:
+        if isinstance(source, (str, os.PathLike)) and not _mentions(source, _GROUPED):
+            return source
         model = read(source)
     except ModelError:  # ONNX Runtime says more
         return source
     return in_front(model, rotations=False) if normalizes_itself(model) else source
+
+
+def _mentions(path: str | os.PathLike[str], word: bytes) -> bool:
+    """Whether a file has a word in it, without reading what may be gigabytes into memory."""
+    with (
+        contextlib.suppress(OSError, ValueError),
+        pathlib.Path(path).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        return content.find(word) >= 0
+    return False
 
 
 def _whole(source: Source, inner: list[str]) -> onnx.ModelProto:
