@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections import Counter
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from onnx import numpy_helper
 
 import onnx_attnfuse
+from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
 
 Array = npt.NDArray[Any]
+_EXPORT = pathlib.Path(__file__).parent / "exports" / "qwen3_moe_past__ts17__sdpa.onnx"
 _EXPERTS, _CHANNELS, _INNER = 4, 16, 24
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 model ({type}[b, s, 16] x{inputs}) => ({type}[b, s, 16] y)
@@ -223,6 +226,17 @@ def test_near_misses_stay(changes: dict[str, str]) -> None:
     after, count = _optimized(_model(changes))
     assert count == 0
     assert _ops(after)["MoE"] == 0
+
+
+@pytest.mark.parametrize("padding", [[[1] * 6] * 2, [[0, 0, 1, 1, 1, 1], [1] * 6]], ids=["none", "left"])
+def test_a_decoder_with_experts_serves_from_one_buffer(padding: list[list[int]]) -> None:
+    model = onnx.load(_EXPORT)
+    result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared", verify="sites")
+    told = result.report.decoder
+    assert told is not None
+    assert (_ops(result.model)["MoE"], _ops(result.model)["GroupQueryAttention"]) == (2, 2)
+    fed = steps(padding, (1, 1, 1))
+    assert_same_at_tokens(grown(model, told, fed), buffered(result.model, told, fed), fed)
 
 
 def test_experts_that_tie_are_chosen_as_in_the_source() -> None:
