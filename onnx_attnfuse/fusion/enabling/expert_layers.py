@@ -110,10 +110,10 @@ class ExpertLayer:
 
     def interleaved(self, builder: Builder) -> tuple[ir.Value, ir.Value | None]:
         """W1 (experts, out, in) and its bias, with the channels of g and l in turn."""
-        weight, bias, facts = self.first.oriented(builder), self.first.bias, builder.facts
+        weight, bias = self.first.oriented(builder), self.first.bias
         if self.gate.in_turn:
             return weight, bias
-        return _in_turn(weight, builder), None if bias is None else _in_turn(bias, builder, facts.dtype(bias))
+        return _in_turn(weight, builder), None if bias is None else _in_turn(bias, builder)
 
 
 def read_layer(value: ir.Value, facts: Facts) -> ExpertLayer | None:
@@ -144,18 +144,15 @@ def both_ways(node: ir.Node | None, op: str) -> list[tuple[ir.Value, ir.Value]]:
     return [] if left is None or right is None else [(left, right), (right, left)]
 
 
-def _in_turn(value: ir.Value, builder: Builder, dtype: ir.DataType | None = None) -> ir.Value:
+def _in_turn(value: ir.Value, builder: Builder) -> ir.Value:
     """A constant (experts, out, ...) whose channels, all of g and then all of l, are those of g and l in turn."""
-    tensor = constant_tensor(value)
-    dims = builder.facts.dims(value) if tensor is None else tuple(tensor.shape.numpy())
+    dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
     assert dims is not None
     experts, out, *rest = dims
     assert isinstance(out, int)
     apart = builder.reshape(value, [experts, 2, out // 2, *rest])
     perm = [0, 2, 1, *range(3, 3 + len(rest))]
-    turned = builder.node(
-        "Transpose", [apart], {"perm": perm}, dims=(experts, out // 2, 2, *rest), dtype=dtype or builder.facts.dtype(value)
-    )
+    turned = builder.node("Transpose", [apart], {"perm": perm}, dims=(experts, out // 2, 2, *rest), dtype=dtype)
     rows = builder.reshape(turned, [experts, out, *rest])
     builder.rearranged.append(rows)
     return rows
