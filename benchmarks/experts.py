@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import statistics
-import time
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ import onnxruntime
 from onnx import numpy_helper
 
 import onnx_attnfuse
+from benchmarks.bound import Bound, in_turns
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 layer ({type}[1, s, {c}] x) => ({type}[1, s, {c}] y)
@@ -53,20 +52,6 @@ def layer(experts: int, channels: int, inner: int, count: int, dtype: Any) -> on
     return model
 
 
-def binding_of(model: onnx.ModelProto, x: np.ndarray[Any, Any], provider: str) -> tuple[Any, Any, Any]:
-    """A session, what it is bound to, and where its result is."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    names = ["CUDAExecutionProvider"] if provider == "cuda" else []
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[*names, "CPUExecutionProvider"])
-    binding = session.io_binding()
-    held = onnxruntime.OrtValue.ortvalue_from_numpy(x, provider, 0)
-    result = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(x.shape), x.dtype.type, provider, 0)
-    binding.bind_ortvalue_input("x", held)
-    binding.bind_ortvalue_output("y", result)
-    return session, binding, result
-
-
 def row(sizes: tuple[int, ...], tokens: int, provider: str, rounds: int) -> str:
     """A line of the table."""
     dtype = np.float16 if provider == "cuda" else np.float32
@@ -74,19 +59,14 @@ def row(sizes: tuple[int, ...], tokens: int, provider: str, rounds: int) -> str:
     after = onnx_attnfuse.optimize(before, ep=provider, verify="none", target="auto").model
     assert "MoE" in {node.op_type for node in after.graph.node}
     x = np.random.default_rng(1).standard_normal((1, tokens, sizes[1])).astype(dtype)
-    forms = [binding_of(model, x, provider) for model in (before, after)]
-    times: list[list[float]] = [[], []]
-    for _ in range(_WARM + rounds):
-        for (session, binding, _), kept in zip(forms, times, strict=True):
-            start = time.perf_counter()
-            session.run_with_iobinding(binding)
-            binding.synchronize_outputs()
-            kept.append((time.perf_counter() - start) * 1e3)
-    medians = [statistics.median(kept[_WARM:]) for kept in times]
-    results = [result.numpy().astype(np.float32) for _, _, result in forms]
-    apart = np.abs(results[0] - results[1]).max() / np.abs(results[0]).max()
+    forms = {name: Bound(model.SerializeToString(), provider, {"x": x}) for name, model in (("gathered", before), ("MoE", after))}
+    runs = {name: form.run for name, form in forms.items()}
+    in_turns(runs, _WARM)
+    gathered, mixed = in_turns(runs, rounds).values()
+    wanted, found = (form.output().numpy().astype(np.float32) for form in forms.values())
+    apart = np.abs(wanted - found).max() / np.abs(wanted).max()
     words = "x".join(map(str, sizes))
-    return f"| {words} | {tokens} | {medians[0]:.3f} | {medians[1]:.3f} | {medians[0] / medians[1]:.1f} | {apart:.0e} |"
+    return f"| {words} | {tokens} | {gathered:.3f} | {mixed:.3f} | {gathered / mixed:.1f} | {apart:.0e} |"
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
+from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.edit import answer_needless
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
@@ -31,7 +31,7 @@ EPSILON = "qk_norm_epsilon"
 
 @dataclasses.dataclass(frozen=True)
 class PlainOperands:
-    """What the operator is given then.
+    """Inputs and attribute of a GroupQueryAttention that normalizes itself.
 
     Attributes:
         inputs: All its inputs.
@@ -45,31 +45,32 @@ class PlainOperands:
 
 
 def before_norms(node: ir.Node, builder: Builder) -> PlainOperands | None:
-    """What a GroupQueryAttention is given where it normalizes itself; None if its operands are not normalized like that."""
+    """The operands of a GroupQueryAttention where it normalizes itself; None if they are not normalized like that."""
     given = {name: _INFO.input(node, name) for name in _INFO.inputs}
     if any(given[name] is None for name in ("key", "value")) or any(
         given[name] is not None for name in ("q_norm_weight", "k_norm_weight", "k_scale", "v_scale")
     ):
         return None
-    found = [
-        None if value is None else _read(value, attribute(node, heads, 0), builder)
+    query, key = (
+        None if value is None else _read(value, attribute(node, heads, 0), builder.facts)
         for value, heads in ((given["query"], "num_heads"), (given["key"], "kv_num_heads"))
-    ]
-    query, key = found
+    )
     if query is None or key is None or np.float32(query.epsilon) != np.float32(key.epsilon):
         return None
     if not (math.isfinite(query.epsilon) and query.epsilon > 0):
         return None
-    given |= {"query": query.source, "key": key.source, "q_norm_weight": query.weight, "k_norm_weight": key.weight}
-    return PlainOperands(tuple(_INFO.arranged(given)), query.epsilon, (query.source, key.source))
+    sources = query.source(builder), key.source(builder)
+    given |= {"query": sources[0], "key": sources[1]}
+    given |= {"q_norm_weight": query.factors(builder), "k_norm_weight": key.factors(builder)}
+    return PlainOperands(tuple(_INFO.arranged(given)), query.epsilon, sources)
 
 
-def take_in_norms(node: ir.Node, builder: Builder) -> bool:
-    """Hands an operator that is in the graph what is not normalized yet; whether that was done."""
+def take_in_norms(node: ir.Node, builder: Builder) -> None:
+    """Hands an operator that is in the graph what is not normalized yet, if its operands are normalized as it does it."""
     builder.at(node)
     found = before_norms(node, builder)
     if found is None:
-        return False
+        return
     replaced = [value for value in node.inputs[:2] if value is not None]
     node.resize_inputs(len(found.inputs))
     for place, value in enumerate(found.inputs):
@@ -78,21 +79,31 @@ def take_in_norms(node: ir.Node, builder: Builder) -> bool:
     for value in replaced:
         answer_needless(value, builder)
         sweep([value])
-    return True
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operand:
-    """Queries or keys (b, s, n·h) before their normalization, and what it is."""
+    """Queries or keys before their normalization, and what it is."""
 
-    source: ir.Value
-    weight: ir.Value
+    before: ir.Value
+    """(b, s, n·h), or the heads apart."""
+    joined: Dims
+    """(b, s, n·h)."""
+    weight: ir.Value | Array
+    """(h)."""
     epsilon: float
 
+    def source(self, builder: Builder) -> ir.Value:
+        """Queries or keys that are not normalized, (b, s, n·h)."""
+        return self.before if builder.facts.dims(self.before) == self.joined else builder.reshape(self.before, list(self.joined))
 
-def _read(value: ir.Value, heads: int, builder: Builder) -> _Operand | None:
+    def factors(self, builder: Builder) -> ir.Value:
+        """The weights of the normalization, (h)."""
+        return self.weight if isinstance(self.weight, ir.Value) else builder.constant(self.weight)
+
+
+def _read(value: ir.Value, heads: int, facts: Facts) -> _Operand | None:
     """The normalization of each head that gives a value (b, s, n·h)."""
-    facts = builder.facts
     dims, joined = facts.dims(value), value.producer()
     normal = joined.inputs[0] if is_standard(joined, "Reshape") else None
     if dims is None or normal is None or not isinstance(dims[-1], int) or not heads or dims[-1] % heads:
@@ -102,9 +113,9 @@ def _read(value: ir.Value, heads: int, builder: Builder) -> _Operand | None:
     norm = None if normal is None else read_rms_norm(normal, facts)
     if norm is None:
         return None
-    weight = _weight(norm.weight, apart[-1], facts.dtype(value), builder)
-    source = _joined(norm.x, apart, builder, turned=turned)
-    return None if weight is None or source is None else _Operand(source, weight, norm.epsilon)
+    weight = _weight(norm.weight, dims[-1] // heads, facts.dtype(value), facts)
+    before = _before_heads(norm.x, apart, dims, facts, turned=turned)
+    return None if weight is None or before is None else _Operand(before, dims, weight, norm.epsilon)
 
 
 def _turned_from(value: ir.Value, apart: Dims, facts: Facts) -> tuple[ir.Value | None, bool]:
@@ -121,27 +132,25 @@ def _heads_first(apart: Dims) -> Dims:
     return (apart[0], apart[2], apart[1], apart[3])
 
 
-def _joined(x: ir.Value, apart: Dims, builder: Builder, *, turned: bool) -> ir.Value | None:
-    """What is normalized as (b, s, n·h): before its heads were taken apart, if that can be seen."""
-    facts, node = builder.facts, x.producer()
+def _before_heads(x: ir.Value, apart: Dims, joined: Dims, facts: Facts, *, turned: bool) -> ir.Value | None:
+    """Queries or keys that are normalized, heads joined if that can be seen, else behind positions; None if in front of those."""
+    node = x.producer()
     if facts.dims(x) != (_heads_first(apart) if turned else apart):
         return None
     if turned and is_standard(node, "Transpose") and attribute(node, "perm", []) == _HEADS_FIRST and node.inputs[0] is not None:
         x, node, turned = node.inputs[0], node.inputs[0].producer(), False
-    whole: Dims = (*apart[:2], apart[2] * apart[3])
+    if turned and apart[2] != 1:
+        return None
     before = node.inputs[0] if is_standard(node, "Reshape") else None
-    if before is not None and facts.dims(before) == whole and (not turned or apart[2] == 1):
-        return before
-    return None if turned and apart[2] != 1 else builder.reshape(x, list(whole))
+    return before if before is not None and facts.dims(before) == joined else x
 
 
-def _weight(weight: ir.Value | None, size: object, dtype: ir.DataType | None, builder: Builder) -> ir.Value | None:
+def _weight(weight: ir.Value | None, size: int, dtype: ir.DataType | None, facts: Facts) -> ir.Value | Array | None:
     """The factors of a normalization in the element type of what is normalized, if that holds them; ones if there are none."""
-    if dtype is None or not isinstance(size, int):
+    if dtype is None:
         return None
     if weight is None:
-        return builder.constant(np.ones(size, dtype.numpy()))
-    facts = builder.facts
+        return np.ones(size, dtype.numpy())
     if facts.dims(weight) != (size,):
         return None
     if facts.dtype(weight) == dtype:
@@ -153,4 +162,4 @@ def _weight(weight: ir.Value | None, size: object, dtype: ir.DataType | None, bu
     if array is None:
         return None
     narrow = array.astype(dtype.numpy())
-    return builder.constant(narrow) if np.array_equal(narrow.astype(array.dtype), array) else None
+    return narrow if np.array_equal(narrow.astype(array.dtype), array) else None

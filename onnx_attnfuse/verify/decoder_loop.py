@@ -108,7 +108,7 @@ def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Oper
     """
     if not available():
         return undecided("onnxruntime is not installed")
-    after = in_front(after, rotations=loop.rotates_each_token)
+    after = in_front(after) if loop.rotates_each_token else after
     if not is_half(before):
         return by_this_runtime(_judged(before, after, loop, operators))
     wide = undecided("its weights are too many to judge it in float32")

@@ -21,7 +21,6 @@ from onnx_attnfuse.graph.rules.reading import slice_bounds
 
 _CUBE = 3
 """The axes of matrices (experts, out, in)."""
-_EVERY_OTHER = 2
 _VIEWS = "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"
 
 
@@ -200,7 +199,7 @@ def _product(value: ir.Value, facts: Facts) -> _Product | None:
 
 
 def _gathered(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """What a value is gathered from, along its first axis, and by which indices."""
+    """The table that a value is gathered from, along its first axis, and the indices."""
     node = value.producer()
     if is_standard(node, "Gather") and attribute(node, "axis", 0) == 0:
         source, indices = node.inputs
@@ -292,6 +291,6 @@ def _is_view(node: ir.Node, before: ir.Value, facts: Facts, least: ir.DataType |
     if is_standard(node, "Expand"):
         return facts.dims(before) is not None and facts.dims(before) == facts.dims(node.outputs[0])
     if is_standard(node, "Cast"):
-        dtype = facts.dtype(node.outputs[0])
-        return dtype in FLOATS_TO_32 and not narrows(least or facts.dtype(before), dtype)
+        given, dtype = facts.dtype(before), facts.dtype(node.outputs[0])
+        return given in FLOATS_TO_32 and dtype in FLOATS_TO_32 and not narrows(least or given, dtype)
     return is_standard(node, *_VIEWS) or (is_standard(node, "Concat") and len(node.inputs) == 1)

@@ -39,17 +39,18 @@ def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
     found = _read(node, builder.facts) if builder.opset >= _SINCE else None
     if found is None:
         return None
-    dtype, result = builder.facts.dtype(found.tokens), node.outputs[0]
+    facts, routing, result = builder.facts, found.routing, node.outputs[0]
+    dtype, wanted = facts.dtype(found.tokens), facts.dtype(result)
+    assert dtype is not None
     best = builder.node(
-        "GatherElements", [found.logits, found.indices], {"axis": 1}, dims=builder.facts.dims(found.indices), dtype=dtype
+        "GatherElements", [routing.logits, routing.indices], {"axis": 1}, dims=facts.dims(routing.indices), dtype=dtype
     )
-    router = _chosen(best, found.indices, builder.facts.dims(found.logits), builder)
+    router = _chosen(best, routing.indices, facts.dims(routing.logits), builder)
     mixed = _mixed(found.tokens, router, found.layer, found.count, builder, f"{node.name}/MoE")
-    if not found.sums_to_one and dtype is not None:
-        mixed = builder.elementwise("Mul", [mixed, builder.cast(builder.reduce("ReduceSum", found.weights, [1]), dtype)], dtype)
-    wanted = builder.facts.dtype(result)
+    if not routing.sums_to_one:
+        mixed = builder.elementwise("Mul", [mixed, builder.cast(builder.reduce("ReduceSum", routing.weights, [1]), dtype)], dtype)
     mixed = mixed if wanted is None or wanted == dtype else builder.cast(mixed, wanted)
-    return EnablingChange(((result, mixed),), (found.tokens, found.logits))
+    return EnablingChange(((result, mixed),), (found.tokens, routing.logits))
 
 
 def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -96,7 +97,10 @@ class _Routing:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Experts(_Routing):
+class _Experts:
+    """Tokens, and the experts that each has."""
+
+    routing: _Routing
     tokens: ir.Value
     """(tokens, channels)."""
     layer: ExpertLayer
@@ -121,8 +125,7 @@ def _read(node: ir.Node, facts: Facts) -> _Experts | None:
             continue
         routing = _routing(plain(other, facts, least), layer.chosen, facts)
         if routing is not None and _fit(routing, tokens, layer, dims, facts):
-            fields = {field.name: getattr(routing, field.name) for field in dataclasses.fields(routing)}
-            return _Experts(**fields, tokens=tokens, layer=layer, count=count)
+            return _Experts(routing, tokens, layer, count)
     return None
 
 
@@ -183,7 +186,7 @@ def _is_along_rows(node: ir.Node, facts: Facts) -> bool:
 
 
 def _chosen(best: ir.Value, indices: ir.Value, dims: Dims | None, builder: Builder) -> ir.Value:
-    """What MoE chooses by: `best` for the experts of these indices, and the lowest number for all others."""
+    """The numbers that MoE chooses by: `best` for the experts of these indices, and the lowest for all others."""
     dtype = builder.facts.dtype(best)
     assert dims is not None
     assert dtype is not None

@@ -40,8 +40,9 @@ def halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:
     """The value whose first and second half along the last axis two values are: by Split, Slice, or as parts of a sequence."""
     first, second = left.producer(), right.producer()
     if first is not None and first is second and is_standard(first, "Split"):
-        even = tuple(first.outputs) == (left, right) and (facts.dims(left) or ())[-1:] == (facts.dims(right) or ())[-1:]
-        return first.inputs[0] if even and _is_cut_last(first, facts) else None
+        dims = facts.dims(left)
+        is_even = tuple(first.outputs) == (left, right) and dims is not None and dims == facts.dims(right)
+        return first.inputs[0] if is_even and _is_cut_last(first, facts) else None
     if is_standard(first, "SequenceAt") and is_standard(second, "SequenceAt") and first.inputs[0] is second.inputs[0]:
         parts = None if first.inputs[0] is None else first.inputs[0].producer()
         places = [None if node.inputs[1] is None else facts.number(node.inputs[1]) for node in (first, second)]

@@ -88,7 +88,7 @@ def with_padded_columns(node: ir.Node, builder: Builder) -> EnablingChange | Non
     wide = [*dims[:-1], columns + missing]
     product = builder.node(node.op_type, inputs, attributes(node), dims=wide, dtype=dtype, hint=f"{node.name}/padded")
     frontier = [x] if bias is None or constant_tensor(bias) is not None else [x, bias]
-    cut = _sliced(product, columns, builder) if cutting.slices else _unfolded(product, columns, builder)
+    cut = builder.slice(product, len(dims) - 1, 0, columns) if cutting.slices else _unfolded(product, columns, builder)
     return EnablingChange(((result, cut),), tuple(frontier), cutting.assumes)
 
 
@@ -111,12 +111,8 @@ def _cutting(dims: Dims, columns: int, facts: Facts) -> _Cutting | None:
     return _Cutting(False, ("nonempty-axes",)) if facts.assumed.nonempty_axes else None
 
 
-def _sliced(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
-    return builder.slice(product, (builder.facts.rank(product) or 0) - 1, 0, columns)
-
-
 def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
-    """The same: rows behind one another, and of each the beginning."""
+    """The columns that are left, by UnfoldTensor: rows behind one another, and of each the beginning."""
     dims, dtype = builder.facts.dims(product), builder.facts.dtype(product)
     assert dims is not None
     rows = builder.reshape(product, [*dims[:-2], dims[-2] * dims[-1]])

@@ -20,7 +20,7 @@ class EnablingChange:
     """Old and new."""
     frontier: tuple[ir.Value, ...]
     assumes: tuple[AssumptionName, ...] = ()
-    """What is taken for granted of the model."""
+    """Assumptions that the change rests on."""
 
 
 @dataclasses.dataclass(frozen=True)
