@@ -47,6 +47,7 @@ def cases() -> Iterator[Case]:
     yield from _padding_cases()
     yield from _packed_cases()
     yield from _gelu_cases()
+    yield from _norm_cases()
 
 
 def _plain(op: str, name: str, makers: Sequence[Callable[[Draw], Array | None]], **rest: Any) -> Case:
@@ -371,3 +372,22 @@ def _gelu_cases() -> Iterator[Case]:
 
 def _gated(draw: Draw, *, b: int, s: int, width: int, factor: float) -> Inputs:
     return [draw.normal(b, s, width, factor=factor), draw.normal(width)]
+
+
+def _norm_cases() -> Iterator[Case]:
+    forms: dict[str, Sequence[int]] = {
+        "factors": (24,),
+        "factors by branch": (3, 24),
+        "factors in a row": (72,),
+        "no factors": (),
+    }
+    for (b, s), (form, scale), count, epsilon in itertools.product(((1, 1), (2, 7)), forms.items(), (0, 1, 3), (1e-6, 0.1)):
+        if count == 1 and form in {"factors by branch", "factors in a row"}:
+            continue
+        make = functools.partial(_branches, dims=(b, s, 3, 24) if count == 0 else (b, s, 24 * count), scale=scale)
+        settings = {"num_branches": count, "epsilon": epsilon}
+        yield Case("BranchwiseRMSNorm", f"{b}x{s} {form}{_words(settings)}", settings, make, providers=CUDA)
+
+
+def _branches(draw: Draw, *, dims: Sequence[int], scale: Sequence[int]) -> Inputs:
+    return [draw.normal(*dims, factor=3.0), *([draw.normal(*scale)] if scale else [])]

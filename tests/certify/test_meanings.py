@@ -257,5 +257,14 @@ def test_heads_that_an_operator_normalizes_mean_what_onnx_runtime_computes_in_fr
     compare(model, given, constants, 3, ir.to_proto(in_front(ir.from_proto(model), rotations=False)))
 
 
+@pytest.mark.parametrize("scale", [None, normal(4)], ids=["without factors", "with factors"])
+def test_one_branch_means_what_onnx_runtime_computes_of_a_plain_normalization(scale: np.ndarray | None) -> None:
+    x, setting = normal(2, 3, 4), {"epsilon": 0.1}
+    model, given, constants = array_in("BranchwiseRMSNorm", "com.microsoft", [x, scale], {"num_branches": 1, **setting}, [], 1)
+    factors = np.ones(4, F) if scale is None else scale
+    plain = array_in("RMSNormalization", "", [x, factors], setting, [1] * (scale is None), 1)[0]
+    compare(model, given, constants, 1, plain)
+
+
 def _filled(case: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*case, *({}, [], 1)[len(case) - 1 :])

@@ -32,15 +32,15 @@ def _mean(data: Array, place: Index, *, squared: bool = False, middle: Term | No
     return multiply(summed, function("inverse", to_real(data.shape[-1])))
 
 
-def normalized(data: Array, epsilon: float, weight: Array, shift: Array | None, *, centred: bool) -> Array:
-    """Rows less their mean if `centred`, over the root of the mean of their squares, times `weight`, plus `shift`."""
+def normalized(data: Array, epsilon: float, weight: Array | None, shift: Array | None, *, centred: bool) -> Array:
+    """Rows less their mean if `centred`, over the root of the mean of their squares, times `weight` and plus `shift` if given."""
 
     def read(place: Index) -> Term:
         middle = _mean(data, place) if centred else None
         item = data.at(*place) if middle is None else subtract(data.at(*place), middle)
         power = add(_mean(data, place, squared=True, middle=middle), number(epsilon, "Real"))
         item = multiply(item, function("inverse", function("sqrt", power)))
-        item = multiply(item, weight.at(*arrays.aligned(place, weight.shape)))
+        item = item if weight is None else multiply(item, weight.at(*arrays.aligned(place, weight.shape)))
         return item if shift is None else add(item, shift.at(*arrays.aligned(place, shift.shape)))
 
     return Array(data.shape, data.dtype, read)
@@ -57,6 +57,13 @@ def _alone(*, centred: bool) -> Meaning:
         return [normalized(data, call.attribute("epsilon", 1e-5), call.array(1), shift, centred=centred)]
 
     return meaning
+
+
+def _one_branch(call: Call) -> Sequence[Array]:
+    """The meaning of BranchwiseRMSNorm where the last axis is one branch."""
+    if call.attribute("num_branches", 0) != 1:
+        raise Unsupported("a normalization of several branches")
+    return [normalized(call.array(0), call.attribute("epsilon", 1e-5), call.optional(1), None, centred=False)]
 
 
 def _channels(call: Call) -> Sequence[Array]:
@@ -158,5 +165,6 @@ MEANINGS: Mapping[str, Meaning] = {
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {
     "SkipLayerNormalization": _skip(centred=True),
     "SkipSimplifiedLayerNormalization": _skip(centred=False),
+    "BranchwiseRMSNorm": _one_branch,
     "Gelu": _gelu_of_a_sum, "BiasGelu": _gelu_of_a_sum, "FastGelu": _gelu_of_a_sum, "QuickGelu": _quick_gelu,
 }  # fmt: skip

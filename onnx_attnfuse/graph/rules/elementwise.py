@@ -86,6 +86,7 @@ ELEMENTWISE: dict[str, ShapeRule] = {
     **rules("LayerNormalization SimplifiedLayerNormalization", _same),
     **rules("SkipLayerNormalization SkipSimplifiedLayerNormalization", _same_and_sum),
     **rules("BatchNormalization InstanceNormalization GroupNormalization RMSNormalization LpNormalization", _same),
+    **rules("BranchwiseRMSNorm", _same),
     **rules("DynamicQuantizeLinear", _same_and_numbers),
     **rules("BiasSoftmax QuantizeLinear DequantizeLinear RotaryEmbedding", _same),
     **rules("ScatterND ScatterElements Scatter TensorScatter ReverseSequence", _same),

@@ -43,7 +43,7 @@ class OpInfo:
     domain: str = CONTRIB
     since: int = 1
     """The version of its domain from which on the operator is there."""
-    kind: Literal["attention", "rotation", "padding", "activation", "view"] = "attention"
+    kind: Literal["attention", "rotation", "padding", "normalization", "activation", "view"] = "attention"
     packed: bool = False
     """Whether it works on tokens without padding, whose number no shape tells."""
     on_cpu: OnCpu = "all forms"

@@ -249,7 +249,7 @@ class _Sheet:
 def _fused(node: ir.Node) -> OpInfo | None:
     """The record of an operator that stands for a part of an attention, or None; what moves padding is drawn as others are."""
     info = info_of(node)
-    return None if info is None or info.kind in {"padding", "activation", "view"} else info
+    return None if info is None or info.kind in {"padding", "normalization", "activation", "view"} else info
 
 
 def _short(text: str) -> str:

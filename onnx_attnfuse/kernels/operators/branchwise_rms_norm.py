@@ -1,0 +1,15 @@
+"""com.microsoft.BranchwiseRMSNorm: RMS normalization of branches of the last axis, with factors of a type of their own."""
+
+from __future__ import annotations
+
+from onnx_attnfuse.kernels.operators.record import OpInfo
+
+INFO = OpInfo(
+    name="BranchwiseRMSNorm",
+    inputs={"X": "input", "scale": "weights"},
+    kind="normalization",
+    on_cpu="no kernel",  # before ONNX Runtime 1.31
+    fragile=False,
+    reference="onnx_attnfuse.verify.references.branchwise_rms_norm:BranchwiseRMSNorm",
+    decomposition="onnx_attnfuse.transforms.decompose.branchwise_rms_norm",
+)
