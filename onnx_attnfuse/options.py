@@ -40,6 +40,9 @@ class Options:
     """Execution provider the model will run on, or several, with commas; `auto` takes CUDA where onnxruntime has it here."""
     arch: str | None = None
     """GPU architecture to plan and forecast for, sm70 to sm120; default: the GPU here, else sm80."""
+    onnxruntime: str | None = None
+    """Version of ONNX Runtime that the model will run on, as 1.30; what enabling rules write of later ones is left out. Default:
+    that of the execution provider's package if it is installed here, else the newest."""
     verify: Literal["none", "sites", "model"] | None = None
     """How rewrites are judged. `sites` runs each site before and after, `model` the whole model too, `none` nothing but what
     patterns of yours make. By default `sites` if onnxruntime is there."""

@@ -34,7 +34,7 @@ from onnx_attnfuse.graph.quantised_operators import Spellings
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.kernels.conformance import table_for
-from onnx_attnfuse.kernels.device import resolve
+from onnx_attnfuse.kernels.device import resolve, runtime_version
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.registry import Catalogue
@@ -73,6 +73,8 @@ class Run:
         readers = self.statistics.counting(catalogue.readers, catalogue.subject, verifier.doubted)
         self.catalogue = dataclasses.replace(catalogue, readers=readers)
         device = resolve(options.ep, options.arch)
+        self.runtime = runtime_version(options.onnxruntime, device.provider)
+        """The version of ONNX Runtime that the model will run on; None stands for the newest."""
         chosen = options.padding, options.dim, options.always, options.target
         table = table_for(device.ep, options.conformance)
         taken = Assumed.of(options.assume)

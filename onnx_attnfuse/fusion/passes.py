@@ -126,8 +126,10 @@ def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
     """Rewrites what stands around attentions, where there are some."""
     if not graph.candidates and not graph.shared.candidates:
         return 0
-    done = apply_enabling(rules, graph.graph_context(), graph.run.plan_context.device.provider)
-    graph.run.enabled += done
+    run = graph.run
+    known = [rule for rule in rules if run.runtime is None or rule.since <= run.runtime]
+    done = apply_enabling(known, graph.graph_context(), run.plan_context.device.provider)
+    run.enabled += done
     return sum(done.values())
 
 

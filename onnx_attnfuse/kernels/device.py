@@ -79,6 +79,25 @@ def resolve(ep: str, arch: str | None = None) -> Device:
     return Device(chosen.name, number or here or chosen.default_architecture)
 
 
+def runtime_version(asked: str | None, provider: ExecutionProvider) -> tuple[int, int] | None:
+    """The version of ONNX Runtime that a model will run on, major and minor; None stands for the newest.
+
+    Args:
+        asked: `1.30` or `1.30.0`; None: that of the provider's distribution, if it is installed here.
+        provider: What it will run on.
+
+    Raises:
+        OptionError: `asked` is no version.
+    """
+    if asked is None and not _is_installed(provider.distribution):
+        return None
+    version = importlib.metadata.version(provider.distribution) if asked is None else asked
+    found = re.match(r"(\d+)\.(\d+)(\.|$)", version)
+    if found is None and asked is not None:
+        raise OptionError(f"onnxruntime is {asked!r}; give the version of ONNX Runtime as 1.30")
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
 def _architecture(name: str) -> int:
     known = sorted({number for item in providers.every() for number in item.architectures})
     found = re.fullmatch(r"(?:sm_?)?(\d+)", name.lower())

@@ -36,6 +36,7 @@ Paying: TypeAlias = Literal[
     "norms-inside",
     "merged-projections",
     "position-tables",
+    "wide-norms",
     "split-gelu",
     "experts",
     "single-experts",

@@ -42,14 +42,17 @@ def read_rms_norm(value: ir.Value, facts: Facts) -> RmsNorm | None:
 
 
 def _operator(value: ir.Value, facts: Facts) -> RmsNorm | None:
-    node = value.producer()
+    around: list[ir.Node] = []
+    node = _behind_cast(value, around)
     if not is_standard(node, "RMSNormalization") or attribute(node, "stash_type", 1) != 1:
         return None
     x, weight = node.inputs
     rank = None if x is None else facts.rank(x)
     if x is None or weight is None or rank is None or attribute(node, "axis", -1) % rank != rank - 1:
         return None
-    return RmsNorm(x, weight, attribute(node, "epsilon", 1e-5), (node,))
+    inside = [*around, node]
+    x = _before_cast(x, inside) if around else x
+    return RmsNorm(x, weight, attribute(node, "epsilon", 1e-5), tuple(inside)) if _keeps(inside, x, facts) else None
 
 
 def _spelled(value: ir.Value, facts: Facts) -> RmsNorm | None:
@@ -73,11 +76,7 @@ def _quotient(node: ir.Node, weight: ir.Value | None, around: list[ir.Node], fac
         epsilon = _root_mean_square(root, wide, inside, facts)
         if epsilon is None:
             continue
-        widened = wide.producer()
-        x = wide
-        if is_standard(widened, "Cast") and widened.inputs[0] is not None:
-            inside.append(widened)
-            x = widened.inputs[0]
+        x = _before_cast(wide, inside)
         if _keeps(inside, x, facts):
             return RmsNorm(x, weight, epsilon, tuple(inside))
     return None
@@ -125,6 +124,15 @@ def _root_mean_square(value: ir.Value | None, wide: ir.Value, inside: list[ir.No
     numbers = [facts.number(item) for item in added.inputs if item is not None]
     inside += found
     return next((number for number in numbers if number is not None), None)
+
+
+def _before_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Value:
+    """The value before it is cast, if it is."""
+    node = value.producer()
+    if is_standard(node, "Cast") and node.inputs[0] is not None:
+        inside.append(node)
+        return node.inputs[0]
+    return value
 
 
 def _behind_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Node | None:

@@ -20,6 +20,7 @@ from onnx_attnfuse.fusion.enabling.separate_norm import as_separate_sum
 from onnx_attnfuse.fusion.enabling.shared_table import with_one_table
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
 from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
+from onnx_attnfuse.fusion.enabling.wide_norms import as_wide_norm
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
 from onnx_attnfuse.rewriting import GraphContext
@@ -86,6 +87,13 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["GroupQueryAttention"]),
         with_packed_projections,
         "merged-projections",
+    ),
+    EnablingRule(
+        "RMS normalizations in float32 of half precision as one operator, which ONNX Runtime has from 1.31 on",
+        frozenset(["Cast"]),
+        as_wide_norm,
+        "wide-norms",
+        since=(1, 31),
     ),
     EnablingRule(
         "products gated by their own Gelu, bias included, as one operator",

@@ -35,3 +35,5 @@ class EnablingRule:
     """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
     pays: Paying
     """The name by which records of execution providers say that it pays there."""
+    since: tuple[int, int] = (0, 0)
+    """The version of ONNX Runtime from which on there is what it writes."""

@@ -342,6 +342,7 @@ PROVIDER = ExecutionProvider(
             "packed-operands",
             "norms-inside",
             "merged-projections",
+            "wide-norms",
             "split-gelu",
             "experts",
             "single-experts",
