@@ -169,6 +169,15 @@ def test_what_is_left_as_it_is(nodes: str, choices: dict[str, Any]) -> None:
     assert made == []
 
 
+def test_factors_may_be_an_input() -> None:
+    model = model_of(_BY_HAND)
+    (factors,) = (item for item in model.graph.initializer if item.name == "w")
+    model.graph.initializer.remove(factors)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [C]))
+    _, (node,) = optimized(model)
+    assert node.input[1] == "w"
+
+
 def test_factors_behind_a_rounding_stay_behind_it() -> None:
     rounded = "h = Cast<to = 10>(n) wide = Cast<to = 1>(h) scaled = Mul(wide, w)"
     after, (node,) = optimized(model_of(_BY_HAND.replace("scaled = Mul(n, w)", rounded)))
