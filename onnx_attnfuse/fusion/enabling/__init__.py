@@ -23,6 +23,7 @@ from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
 from onnx_attnfuse.fusion.enabling.wide_norms import as_wide_norm
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
+from onnx_attnfuse.kernels.operators import branchwise_rms_norm
 from onnx_attnfuse.rewriting import GraphContext
 
 _SPLIT_GEMM = EnablingRule(
@@ -93,7 +94,7 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["Cast"]),
         as_wide_norm,
         "wide-norms",
-        since=(1, 31),
+        since=branchwise_rms_norm.INFO.runtime,
     ),
     EnablingRule(
         "products gated by their own Gelu, bias included, as one operator",

@@ -7,8 +7,9 @@ from onnx_attnfuse.kernels.operators.record import OpInfo
 INFO = OpInfo(
     name="BranchwiseRMSNorm",
     inputs={"X": "input", "scale": "weights"},
+    runtime=(1, 31),
     kind="normalization",
-    on_cpu="no kernel",  # before ONNX Runtime 1.31
+    on_cpu="no kernel",  # of older versions
     fragile=False,
     reference="onnx_attnfuse.verify.references.branchwise_rms_norm:BranchwiseRMSNorm",
     decomposition="onnx_attnfuse.transforms.decompose.branchwise_rms_norm",

@@ -43,6 +43,8 @@ class OpInfo:
     domain: str = CONTRIB
     since: int = 1
     """The version of its domain from which on the operator is there."""
+    runtime: tuple[int, int] = (0, 0)
+    """The version of ONNX Runtime from which on it has the operator, where that is later than the oldest one supported."""
     kind: Literal["attention", "rotation", "padding", "normalization", "activation", "view"] = "attention"
     packed: bool = False
     """Whether it works on tokens without padding, whose number no shape tells."""

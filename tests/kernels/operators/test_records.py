@@ -23,7 +23,9 @@ from onnx_attnfuse.reasons import Reason
 
 INFOS = sorted(records().values(), key=lambda info: info.key)
 HEAVY = ("'numpy'", "'onnx'", "'onnx_ir'", "'onnx_attnfuse.targets'", "'onnx_attnfuse.kernels.conditions'")
-every_record = pytest.mark.parametrize("info", INFOS, ids=lambda info: info.key)
+every_record = pytest.mark.parametrize(
+    "info", [pytest.param(info, id=info.key, marks=[pytest.mark.newest] if any(info.runtime) else ()) for info in INFOS]
+)
 GROUPED = records()["com.microsoft", "GroupQueryAttention"]
 MULTI_HEAD = records()["com.microsoft", "MultiHeadAttention"]
 
