@@ -32,6 +32,7 @@ from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.quantised.held import verify_quantised
 from onnx_attnfuse.verify.quantised.record import read_record
 from onnx_attnfuse.verify.quantised.roundings import read_dequantised
+from onnx_attnfuse.verify.rounding import rounded
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.tolerance import Bounds, Comparison, compare
@@ -110,6 +111,8 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
         from onnx_attnfuse.verify.quantised.dequantised import verify_dequantised
 
         return verify_dequantised(*models, left_out)
+    if trials.round_float16:
+        models = first, second = rounded(models[0]), rounded(models[1])
     loaded = _loaded(first, "first"), _loaded(second, "second")
     for what, one, other in (
         ("inputs", loaded[0].inputs(), loaded[1].inputs()),

@@ -72,7 +72,7 @@ def _values(
             left, right = (one.run(block, given) for one, given in zip(sessions, inputs, strict=True))
         except RuntimeRefusal:
             continue
-        yield from zip(block, left, right, strict=True)
+        yield from (item for item in zip(block, left, right, strict=True) if not isinstance(item[1], list))  # sequences
 
 
 def _comparable(left: Array, right: Array) -> tuple[Array, Array]:

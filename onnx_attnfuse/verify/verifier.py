@@ -207,9 +207,13 @@ class Verifier:
         if any(node.op_type == "RestorePadding" for node in after.graph.all_nodes()):
             return "the whole model was not verified: rows of padding differ, and packed attention has no kernel on the CPU"
         from onnx_attnfuse.verify.compare_models import check_models
+        from onnx_attnfuse.verify.model_session import read
+        from onnx_attnfuse.verify.rounding import has_float16, rounded
 
         try:
             with self.timer.step("verify the whole model"):
+                if self._rounds_float16 and has_float16(source := read(before)):
+                    before, after = rounded(source), rounded(after)
                 verdict = check_models(before, after, self._operators)
         except ModelError as error:
             return f"the whole model could not be verified: {error}"
