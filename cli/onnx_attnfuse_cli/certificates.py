@@ -54,7 +54,7 @@ def command(*, first: pathlib.Path, second: pathlib.Path, certificate: pathlib.P
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What is asked for in the way of proofs."""
+    """The proofs that a user asks for."""
 
     certify: pathlib.Path | None
     require_proof: bool

@@ -55,7 +55,7 @@ class Rounding:
 
 
 def told(roundings: tuple[Rounding, ...]) -> str:
-    """What is rounded to which types, in words: `scores and weights to INT8`."""
+    """The rounded operands with their types, in words: `scores and weights to INT8`."""
     by_type: dict[str, dict[str, None]] = {}
     for item in roundings:
         name = "an unknown type" if item.dtype is None else item.dtype.name.lower()

@@ -146,7 +146,7 @@ def examine(environ: Mapping[str, str] | None = None) -> Diagnosis:
 
 
 def records(machine: Machine) -> Mapping[str, str]:
-    """What the record of each execution provider says first that onnxruntime or a plugin of it has here, by the record's name.
+    """The first lines of the records of the providers that onnxruntime or a plugin of it has here, by the names of the records.
 
     Records are read as text, as importing them takes what may be missing.
     """
@@ -162,7 +162,7 @@ def records(machine: Machine) -> Mapping[str, str]:
 
 
 def tables(known: Iterable[str]) -> Mapping[str, str]:
-    """What the tables that come along say of execution providers: how many forms of which operator are right, and with what."""
+    """Lines on the conformance tables that come along: how many forms of which operator are right, and with which version."""
     return {name: told for name in known if (told := _tried(pathlib.Path(folder).parents[1] / "conformance" / f"{name}.json"))}
 
 
@@ -179,7 +179,7 @@ def _tried(path: pathlib.Path) -> str | None:
 
 
 def _told(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """What is handed to calls by name, where it is written down as a constant."""
+    """The constants that calls are handed by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg is not None:
             with contextlib.suppress(ValueError):

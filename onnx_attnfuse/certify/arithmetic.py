@@ -110,7 +110,7 @@ def _upper(atom: Term) -> Term | None:
 
 
 def _slope(parts: Polynomial, atom: Term) -> Term | None:
-    """What an atom that occurs once in each of its monomials is multiplied by."""
+    """The factor of an atom that occurs once in each of its monomials."""
     found: dict[tuple[Term, ...], Number] = {}
     for atoms, factor in parts.items():
         if atom in atoms:
@@ -338,7 +338,7 @@ def equals(left: Term, right: Term) -> Term:
 
 
 def _difference(left: Term, right: Term) -> Term:
-    """What is to be compared with 0: of real numbers as floats have them."""
+    """The difference that a comparison holds against 0, of real numbers as floats have them."""
     return subtract(absorbed(left), absorbed(right)) if left.sort == "Real" else subtract(left, right)
 
 

@@ -176,7 +176,7 @@ def literal(value: object, sort: Sort) -> Term:
 
 
 def _formula(array: NumPyArray, sort: Sort) -> Read | None:
-    """What all elements are, by their indices: one number, places, or two numbers on either side of a diagonal; checked."""
+    """A formula of the elements by their indices, checked: one number, places, or two numbers on either side of a diagonal."""
     if array.size < 2 or array.size > 1 << 22:
         return None
     first = array.reshape(-1)[0]
@@ -229,7 +229,7 @@ def _broadcast(lengths: Sequence[Term]) -> Term:
 
 
 def met() -> Iterator[Term]:
-    """What is so of lengths that came to one since this was last asked: they are equal, or one of them is 1 and repeated."""
+    """Facts on lengths that met since this was last asked: they are equal, or one of them is 1 and repeated."""
     pairs = list(_MET)
     _MET.clear()
     for one, other in pairs:

@@ -69,7 +69,7 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """What is proved of two models."""
+    """The claims on two models, each as it was judged, with the obligations that prove them."""
 
     before: str
     """A digest of all that the model before computes, weights included."""
@@ -250,7 +250,7 @@ def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float) -> Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a certificate came to when it was checked."""
+    """The outcome of checking a certificate."""
 
     solver: str
     proved: int

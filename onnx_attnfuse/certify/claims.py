@@ -32,7 +32,7 @@ activations, which one of the models may have for their shape alone."""
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What came of one claim."""
+    """The outcome of one claim."""
 
     claim: Claim
     proved: bool
@@ -144,7 +144,7 @@ class Piece:
 
 
 def _letter(side: Side, value: ir.Value) -> str:
-    """What the name of an array begins with."""
+    """The letter that an array's name begins with."""
     tensor = constant_tensor(value)
     if not side.is_ordinary(value):
         return MASKLIKE

@@ -232,7 +232,7 @@ class Pair:
 
     @property
     def claims(self) -> list[Claim]:
-        """What has to be proved, in the order of the model after."""
+        """The claims to prove, in the order of the model after."""
         return self.after.claims
 
     def missing(self) -> list[str]:

@@ -21,7 +21,7 @@ class Sizes:
         self._execution = Execution(side.scope.facts, side.identity_of, {}, side.is_heavy, side.scope.opset, self.term)
 
     def term(self, name: str) -> Term:
-        """What a symbol stands for; itself, if that is not known."""
+        """The size that a symbol stands for; the symbol itself, if that is not known."""
         if name not in self._known:
             if name in self._open:
                 return self._symbol(name)

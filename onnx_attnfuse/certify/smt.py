@@ -55,7 +55,7 @@ class _Writer:
         return self._known[term]
 
     def _parts(self, term: Term) -> Sequence[Term]:
-        """What must be written first; of a sum only the indices that are free in it."""
+        """The terms that must be written before one; of a sum only the indices that are free in it."""
         if term.op in BINDERS:
             return sorted(free(term), key=lambda item: str(item.data))
         return term.args

@@ -67,7 +67,7 @@ def _fitting(statement: Term, places: Sequence[Term]) -> Sequence[Term]:
 
 
 def _at_place(statement: Term, place: Term) -> Term:
-    """What a statement on all values of an index says of one."""
+    """A statement on all values of an index, at one of them."""
     bound, body = statement.args
     inside = conjoin(arithmetic.at_most(ZERO, place), arithmetic.below(place, bound.args[0]))
     return disjoin(negate(inside), substitute(body, {bound: place}))

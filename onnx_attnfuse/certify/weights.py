@@ -66,7 +66,7 @@ def is_nothing(difference: Term, weights: Weights, tolerance: float) -> bool:
 
 
 def _factors(term: Term) -> Mapping[tuple[Term, ...], Polynomial]:
-    """What each product of other things is multiplied by, of weights and constants."""
+    """The factor of weights and constants that each product of other things has."""
     found: dict[tuple[Term, ...], dict[tuple[Term, ...], Number]] = {}
     for atoms, factor in polynomial(term).items():
         own = tuple(atom for atom in atoms if is_of_weights(atom))

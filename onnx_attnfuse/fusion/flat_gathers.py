@@ -39,7 +39,7 @@ def flatten_indices(graph: GraphContext) -> int:
 
 
 def _read(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value, Dims] | None:
-    """What a Gather takes rows of, their indices, and what a row is like; None where it is none, or its indices have few axes."""
+    """The table of a Gather, its indices, and the shape of a row; None where it takes no rows, or its indices have few axes."""
     if not is_standard(node, "Gather") or None in node.inputs:
         return None
     data, indices = node.inputs

@@ -261,7 +261,7 @@ def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | No
 
 
 def assumed_of(plan: Plan, spec: AttentionSpec, device: Device) -> tuple[AssumptionName, ...]:
-    """What a plan takes for granted of the device."""
+    """The assumptions of a plan on the device."""
     names: dict[AssumptionName, None] = {}
     for item in (plan.main, *plan.faster):
         found = support(name_of(item.target), device.provider)

@@ -38,7 +38,7 @@ def input_sizes(model: ir.Model) -> tuple[str, ...]:
 
 
 def unknown_sizes(model: ir.Model, names: Iterable[str]) -> list[str]:
-    """Those of `names`, sorted, that no symbolic size of a model's inputs has, and none of what is computed of them."""
+    """The `names`, sorted, that are no symbolic size of a model's inputs, and none that is computed of these."""
     unknown = set(names) - set(input_sizes(model))
     for scope in scopes(model) if unknown else ():
         results = (value for node in scope.graph for value in node.outputs)

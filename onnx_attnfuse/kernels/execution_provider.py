@@ -129,7 +129,7 @@ class Spelling:
 
     @property
     def support(self) -> OpSupport:
-        """What the planner asks of any form."""
+        """The conditions on any form that the planner asks about."""
         kernels: Kernels = (("OWN_FUSION", ()),)
         return OpSupport(self.known_from, self.dtypes, self.dtypes, kernels, frozenset(["none", "bias"]), broadcasts_bias=True)
 

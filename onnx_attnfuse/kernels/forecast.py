@@ -98,7 +98,7 @@ def untimed(params: AttentionParams, device: Device) -> Forecast:
 
 
 def _forecast_for_all(params: AttentionParams, devices: Sequence[Device]) -> Forecast:
-    """What several devices will run, with the worst of their times; it fails where it may on any of them.
+    """The forecast for several devices, with the worst of their times; it fails where it may on any of them.
 
     Times of different devices are compared by how many times as long they are as that of MultiHeadAttention without a mask. A
     device that does not fuse what is spelled out runs it as it is.

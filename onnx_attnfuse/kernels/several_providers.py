@@ -59,7 +59,7 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
 
 
 def _agreed(facts: Sequence[bool | None]) -> bool | None:
-    """What is so on all, or on none; else it counts as not known."""
+    """A fact that is the same on all providers; None, not known, where they disagree."""
     return facts[0] if len(set(facts)) == 1 else None
 
 

@@ -35,7 +35,7 @@ class DataLayout:
         self._picked: dict[ir.Value, bool] = {}
 
     def of(self, indexed: IndexedValue) -> IndexedValue:
-        """The same at every place, with nothing picked element by element as far as that can be; else the value itself."""
+        """A value equal to another at every place, with as little as possible picked element by element; else that one itself."""
         node = indexed.value.producer()
         if node is None or not self._is_picked(indexed.value):
             return indexed

@@ -26,7 +26,7 @@ _UNKNOWN_GAIN = 1e9
 
 
 def bias_emitter(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> BiasEmitter:
-    """What emits the mask of an attention: as its data lies, unless it turned out to be something else than it was read as."""
+    """The emitter of an attention's mask: as its data lies, unless the mask turned out to be other than it was read."""
     assert spec.dtype is not None
     return BiasEmitter(context.builder, spec.axes, spec.dtype, None if meaning.is_distrusted else context.reader)
 

@@ -164,7 +164,7 @@ def _with_dead_rows(
 
 
 def _levels(masked: MaskedKeys, absorbs: float, context: BuildContext) -> tuple[AssumptionName, ...]:
-    """What is taken for granted where scores of rows without a key are rounded away by what masks them.
+    """The assumption under which scores of rows without a key are rounded away by what masks them.
 
     Raises:
         Refused: It may not be.

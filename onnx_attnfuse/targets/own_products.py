@@ -87,7 +87,7 @@ def _product(builder: Builder, given: ir.Value, part: Linear, target: Axes) -> i
 
 
 def _bias(builder: Builder, part: Linear, target: Axes) -> Array:
-    """What is added to the columns of one operand, (heads · channels,); zeros where nothing is."""
+    """The bias of one operand's columns, (heads · channels,); zeros where there is none."""
     if part.bias is not None:
         return content(part.arranged(builder, part.bias, (target[-1],))).reshape(-1)
     size, dtype = length(target[-1]), builder.facts.dtype(part.weight.value)

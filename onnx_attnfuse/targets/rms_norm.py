@@ -83,7 +83,7 @@ def _quotient(node: ir.Node, weight: ir.Value | None, around: list[ir.Node], fac
 
 
 def _over_root(node: ir.Node | None) -> list[tuple[ir.Value, ir.Value, list[ir.Node]]]:
-    """What is divided and what by, as a Div or as a Mul by a Reciprocal, with the nodes between."""
+    """Dividend and divisor, of a Div or a Mul by a Reciprocal, with the nodes between."""
     if not is_standard(node, "Div", "Mul"):
         return []
     left, right = node.inputs

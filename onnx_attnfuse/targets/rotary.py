@@ -86,7 +86,7 @@ def is_same(one: Rotary, other: Rotary) -> bool:
 
 
 def key_of(rotary: Rotary) -> tuple[object, ...]:
-    """What is the same of two rotations exactly if they are."""
+    """A key of a rotation: equal for two exactly if they are the same rotation."""
     tables = ((table.indexed.value, table.axis, table.start, table.step, table.negative) for table in (rotary.cos, rotary.sin))
     places = None if rotary.positions is None else rotary.positions.value
     return (*tables, rotary.width, rotary.interleaved, places)

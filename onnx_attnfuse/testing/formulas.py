@@ -35,7 +35,7 @@ _ALIKE = frozenset("Add Sub Mul Div Pow Min Max Less LessOrEqual Greater Greater
 
 @dataclasses.dataclass(frozen=True)
 class FormulaProof:
-    """What came of one combination of a pattern's alternatives."""
+    """The outcome of proving one combination of a pattern's alternatives."""
 
     choices: Mapping[str, str]
     proved: bool
@@ -167,7 +167,7 @@ class _Reading:
         self._shapes = shapes
 
     def array(self, item: Tensor) -> Array:
-        """What a formula computes, (batch, heads, rows, columns).
+        """The result of a formula as an array, (batch, heads, rows, columns).
 
         Raises:
             Unsupported: It has an operator without a meaning here.

@@ -55,7 +55,7 @@ class Graphs:
         self._wrapped._execution_manager = found.manager
 
     def contents(self) -> dict[str, Array]:
-        """What buffers hold, by the names of inputs, as far as they may be taken for constants."""
+        """The contents of buffers by the names of inputs, as far as they may be taken for constants."""
         found: dict[str, Array] = {}
         for name, tensor in self._buffers().items():
             if name not in self._changing and tensor.ndim >= _LEAST_AXES and not bool(tensor.isnan().any()):
@@ -137,7 +137,7 @@ def _short(name: str) -> str:
 
 
 def _form(value: Any) -> object:
-    """What a graph depends on of an input besides its numbers; it can be compared and hashed."""
+    """The properties of an input, besides its numbers, that a graph depends on; hashable."""
     import torch
 
     if value is None or isinstance(value, str):

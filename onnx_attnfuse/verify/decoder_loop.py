@@ -273,7 +273,7 @@ class _Judge:
         return {name: array for name, array in fed.items() if name in self._dims}
 
     def _told(self, now: Array, new: int, length: int) -> dict[str, Array]:
-        """What a source is told besides: its branch; with a buffer of its own where new keys go, and a mask as long as that."""
+        """Further inputs of a source: its branch; with a buffer of its own where new keys go, and a mask as long as that."""
         filled, branch, seen = self._loop.filled, self._loop.branch, now.shape[1] - new
         chosen = {} if branch is None else {branch.name: np.full((1,) * branch.rank, branch.with_past == (seen > 0))}
         if filled is None:

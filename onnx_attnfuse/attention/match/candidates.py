@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def read(self) -> AttentionSpec | None:
-        """What was read, whether it can be fused or not."""
+        """The attention that was read, whether it can be fused or not."""
         return self.spec or self.rounded
 
     def called(self, names: Mapping[str, str]) -> Candidate:

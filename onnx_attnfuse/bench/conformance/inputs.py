@@ -94,7 +94,7 @@ def _bias(form: Form, draw: Draw) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """What the mask of a form adds to its scores, and the operands by what they are, for the attention spelled out."""
+    """The summand that a form's mask is to its scores, and the operands by role, for the attention spelled out."""
 
     operands: dict[str, Array]
     mask: Array | None
@@ -134,5 +134,5 @@ def _triangle(form: Form) -> Array:
 
 
 def _fill(form: Form) -> float:
-    """What masks a key for good: below the lowest number where a row has nothing else."""
+    """The fill that masks a key for good: below the lowest number where a row has nothing else."""
     return -math.inf if form.bias == "empty" else -30000.0

@@ -50,5 +50,5 @@ def _plain(array: Array) -> Array:
 
 
 def feeds_of(inputs: Inputs) -> dict[str, Array]:
-    """What the model of a case is fed."""
+    """The inputs of a case's model, by name."""
     return {f"x{place}": _plain(array) for place, array in enumerate(inputs) if array is not None}

@@ -60,7 +60,7 @@ def _offsets(form: Form) -> tuple[Array, Array]:
 
 
 def mask(form: Form, bias: Array | None, fill: float) -> Array:
-    """What is added to the scores of all tokens as one entry: the bias of each entry, and a fill between entries."""
+    """The summand to the scores of all tokens as one entry: the bias of each entry, and a fill between entries."""
     counts = lengths(form)
     heads = 1 if bias is None else bias.shape[1]
     found = np.full((1, heads, sum(counts), sum(counts)), fill, np.float64)

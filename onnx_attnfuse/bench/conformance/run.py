@@ -213,7 +213,7 @@ def _apart(form: Form, results: Sequence[Array]) -> tuple[list[Array], list[Arra
 
 
 def _word(row: Array, means: Sequence[Array | None], tolerance: float) -> str:
-    """What an operator gives a row without a key."""
+    """The word for an operator's result in a row without a key."""
     if np.isnan(row).any():
         return "NaN"
     if not row.any():

@@ -29,7 +29,7 @@ Kept = Callable[[Term, Term, Term], Term]
 
 
 def _kept(mask: Array, batch: Term, keys: Term) -> Kept:
-    """What a mask of MultiHeadAttention or Attention keeps.
+    """The keys that a mask of MultiHeadAttention or Attention keeps, as a term.
 
     Raises:
         Unsupported: It has none of the forms.

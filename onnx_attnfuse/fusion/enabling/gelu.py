@@ -41,7 +41,7 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
 
 def spelled_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """What goes into the Gelu that an Erf is a part of, and what comes out; None if it is a part of none."""
+    """The input and the result of the Gelu that an Erf is a part of; None if it is a part of none."""
     scaled = _scaled(node.inputs[0], facts)
     if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:
         return None

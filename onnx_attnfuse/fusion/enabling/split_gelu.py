@@ -56,7 +56,7 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
 
 def _gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """What goes into a Gelu with the error function, and what comes out."""
+    """The input and the result of a Gelu with the error function."""
     if is_standard(node, "Erf"):
         return spelled_gelu(node, facts)
     is_one = node.op_type == "Gelu" and (node.domain == CONTRIB or is_standard(node))

@@ -82,7 +82,7 @@ def _is_factor(user: ir.Node, value: ir.Value, facts: Facts) -> bool:
 
 
 def _before_turn(x: ir.Value) -> tuple[ir.Value, list[int] | None]:
-    """What is normalized before its axes were permuted, and how; the last one has to stay."""
+    """The normalized value before its axes were permuted, and the permutation; the last axis has to stay."""
     node = x.producer()
     perm = _turns(node)
     if node is None or perm is None or node.inputs[0] is None or perm[-1] != len(perm) - 1:

@@ -236,7 +236,7 @@ class _Sharing:
         return dataclasses.replace(decoder, context_length=min(known, default=None))
 
     def _check(self, before: ir.Model, loop: Loop) -> Callable[[], Verified | None]:
-        """What judges the model as it is then: beside the source, of two merged decoders beside both as they are called."""
+        """The judge of the rewritten model: beside the source, of two merged decoders beside both as they are called."""
         check, model = self._graph.verifier.check_loop, self._graph.model
         if self._merged is None:
             return functools.partial(check, before, model, loop)

@@ -143,7 +143,7 @@ def _check_position(value: ir.Value, spec: AttentionSpec, facts: Facts) -> None:
 
 
 def _grown(spec: AttentionSpec, meaning: Meaning, start: ir.Value, earlier: Dim) -> list[Predicate]:
-    """What a mask says where the position is the number of earlier keys.
+    """A mask as it is where the position is the number of earlier keys.
 
     Raises:
         Refused: It does not say that no row sees beyond its own position.

@@ -33,12 +33,12 @@ class Write:
 
     @property
     def buffer(self) -> ir.Value:
-        """What is written into."""
+        """The buffer that a write goes into."""
         return _input(self.node, 0)
 
     @property
     def new(self) -> ir.Value:
-        """What is written."""
+        """The new keys or values that are written."""
         return _input(self.node, 1 if self.node.op_type == "TensorScatter" else 2)
 
     @property

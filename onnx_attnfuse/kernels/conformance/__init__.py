@@ -41,7 +41,7 @@ _WORDS: Mapping[Verdict, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What of an attention decides which kernel runs it: all of a case but its numbers."""
+    """The form of an attention, by which its kernel is chosen: all of a case but its numbers."""
 
     op: str
     """The operator's name among fused operators, `onnx.` before it if it is a standard one."""

@@ -29,7 +29,7 @@ _FUSING = Subject("fusing an attention")
 
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
-    """What was done to a captured graph."""
+    """The outcome of rewriting a captured graph."""
 
     sites: tuple[TrainingSiteReport, ...]
     relied: frozenset[int]

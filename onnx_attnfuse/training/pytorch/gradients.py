@@ -31,12 +31,12 @@ class Gradients:
 
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> Gradients:
-        """Those of a graph that is called now, with these inputs."""
+        """The gradients wanted in a graph that is called now, with these inputs."""
         free = [item for item in inputs if isinstance(item, torch.Tensor) and not item.requires_grad]
         return cls(free, recorded=torch.is_grad_enabled())
 
     def inside(self, inputs: Sequence[Any]) -> Gradients:
-        """Those of a graph inside, which is called here with these inputs."""
+        """The gradients wanted in a graph inside, which is called here with these inputs."""
         free = [item for item in inputs if isinstance(item, torch.Tensor) and not self.reach(item)]
         return Gradients(free, recorded=self.are_recorded)
 

@@ -18,7 +18,7 @@ _ROUNDING = 1e-3
 
 
 class Numbers:
-    """What the tensors of a run hold, as far as that is known."""
+    """The contents of a run's tensors, as far as they are known."""
 
     def __init__(self) -> None:
         self._held: dict[int, torch.Tensor] = {}

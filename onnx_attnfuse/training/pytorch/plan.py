@@ -41,7 +41,7 @@ FLEX = "flex"
 
 @dataclasses.dataclass(frozen=True)
 class Wishes:
-    """What a caller wants of the calls."""
+    """The wishes of a caller on the calls that are written."""
 
     policy: Policy
     flex: bool | None = None
@@ -190,7 +190,7 @@ class Planner:
         return meaning.rows_see_a_key or rows_see_themselves(meaning.allowed, spec)
 
     def _rows(self, spec: AttentionSpec, meaning: Meaning, form: Form) -> Rows:
-        """What rows without a key need.
+        """The correction that rows without a key need.
 
         Raises:
             Refused: What the module makes of them cannot be had.
@@ -249,7 +249,7 @@ class Planner:
         return None
 
     def _flex_rows(self, site: CapturedSite) -> Rows:
-        """What rows without a key need of flex attention.
+        """The correction that rows without a key need with flex attention.
 
         Raises:
             Refused: It cannot be had.

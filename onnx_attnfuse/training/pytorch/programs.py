@@ -158,7 +158,7 @@ def number_of(length: Any, lengths: Mapping[str, int]) -> int:
 
 
 def run(program: Program, at: Mapping[str, Tensor], tensors: Sequence[Tensor], lengths: Mapping[str, int]) -> Any:
-    """What a program computes: a tensor, or a plain number.
+    """The result of a program: a tensor, or a plain number.
 
     Args:
         program: The program.

@@ -145,7 +145,7 @@ def _levelled(bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def level(value: Tensor, query: Tensor) -> Tensor:
-    """What equal weights give: (b, heads of the queries, 1, v)."""
+    """The mean of the values, which equal weights give: (b, heads of the queries, 1, v)."""
     mean = value.mean(2, keepdim=True)
     return mean.repeat_interleave(query.shape[1] // value.shape[1], 1) if value.shape[1] != query.shape[1] else mean
 

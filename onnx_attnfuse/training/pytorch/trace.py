@@ -317,7 +317,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
-    """What a tensor holds, on the host; None for a subclass, which may hold a share of it, or nothing."""
+    """The numbers of a tensor, on the host; None for a subclass, which may hold a share of them, or nothing."""
     if tensor.dtype not in DTYPES or not is_plain(tensor):
         return None
     with without_modes():

@@ -79,7 +79,7 @@ def _spelled(build: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 
 def _rms_spelled(build: Builder, node: ir.Node) -> ir.Value:
-    """What an RMSNormalization gives.
+    """The result of an RMSNormalization, spelled out.
 
     Raises:
         Refused: Its shape or type is not known, or it is not computed in float32.
@@ -94,7 +94,7 @@ def _rms_spelled(build: Builder, node: ir.Node) -> ir.Value:
 
 
 def _group_spelled(build: Builder, node: ir.Node) -> ir.Value:
-    """What a GroupNormalization gives: an InstanceNormalization of groups, and a factor and a summand for each channel.
+    """A GroupNormalization spelled out: an InstanceNormalization of groups, and a factor and a summand for each channel.
 
     Raises:
         Refused: Its shape or type is not known, it is not computed in float32, or its factors are one for each group, as before
@@ -119,7 +119,7 @@ def _group_spelled(build: Builder, node: ir.Node) -> ir.Value:
 
 
 def _normalized(build: Builder, node: ir.Node) -> tuple[ir.Value, Dims, ir.DataType]:
-    """What a normalization of ai.onnx reads, its shape and its type.
+    """The input of a normalization of ai.onnx, its shape and its type.
 
     Raises:
         Refused: These are not known, or it is not computed in float32.

@@ -95,7 +95,7 @@ class Quantised:
         return dict(zip(loop.outputs, found, strict=False))
 
     def held(self, length: int) -> dict[str, Array]:
-        """What the first positions of the cache stand for, (b, m, length, h) float32, by the names of its inputs."""
+        """The first positions of the cache, dequantised, (b, m, length, h) float32, by the names of its inputs."""
         if self._is_spelled_out:
             return {name: buffer[:, :, :length] for name, buffer in self._buffers.items()}
         return {

@@ -37,7 +37,7 @@ class Run:
 
 
 class Feeds:
-    """What a decoder is fed, whatever its cache is."""
+    """The inputs of a decoder, whatever its cache is."""
 
     def __init__(self, source: ir.Model, loop: Loop, most: int | None) -> None:
         """Reads the inputs of a decoder.

@@ -52,7 +52,7 @@ class DequantisedAttention:
     """The difference of the result from the same."""
 
     def lines(self) -> tuple[str, ...]:
-        """What was left out and what that costs, for a reader."""
+        """Lines for a reader: the roundings left out, and the error that costs."""
         what = f"{self.roundings} roundings inside of {self.sites} attentions are left out"
         if self.error is None:
             return what, "difference of the outputs by that: not measured"
@@ -135,7 +135,7 @@ def _is_tensor(pair: Pair, facts: Facts) -> bool:
 
 
 def _grid(pair: Pair) -> tuple[object, ...]:
-    """What tells grids apart: not a power of two in their scales, as a factor may stand before the rounding or behind it."""
+    """A key of a rounding's grid, without its scale's power of two, as such a factor may stand on either side of the rounding."""
     scale, *points = (constant_array(value) for value in pair.dequantize.inputs[1:])
     digits = None if scale is None else np.frexp(scale.astype(np.float64))[0].tobytes()
     return (

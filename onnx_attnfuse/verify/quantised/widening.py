@@ -36,7 +36,7 @@ def wide(model: ir.Model) -> ir.Model:
 
 @contextlib.contextmanager
 def widening() -> Generator[Widen]:
-    """What widens models for the time of a block; files that it writes are deleted afterwards."""
+    """A context in which models are widened to float32; files that it writes are deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
         yield _Files(pathlib.Path(folder)).wide
 

@@ -30,7 +30,7 @@ def quantised(array: Array, scale: Array, form: CacheFormat) -> Array:
 
 
 def restored(stored: Array, scale: Array, form: CacheFormat, head_size: int) -> Array:
-    """What a cache stands for, (b, m, t, h) float32."""
+    """A cache dequantised, (b, m, t, h) float32."""
     numbers = stored if form.bits != _HALF_BYTE else _unpacked(stored)[..., :head_size]
     return numbers.astype(np.float32) * scale
 
