@@ -14,6 +14,7 @@ from onnx_attnfuse.language import (
     equation,
     exp,
     log,
+    log_softmax,
     max,  # noqa: A004
     pattern,
     softmax,
@@ -91,6 +92,29 @@ NEARLY = {
 @pytest.mark.parametrize("name", NEARLY)
 def test_near_misses_stay(name: str, made: Pattern) -> None:
     assert_refuses(HEAD + NEARLY[name] + SOFTMAX, made, code=None)
+
+
+@pattern
+def by_logarithms(scores: Tensor, mask: Tensor, v: Tensor) -> Any:
+    """A slot that takes a maximum, too."""
+    return equation(exp(log_softmax(scores + mask)) @ v, softmax(scores + mask) @ v)
+
+
+SHIFTED = """m = ReduceMax<keepdims = 1>(x, axes)
+    s = Sub(x, m)
+    l = LogSoftmax<axis = -1>(s)
+    w = Exp(l)
+    out = MatMul(w, v)
+}"""
+
+
+@pytest.mark.parametrize("axes", ["-1", "1, 3"])
+def test_a_slot_takes_a_maximum_that_is_one_for_all_columns(axes: str) -> None:
+    assert_fuses(HEAD + f"axes = Constant<value_ints = [{axes}]>()\n" + SHIFTED, by_logarithms)
+
+
+def test_a_slot_takes_no_maximum_of_each_column() -> None:
+    assert_refuses(HEAD + "axes = Constant<value_ints = [-2]>()\n" + SHIFTED, by_logarithms, code="shift-by-key", verify="none")
 
 
 @pattern

@@ -232,6 +232,12 @@ def is_short(indexed: IndexedValue, facts: Facts) -> bool:
     return any(facts.is_shorter(dim, length(axis)) for dim, axis in zip(dims, indexed.axes, strict=True))
 
 
+def varies_along(indexed: IndexedValue, axis: Axis) -> bool:
+    """Whether a value has an axis of its own along any factor of `axis`."""
+    factors = set(leaves(axis))
+    return any(not factors.isdisjoint(leaves(own)) for own in indexed.axes)
+
+
 def aligned(value: ir.Value, axes: Axes, facts: Facts) -> Axes | None:
     """The axes of an operand that broadcasts against something laid out as `axes`."""
     dims = facts.dims(value)

@@ -7,7 +7,7 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward, varies_along
 from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes, read_contraction
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import Passed, Rounded, ScoreStep, Shifted, Taken
@@ -94,6 +94,10 @@ class _Walk:
         return len(axes) - sum(dim != 1 for dim in dims)
 
     def _inner(self, step: ScoreStep, indexed: IndexedValue, node: ir.Node) -> IndexedValue | None:
+        if isinstance(step, Shifted) and not is_one_for_all_keys(step, indexed.axes, self.key_axis, self.facts):
+            message = f"the maximum '{step.largest.name}' is subtracted, which differs by key"
+            self.failures.append((0, Refused("shift-by-key", message, node.name)))
+            return None
         axes = aligned(step.scores, indexed.axes, self.facts)
         if axes is None:
             self.failures.append((0, Refused("unknown-rank", f"the rank of '{step.scores.name}' is unknown", node.name)))
@@ -105,6 +109,12 @@ class _Walk:
             self.failures.append((0, Refused("broadcast-scores", message, node.name)))
             return None
         return IndexedValue(step.scores, axes)
+
+
+def is_one_for_all_keys(step: Shifted, axes: Axes, key_axis: Axis, facts: Facts) -> bool:
+    """Whether the maximum that is subtracted from scores laid out as `axes` is the same for all keys of a row."""
+    own = aligned(step.largest, axes, facts)
+    return own is not None and not varies_along(IndexedValue(step.largest, own), key_axis)
 
 
 def read_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Readers) -> ScorePath:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, new_axes
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
 from onnx_attnfuse.attention.masks.classify import element
 from onnx_attnfuse.attention.masks.expression import is_binary
 from onnx_attnfuse.attention.masks.index_reader import Reader
@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
 from onnx_attnfuse.attention.match.settling import settle, wider
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.match.steps import NaNZeroed, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.attention.match.steps import NaNZeroed, ScoreStep, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
 from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
 from onnx_attnfuse.attention.roundings import Rounding
 from onnx_attnfuse.attention.spec import AttentionSpec, RowRule, ScaleValue, mask_operands
@@ -48,7 +48,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     nodes = _own_nodes(softmax, scores, weights, keep_outputs=keep_outputs)
     _check_sink(softmax, scores)
     check_types(scores, weights, softmax.weights, facts)
-    voided = _voided(softmax, scores, weights, facts)
+    voided = _voided(softmax, scores, weights, key_axis, facts)
     product = scores.product
     _settle(product, weights, key_axis, axes, facts)
     reader = Reader(facts)
@@ -170,13 +170,19 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Indexe
     return operands.sources(IndexedValue(value, indexed), facts, plain=True)[-1].indexed
 
 
-def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, facts: Facts) -> Voided | None:
+def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: Axis, facts: Facts) -> Voided | None:
     """The rule for rows whose exponentials are all 0, where no maximum is subtracted first.
 
     Such exponentials are NaN where they overflow, which a guard behind them sees too.
     """
-    voided = next((taken.step for taken in weights.steps if isinstance(taken.step, Voided)), None)
-    if voided is None or any(isinstance(taken.step, Shifted) for taken in scores.steps):
+    found = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Voided)]
+    if not found:
+        return None
+    voided, taken = found[0]
+    test = taken.node.inputs[0]
+    if test is not None and varies_along(_operand(test, taken, facts), key_axis):
+        raise Refused("weights-scaled-by-key", f"weights become NaN by '{test.name}', which differs by key", taken.node.name)
+    if any(_is_row_maximum(shift, scores.columns(), facts) for shift in scores.steps):
         return None
     if not facts.assumed.finite_exponentials:
         raise Refused("unshifted-exponentials", "exp may overflow, as no maximum is subtracted first", softmax.node.name)
@@ -184,6 +190,14 @@ def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, facts: Fac
         message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
         raise Refused("guarded-exponentials", message, softmax.node.name)
     return voided
+
+
+def _is_row_maximum(taken: Taken[ScoreStep], columns: frozenset[Factor], facts: Facts) -> bool:
+    """Whether each row's own maximum is subtracted, and not that of several rows, beside which one of them may vanish."""
+    if not isinstance(taken.step, Shifted):
+        return False
+    others = {leaf for axis in taken.axes for leaf in leaves(axis)} - columns
+    return {leaf for axis in aligned(taken.step.largest, taken.axes, facts) or () for leaf in leaves(axis)} == others
 
 
 def _check_parameters(nodes: tuple[ir.Node, ...]) -> None:
@@ -215,7 +229,7 @@ def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader) -> tuple[Row
                 rules.append(RowRule(None))
             case Zeroed(_, condition, keep_where):
                 rules.append(RowRule(_operand(condition, taken, facts), keep_where))
-            case Weighted(_, operand, divide) if _differs_by_key(_operand(operand, taken, facts), key_axis):
+            case Weighted(_, operand, divide) if varies_along(_operand(operand, taken, facts), key_axis):
                 indexed = _operand(operand, taken, facts)
                 if divide or not is_binary(element(indexed.refined(), reader)):
                     message = f"the weights are multiplied by '{operand.name}', which differs by key and is not certainly 0 or 1"
@@ -226,16 +240,11 @@ def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader) -> tuple[Row
     return tuple(rules)
 
 
-def _differs_by_key(indexed: IndexedValue, key_axis: Axis) -> bool:
-    columns = set(leaves(key_axis))
-    return any(not columns.isdisjoint(leaves(axis)) for axis in indexed.axes)
-
-
 def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:
     """Factors of the weights, which are factors of the result where they are the same for all keys."""
     factors = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Weighted)]
     scales = [ScaleValue(_operand(step.operand, taken, facts), step.divide) for step, taken in factors]
-    return tuple(scale for scale in scales if not _differs_by_key(scale.indexed, key_axis))
+    return tuple(scale for scale in scales if not varies_along(scale.indexed, key_axis))
 
 
 def _operand(value: ir.Value, taken: Taken[WeightStep], facts: Facts) -> IndexedValue:

@@ -72,11 +72,13 @@ class Floored:
 
 @dataclasses.dataclass(frozen=True)
 class Shifted:
-    """The largest score of each row is subtracted from it, which a softmax without a sink does not see."""
+    """The largest score is subtracted, which a softmax without a sink does not see where it is one number for all keys."""
 
     scores: ir.Value
+    largest: ir.Value
+    """The largest of the scores along some axes; those have to be the keys', which only the walk knows."""
     also: tuple[ir.Node, ...] = ()
-    """The nodes that find the largest."""
+    """The nodes that find it."""
 
 
 @dataclasses.dataclass(frozen=True)

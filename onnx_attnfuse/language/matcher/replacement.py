@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.match.scores import is_one_for_all_keys
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -148,6 +149,9 @@ class _Writer:
             case Floored():
                 return lambda emitter, value: emitter.elementwise("Max", [value, step.low])
             case Shifted():
+                if not is_one_for_all_keys(step, taken.axes, self._ends[filled.column], self.facts):
+                    message = f"the maximum '{step.largest.name}' is subtracted, which differs by column"
+                    raise Refused("shift-by-key", message, taken.node.name)
                 return _shifted
             case Passed() | Squashed() | Rounded():
                 message = f"{taken.node.op_type} is nothing that a slot takes"
