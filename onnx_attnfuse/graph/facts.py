@@ -20,10 +20,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute, constant_array, has_unknown_attribute, is_standard, subgraphs
+from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.filled import number
 from onnx_attnfuse.graph.known import Content, Dims
-from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, STANDARD
-from onnx_attnfuse.graph.rounding import dequantized_number, dequantizes, quantized_number, quantizes
+from onnx_attnfuse.graph.ops import CONTRIB, STANDARD
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
 
@@ -31,7 +31,6 @@ _DOMAINS = STANDARD | {CONTRIB}
 _LOG = logging.getLogger(__name__)
 _Told = TypeVar("_Told")
 _MAX_CONTENT = 64
-_FILLING = REARRANGES | REPEATS | CASTS
 
 
 class Facts:
@@ -109,41 +108,7 @@ class Facts:
 
     def number(self, value: ir.Value) -> float | None:
         """The number that every element of `value` is, if that is known."""
-        content = self.content(value)
-        if isinstance(content, (int, float)):
-            return float(content)
-        if isinstance(content, tuple) and len(content) == 1 and isinstance(content[0], (int, float)):
-            return float(content[0])
-        array = constant_array(value)
-        if array is None:
-            return self._filled(value.producer())
-        if array.size == 0:
-            return None
-        first = array.reshape(-1)[:1]
-        return float(first[0]) if bool((array == first).all()) else None
-
-    def _filled(self, node: ir.Node | None) -> float | None:
-        """The number that a view of a number, a ConstantOfShape, or what was rounded of a number is filled with."""
-        if quantizes(node) or dequantizes(node):
-            return self._rounded(node)
-        if not is_standard(node):
-            return None
-        if node.op_type == "ConstantOfShape":
-            fill = attribute(node, "value")
-            return 0.0 if fill is None else float(fill.numpy().flat[0])
-        if node.op_type in _FILLING and node.inputs[0] is not None:
-            return self.number(node.inputs[0])
-        return None
-
-    def _rounded(self, node: ir.Node) -> float | None:
-        """The number that one half of a rounding makes of a number."""
-        known = [None if value is None else self.number(value) for value in node.inputs[:3]]
-        if len(known) < 2:
-            return None
-        code, scale, point = (*known, 0.0)[:3]
-        if dequantizes(node):
-            return dequantized_number(code, scale, point)
-        return quantized_number(node, code, scale, point, self)
+        return number(value, self)
 
     def succeed(self, old: ir.Value, new: ir.Value) -> None:
         """Makes known of `new` what is known of `old`, whose place it takes; sizes are read from it from now on."""

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
@@ -156,12 +157,16 @@ def _cast(node: ir.Node, facts: Known) -> Content:
     if target is None:
         return None
     if target in FLOATS:
-        return _map(_as_float, content)
+        return _map(functools.partial(_as_float, ir.DataType(target)), content)
     return _map(_as_bool if target == ir.DataType.BOOL else _as_int, content)
 
 
-def _as_float(item: Scalar) -> Scalar:
-    return float(item) if isinstance(item, (int, float)) else item
+def _as_float(dtype: ir.DataType, item: Scalar) -> Scalar:
+    """A number as a float type holds it: the lowest of float32 is -inf in float16."""
+    if not isinstance(item, (int, float)):
+        return item
+    with np.errstate(over="ignore"):
+        return float(np.asarray(item).astype(dtype.numpy()))
 
 
 def _as_bool(item: Scalar) -> Scalar:
