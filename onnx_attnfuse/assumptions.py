@@ -11,7 +11,7 @@ from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
     "large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range",
-    "finite-exponentials", "padded-rows-unused", "padding-at-the-ends",
+    "finite-exponentials", "kept-weights", "padded-rows-unused", "padding-at-the-ends",
     "small-results", "wide-subgroups",
 ]  # fmt: skip
 
@@ -24,6 +24,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
     "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
     "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
+    "kept-weights": "where weights are masked behind a softmax and divided by their sum, what is kept is not lost in rounding",
     "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
     "small-results": "the result of a product for all tokens, as logits are, has fewer than 2^31 numbers",
@@ -72,6 +73,11 @@ class Assumed:
     def finite_exponentials(self) -> bool:
         """Whether exponentials of scores are taken not to overflow."""
         return "finite-exponentials" in self.names
+
+    @property
+    def kept_weights(self) -> bool:
+        """Whether weights that a mask behind a softmax keeps are taken to have a sum that rounding leaves."""
+        return "kept-weights" in self.names
 
     @property
     def indices_in_range(self) -> bool:

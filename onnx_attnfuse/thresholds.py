@@ -42,3 +42,9 @@ LEAST_EXPONENT = -50.0
 """Numbers from here up, and ordinary scores besides, leave an exponential something."""
 NO_EXPONENTIAL = -104.0
 """Below this the exponential of a float32 is 0."""
+
+LEAST_SUM = 1e-30
+"""A sum of weights from here up has all its digits in float32."""
+SOFTENS = 1e-8
+"""The largest number that may keep such a sum from being 0; under `kept-weights` a sum is ten thousand times as large."""
+BESIDE_SOFTENING = 1e4

@@ -217,6 +217,16 @@ class Cache:
 
 
 @dataclasses.dataclass(frozen=True)
+class Renormalization:
+    """Weights that a mask behind the softmax keeps, divided by their sum."""
+
+    total: IndexedValue
+    """The sum."""
+    least: float
+    """From here up it has all its digits, also beside a number that keeps it from being 0."""
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionSpec:
     """The meaning of one attention site."""
 
@@ -255,6 +265,8 @@ class AttentionSpec:
     """One more score in each row, which takes weight and has no value; it is neither scaled nor masked."""
     unshifted: bool = False
     """Exponentials are taken without the row's maximum subtracted first."""
+    renormalized: Renormalization | None = None
+    """How weights are masked behind the softmax and divided by what is left of their sum; None where all of it is left."""
     voided: bool = False
     """So a fully masked row is NaN; else, where `unshifted`, what it is depends on the spelling."""
     roundings: tuple[Rounding, ...] = ()

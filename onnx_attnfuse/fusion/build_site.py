@@ -13,12 +13,13 @@ from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan, params_of
 from onnx_attnfuse.fusion.runtime_dispatch import Choice, Guards
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import sweep, take_back
 from onnx_attnfuse.kernels.conditions import LONG
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.cache import is_single
+from onnx_attnfuse.targets.kept_weights import kept_weights_hold
 from onnx_attnfuse.targets.padding import at_least, read_padding
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -72,13 +73,15 @@ class SiteBuilder:
         """
         main, reasons = self.plan.main, list[Reason]()
         otherwise = self._emit(main)
-        verdicts = [self._judged(otherwise, main.encoding)]
+        given = None if main.encoding.is_exact else self._exact(main.encoding)
+        verdicts = [self._judged(otherwise, given)]
+        sweep([given])
         choices: list[Choice] = []
         faster: list[Lowering] = []
         for item in self.plan.faster:
             with self.edit.part(Subject(f"building a faster {item.target.INFO.name}")) as part:
                 emitted, exact = self._emit(item), self._exact(item.encoding)
-                verdict = _check_site(self.graph, self.spec, emitted, exact)
+                verdict = self._judged(emitted, exact)
                 choices.append(Choice(self.guards.test(exact, self._size_tests(item)), emitted))
                 faster.append(item)
                 verdicts.append(verdict)
@@ -95,11 +98,18 @@ class SiteBuilder:
         flat = not item.encoding.is_exact or bool(self.plan.faster)
         return item.target.emit(self.spec, self.meaning, self.context, item.encoding, flat=flat)
 
-    def _judged(self, emitted: Emitted, encoding: MaskEncoding) -> Verified | None:
-        given = None if encoding.is_exact else self._exact(encoding)
-        verdict = _check_site(self.graph, self.spec, emitted, given)
-        sweep([given])
-        return verdict
+    def _judged(self, emitted: Emitted, exact: ir.Value | None) -> Verified | None:
+        """The verdict on a form that is equal where `exact` holds, under what is assumed of weights that a mask keeps."""
+        if self.spec.renormalized is None:
+            return _check_site(self.graph, self.spec, emitted, exact)
+        builder = self.context.builder
+        before = len(builder.added)
+        held = kept_weights_hold(self.spec, self.meaning, self.context)
+        given = held if exact is None else builder.logical("And", [exact, held])
+        try:
+            return _check_site(self.graph, self.spec, emitted, given)
+        finally:
+            take_back(builder.added[before:])
 
     def _exact(self, encoding: MaskEncoding) -> ir.Value:
         """One truth value: the way is exact for the batch."""

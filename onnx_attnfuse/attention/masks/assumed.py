@@ -39,3 +39,5 @@ def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[As
         yield "indices-in-range"
     if spec.unshifted:
         yield "finite-exponentials"
+    if spec.renormalized is not None:
+        yield "kept-weights"

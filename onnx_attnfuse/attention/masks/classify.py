@@ -104,7 +104,7 @@ def understand(spec: AttentionSpec, reader: Reader, masked_from: float | None = 
     axes = spec.axes
     heads = axes.n
     wording = Printer(named("bnij", axes.scores))
-    parts = _parts(spec.mask, reader, masked_from)
+    parts = split_mask(spec.mask, reader, masked_from)
     row, column = position(spec.query_axis), position(spec.key_axis)
     causal = [Causal(0)] if spec.causal else []
     allowed = parts.allowed.parts if isinstance(parts.allowed, And) else (parts.allowed,) if parts.allowed != TRUE else ()
@@ -147,8 +147,14 @@ def position(axis: Axis) -> Linear:
     return form
 
 
-def _parts(mask: Mask, reader: Reader, masked_from: float | None) -> Parts:
-    """Keys that all steps of a mask forbid together, and numbers that they add."""
+def split_mask(mask: Mask, reader: Reader, masked_from: float | None = None) -> Parts:
+    """Keys that all steps of a mask forbid together, and numbers that they add.
+
+    Args:
+        mask: The steps.
+        reader: Reads their values.
+        masked_from: From here down an added number counts as masking; by default what is assumed of the model.
+    """
     parts = Parts()
     for step, gain in zip(mask, step_gains(mask), strict=True):
         if isinstance(step, Added):

@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.match.steps import (
     Floored,
     NaNZeroed,
     Negated,
+    Renormalized,
     Replaced,
     Rounded,
     RoundedWeights,
@@ -81,7 +82,7 @@ def _role(step: object, node: ir.Node) -> dict[ir.Node, Role]:
             role = "guard"
         case Rounded() | RoundedWeights():
             role = "rounding"
-        case Shifted():
+        case Shifted() | Renormalized():
             role = "softmax"
         case _:
             role = "view"

@@ -13,6 +13,7 @@ from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
 from onnx_attnfuse.attention.match.narrowing import check_types
+from onnx_attnfuse.attention.match.renormalized import in_front, renormalization
 from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_chain import fold
 from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
@@ -52,7 +53,8 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     product = scores.product
     _settle(product, weights, key_axis, axes, facts)
     reader = Reader(facts)
-    folded = fold(scores, reader)
+    moved = in_front(softmax, scores, weights, key_axis, reader)
+    folded, weights = fold(moved.scores, reader), moved.weights
     query, key = (operands.sources(indexed, facts, product.head_axis) for indexed in (product.query, product.key))
     value = operands.sources(weights.value, facts)
     output = operands.readings(weights.output, facts)
@@ -85,6 +87,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         cache=read_cache(key, value, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
         unshifted=voided is not None,
+        renormalized=renormalization(folded.mask, moved, reader),
         voided=voided is not None and voided.defined,
         roundings=_roundings(scores, weights, facts),
         wider=_wider(beside, key_axis, softmax, facts),

@@ -143,6 +143,22 @@ class Weighted:
 
 
 @dataclasses.dataclass(frozen=True)
+class Renormalized:
+    """Weights are divided by their sum, which what masks them behind Softmax has lowered."""
+
+    output: ir.Value
+    divisor: ir.Value
+    """The sum, perhaps kept from being 0."""
+    reduction: ir.Node
+    """The node that sums; it has to do so along the keys, which only the walk knows."""
+    zeroes: bool
+    """Rows of which nothing is left become 0, else NaN."""
+    softened: float = 0.0
+    """A number that is added to the sum, or its least, to keep it from being 0."""
+    also: tuple[ir.Node, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Voided:
     """Weights become NaN in `output` in rows whose scores are all so low that their exponentials are 0."""
 
@@ -169,7 +185,7 @@ class RoundedWeights:
         return (self.pair.dequantize,)
 
 
-WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Voided | RoundedWeights
+WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Renormalized | Voided | RoundedWeights
 
 _Step = TypeVar("_Step", ScoreStep, WeightStep)
 

@@ -33,6 +33,11 @@ EXPONENTIALS = model(
     "",
     "powers = Exp(scores) last = Constant<value_ints = [3]>() total = ReduceSum(powers, last) weights = Div(powers, total)",
 )
+DIVIDED = model(
+    ", bool[b, 1, 1, t] mask",
+    "every = Softmax<axis = -1>(scores) seen = Cast<to = 1>(mask) left = Mul(every, seen) last = Constant<value_ints = [3]>() "
+    "total = ReduceSum(left, last) weights = Div(left, total)",
+)
 OWN_BATCH = model(", bool[m, 1, s, t] mask", f"masked = Where(mask, scores, fill) {SOFTMAX}", "float fill = {-inf}")
 PICKED = model(
     ", bool[b, t] keep, int64[t] places",
@@ -52,6 +57,7 @@ REFUSED = {
     "level-rows": (TWICE, "rounded-mask"),
     "nonempty-axes": (WHERE, "empty-axis"),
     "masks-fit": (OWN_BATCH, "wide-mask"),
+    "kept-weights": (DIVIDED, "vanishing-weights"),
     "finite-exponentials": (EXPONENTIALS, "unshifted-exponentials"),
 }
 

@@ -1,0 +1,132 @@
+"""Masks of weights that are divided by what is left of their sum, read as masks of the scores.
+
+    softmax(s) · m / Σ softmax(s) · m        is        softmax(where(m, s, -inf))
+
+The two differ where what is kept has so little weight that floats lose it (`kept-weights`), and where a row keeps only keys that
+something in front of the softmax masks, which is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
+from onnx_attnfuse.attention.masks.classify import element, keep_condition, split_mask
+from onnx_attnfuse.attention.masks.expression import TRUE, conjunction, is_binary
+from onnx_attnfuse.attention.masks.fully_masked import implied
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.match import steps
+from onnx_attnfuse.attention.match.scores import ScorePath
+from onnx_attnfuse.attention.match.softmax import Softmax
+from onnx_attnfuse.attention.match.steps import NaNZeroed, Renormalized, ScoreStep, Taken, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.attention.match.weights import WeightPath
+from onnx_attnfuse.attention.spec import Mask, Renormalization, Replaced
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_SUM, SOFTENS
+
+
+@dataclasses.dataclass(frozen=True)
+class InFront:
+    """The ways to the softmax and from it once masks behind it that are divided away stand in front of it."""
+
+    scores: ScorePath
+    weights: WeightPath
+    moved: int = 0
+    """How many masks, the last steps of the scores."""
+    taken: Taken[WeightStep] | None = None
+    """The division; None where there is none."""
+
+
+def in_front(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: Axis, reader: Reader) -> InFront:
+    """Moves masks of weights that are divided by their sum in front of the softmax.
+
+    Raises:
+        Refused: The sum is not that of all keys of a row, or something besides masks stands before it.
+    """
+    place = next((at for at, taken in enumerate(weights.steps) if isinstance(taken.step, Renormalized)), None)
+    if place is None:
+        return InFront(scores, weights)
+    taken = weights.steps[place]
+    assert isinstance(taken.step, Renormalized)
+    _check_sum(taken.step, taken, key_axis, reader.facts)
+    masks = [_moved(item, softmax, key_axis, reader) for item in weights.steps[:place]]
+    zeroed: list[Taken[WeightStep]] = [Taken(NaNZeroed(taken.step.output), taken.node, taken.axes)] if taken.step.zeroes else []
+    scores = dataclasses.replace(scores, steps=(*scores.steps, *masks))
+    return InFront(scores, dataclasses.replace(weights, steps=(*zeroed, *weights.steps[place + 1 :])), len(masks), taken)
+
+
+def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalization | None:
+    """How the weights are divided by what is left of their sum; None where all of it is left.
+
+    Args:
+        mask: All masks of the scores, the moved ones last.
+        moved: Which these are.
+        reader: Reads their values.
+
+    Raises:
+        Refused: Something in front of the softmax may mask keys that these keep, or what is left may be lost.
+    """
+    if moved.taken is None:
+        return None
+    first, last = mask[: len(mask) - moved.moved], mask[len(mask) - moved.moved :]
+    step, node, facts = moved.taken.step, moved.taken.node, reader.facts
+    assert isinstance(step, Renormalized)
+    if step.softened > SOFTENS:
+        message = f"the sum that weights are divided by is kept from being 0 by {step.softened:g}, which changes small sums"
+        raise Refused("vanishing-weights", message, node.name)
+    bounds, parts = Bounds(facts), split_mask(first, reader)
+    kept = conjunction([keep_condition(item.condition, item.keep_where, reader) for item in last if isinstance(item, Replaced)])
+    if any(map(bounds.may_mask, parts.biases)) or not (parts.allowed == TRUE or implied(kept, parts.allowed)):
+        message = "weights are masked behind the softmax, and scores by something else in front of it; a row may be left no key"
+        raise Refused("masked-twice", message, node.name)
+    if first and bounds.lowest(first) == -math.inf:
+        message = "rows without a key are NaN behind the softmax, before their weights are masked and divided by their sum"
+        raise Refused("masked-twice", message, node.name)
+    if kept == parts.allowed:
+        return None
+    if not facts.assumed.kept_weights:
+        raise Refused("vanishing-weights", "weights are divided by what a mask leaves of their sum, which may be lost", node.name)
+    return Renormalization(_total(step, moved.taken.axes, facts), max(LEAST_SUM, BESIDE_SOFTENING * step.softened))
+
+
+def _total(step: Renormalized, axes: Axes, facts: Facts) -> IndexedValue:
+    """The sum of the weights laid out as `axes`, before anything keeps it from being 0."""
+    reduced = axes_of(step.reduction, 1, len(axes), facts) or []
+    kept: list[Axis] = [() if place in reduced else axis for place, axis in enumerate(axes)]
+    if not attribute(step.reduction, "keepdims", 1):
+        kept = [axis for place, axis in enumerate(axes) if place not in reduced]
+    return IndexedValue(step.reduction.outputs[0], tuple(kept))
+
+
+def _check_sum(step: Renormalized, taken: Taken[WeightStep], key_axis: Axis, facts: Facts) -> None:
+    """Refuses any sum but that of all keys of one row."""
+    reduced = axes_of(step.reduction, 1, len(taken.axes), facts)
+    divisor = aligned(step.divisor, taken.axes, facts)
+    columns = set(leaves(key_axis))
+    others = {leaf for axis in taken.axes for leaf in leaves(axis)} - columns
+    along_keys = reduced is not None and {leaf for place in reduced for leaf in leaves(taken.axes[place])} == columns
+    if not along_keys or divisor is None or {leaf for axis in divisor for leaf in leaves(axis)} != others:
+        message = f"the weights are divided by '{step.divisor.name}', which is not the sum of a row's keys"
+        raise Refused("weights-scaled-by-key", message, taken.node.name)
+
+
+def _moved(taken: Taken[WeightStep], softmax: Softmax, key_axis: Axis, reader: Reader) -> Taken[ScoreStep]:
+    """A mask of the weights as one of the scores."""
+    step = taken.step
+    if isinstance(step, Zeroed):
+        return Taken(steps.Replaced(softmax.scores, step.condition, step.keep_where, -math.inf), taken.node, taken.axes)
+    if not isinstance(step, Weighted) or step.divide:
+        message = f"{taken.node.op_type} stands between the softmax and the sum that its weights are divided by"
+        raise Refused("weights-scaled-by-key", message, taken.node.name)
+    axes = aligned(step.operand, taken.axes, reader.facts)
+    indexed = None if axes is None else IndexedValue(step.operand, axes)
+    if indexed is None or not varies_along(indexed, key_axis) or not is_binary(element(indexed.refined(), reader)):
+        message = f"the weights are multiplied by '{step.operand.name}', which is not certainly 0 or 1, and divided by their sum"
+        raise Refused("weights-scaled-by-key", message, taken.node.name)
+    return Taken(steps.Replaced(softmax.scores, step.operand, True, -math.inf), taken.node, taken.axes)
