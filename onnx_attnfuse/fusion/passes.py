@@ -21,7 +21,8 @@ from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.needless import drop_identities, drop_neutral
+from onnx_attnfuse.graph.ops import CONTRIB, is_attention
 from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.quantised_operators import spell_out
 from onnx_attnfuse.graph.snapshot import Snapshot
@@ -33,9 +34,18 @@ from onnx_attnfuse.report.log import log_site
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import packed
 
+_MAY_BEGIN = frozenset(["Exp", "LogSoftmax", "Softmax"])
+"""Operators that attention weights are made by."""
 FUSING = "fusing the attentions of a graph"
 _MOST_STEPS = 20_000_000
 """Nodes times attentions up to which a graph that broke is gone through again, attention by attention."""
+
+
+def drop_needless(graph: PassContext) -> int:
+    """Takes out nodes that change nothing, where there may be attention; what reads them finds it spelled in fewer ways."""
+    if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
+        return 0
+    return drop_identities(graph.scope.graph) + drop_neutral(graph.scope.graph, graph.scope.facts)
 
 
 def spell_out_foreign(graph: PassContext) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import cast
 
 import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 
 HALVES = frozenset([ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
@@ -32,6 +34,16 @@ def widened(dtype: ir.DataType) -> ir.DataType:
 def largest(dtype: ir.DataType) -> float:
     """The largest finite number of a float type."""
     return float(cast("float", ml_dtypes.finfo(dtype.numpy()).max))
+
+
+def within(number: float, dtype: ir.DataType) -> float:
+    """A number, or the infinity that it is in a float type too small for it.
+
+    Its digits stay: what it is rounded to is a matter of the type that a device computes in.
+    """
+    with np.errstate(over="ignore"):
+        held = float(np.asarray(number).astype(dtype.numpy()))
+    return held if math.isinf(held) else number
 
 
 def narrows(before: ir.DataType | None, after: ir.DataType | None) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_array
+from onnx_attnfuse.graph.dtypes import FLOATS, within
 from onnx_attnfuse.graph.known import Known
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.rounding import dequantized_number, dequantizes, quantized_number, quantizes
@@ -65,6 +66,8 @@ def _in_type(known: float | None, old: ir.DataType | None, new: ir.DataType | No
     """A number that is cast."""
     if known is None or old is None or new is None:
         return None
+    if new in FLOATS:
+        return within(known, new)
     with np.errstate(all="ignore"):
         return float(np.asarray(known).astype(old.numpy()).astype(new.numpy()))
 

@@ -21,6 +21,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, all_nodes, attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.needless import drop_identities
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sweep import sweep
@@ -121,7 +122,8 @@ def fold_sizes(model: ir.Model, assumed: Assumed) -> int:
         optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_is_small_whole)
         left, last = _count(model), left
     _drop_empty_parts(model, assumed)
-    _drop_identities(model)
+    for graph in (model.graph, *model.functions.values()):
+        drop_identities(graph)
     left = _count(model)
     facts = Facts(model.graph, assumed=assumed)
     for value in model.graph.outputs:
@@ -149,25 +151,6 @@ def _drop_empty_parts(model: ir.Model, assumed: Assumed) -> None:
                 node.op_type = "Identity"
                 node.attributes.clear()
             sweep(value for value, _ in parts if value not in kept)
-
-
-def _drop_identities(model: ir.Model) -> None:
-    """Takes every Identity out that may go: what a graph gives out has to be made in that graph, and is given out once.
-
-    onnx-ir's pass takes those too with which a branch gives out a value of the graph around it, which no session loads.
-    """
-    for graph in (model.graph, *model.functions.values()):
-        for node in tuple(all_nodes(graph)):
-            source = node.inputs[0] if is_standard(node, "Identity") else None
-            if source is None or node.graph is None:
-                continue
-            (answer,), made = node.outputs, source.producer()
-            if answer.is_graph_output():
-                if made is None or made.graph is not node.graph or source.is_graph_output():
-                    continue
-                source.name, answer.name = answer.name, None
-            answer.replace_all_uses_with(source, replace_graph_outputs=True)
-            node.graph.remove(node, safe=True)
 
 
 def _count(model: ir.Model) -> int:

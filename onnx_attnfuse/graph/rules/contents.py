@@ -8,12 +8,11 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
-from onnx_attnfuse.graph.dtypes import FLOATS
+from onnx_attnfuse.graph.dtypes import FLOATS, within
 from onnx_attnfuse.graph.known import Content, Known, Scalar
 from onnx_attnfuse.graph.rules.reading import axes_of, input_content, input_dims, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -162,11 +161,7 @@ def _cast(node: ir.Node, facts: Known) -> Content:
 
 
 def _as_float(dtype: ir.DataType, item: Scalar) -> Scalar:
-    """A number as a float type holds it: the lowest of float32 is -inf in float16."""
-    if not isinstance(item, (int, float)):
-        return item
-    with np.errstate(over="ignore"):
-        return float(np.asarray(item).astype(dtype.numpy()))
+    return within(float(item), dtype) if isinstance(item, (int, float)) else item
 
 
 def _as_bool(item: Scalar) -> Scalar:
