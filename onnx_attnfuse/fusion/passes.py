@@ -19,9 +19,9 @@ from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
+from onnx_attnfuse.graph import needless
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
-from onnx_attnfuse.graph.needless import drop_identities, drop_neutral
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention
 from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.quantised_operators import spell_out
@@ -45,7 +45,7 @@ def drop_needless(graph: PassContext) -> int:
     """Takes out nodes that change nothing, where there may be attention; what reads them finds it spelled in fewer ways."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
-    return drop_identities(graph.scope.graph) + drop_neutral(graph.scope.graph, graph.scope.facts)
+    return needless.drop_needless(graph.scope.graph, graph.scope.facts)
 
 
 def spell_out_foreign(graph: PassContext) -> int:

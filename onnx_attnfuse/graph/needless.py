@@ -28,9 +28,13 @@ def drop_identities(graph: ir.Graph | ir.Function) -> int:
     return sum(_drop(node, node.inputs[0]) for node in tuple(all_nodes(graph)) if is_standard(node, "Identity"))
 
 
-def drop_neutral(graph: ir.Graph | ir.Function, facts: Facts) -> int:
-    """Takes out sums with 0 and products with 1 whose shape and type are those of the other operand; returns how many."""
-    return sum(_drop(node, _unchanged(node, facts)) for node in tuple(graph) if is_standard(node, *_NEUTRAL))
+def drop_needless(graph: ir.Graph | ir.Function, facts: Facts) -> int:
+    """Takes out what changes nothing and gives nothing out of the graph; sums and products have to keep shape and type."""
+    count = 0
+    for node in tuple(graph):
+        if is_standard(node, "Identity", *_NEUTRAL) and not node.outputs[0].is_graph_output():
+            count += _drop(node, node.inputs[0] if node.op_type == "Identity" else _unchanged(node, facts))
+    return count
 
 
 def _unchanged(node: ir.Node, facts: Facts) -> ir.Value | None:

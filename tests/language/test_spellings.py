@@ -200,3 +200,13 @@ def test_the_authors_spelling_is_among_them() -> None:
 def test_one_formula_in_two_spellings_is_one_formula() -> None:
     with pytest.raises(OptionError, match=r"two patterns are the same formula: .*plainly and .*stably"):
         Net([plainly, stably])
+
+
+OLD = """<ir_version: 7, opset_import: ["" : 11]>
+g (float[b, 2, s, 4] q, float[b, 2, 4, t] k, float[b, 2, t, 4] v) => (float[b, 2, s, 4] out)
+{ x = MatMul(q, k) %s out = MatMul(w, v) }"""
+
+
+@pytest.mark.parametrize("weights", ["w = Softmax(x)", "l = LogSoftmax(x) w = Exp(l)", "l = LogSoftmax<axis = 2>(x) w = Exp(l)"])
+def test_before_opset_13_a_softmax_runs_over_all_axes_from_its_own_on(weights: str) -> None:
+    assert_refuses(OLD % weights, code=None, verify="none")

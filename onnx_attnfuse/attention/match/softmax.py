@@ -9,6 +9,8 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 
+_ONE_AXIS_SINCE = 13
+
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
@@ -28,11 +30,18 @@ def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:
     """Reads `node` as a softmax, or returns None."""
     if not is_standard(node, "Softmax") or not node.inputs or node.inputs[0] is None:
         return None
-    rank = facts.rank(node.inputs[0])
-    axis: int = attribute(node, "axis", -1 if opset >= 13 else 1)
+    axis = softmax_axis(node, facts, opset)
+    return None if axis is None else Softmax(node, node.inputs[0], node.outputs[0], axis, (node,))
+
+
+def softmax_axis(node: ir.Node, facts: Facts, opset: int) -> int | None:
+    """The one axis that a Softmax or LogSoftmax runs over, -1 for the last of an unknown rank; None if it is several.
+
+    Before opset 13 they run over all axes from theirs on, which by default is the second.
+    """
+    axis: int = attribute(node, "axis", -1 if opset >= _ONE_AXIS_SINCE else 1)
+    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
     if rank is None:
-        return Softmax(node, node.inputs[0], node.outputs[0], axis, (node,)) if axis == -1 else None
+        return axis if axis == -1 else None
     axis %= rank
-    if opset < 13 and axis != rank - 1:
-        return None
-    return Softmax(node, node.inputs[0], node.outputs[0], axis, (node,))
+    return axis if opset >= _ONE_AXIS_SINCE or axis == rank - 1 else None

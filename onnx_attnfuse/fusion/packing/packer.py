@@ -104,7 +104,9 @@ class Packer:
         first = group.sites[0].spec
         with self._graph.rewrite(anchor_of(first), _PACKING, first.name) as edit:
             edit.adopt(*group.added)
-            region = self._grown(group.sites, Tokens(self._graph.scope.facts, length(first.axes.b), length(first.axes.i)))
+            scope = self._graph.scope
+            tokens = Tokens(scope.facts, length(first.axes.b), length(first.axes.i), scope.opset)
+            region = self._grown(group.sites, tokens)
             check_padding_rows(region, others, attentions, self._graph.scope.graph)
             built = self._built(group, region)
             edit.keep()

@@ -30,6 +30,7 @@ class Tokens:
     facts: Facts
     batch: Dim
     length: Dim
+    opset: int
 
     def size(self, mark: str) -> Dim:
         """The length of a marked axis."""

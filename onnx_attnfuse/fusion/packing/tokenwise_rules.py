@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, others
 from onnx_attnfuse.fusion.packing.tokenwise import Rule, Step, clone_on_packed, int_attribute, packed_axis, refusal
 from onnx_attnfuse.fusion.packing.tokenwise_views import CHANNELS, VIEWS
@@ -109,8 +110,8 @@ def _skip_normalised(node: ir.Node, value: ir.Value, marks: Marks, tokens: Token
 
 
 def _softmax(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
-    axis = packed_axis(marks, int_attribute(node, "axis", -1))
-    first = node.inputs[0]
+    own, first = softmax_axis(node, tokens.facts, tokens.opset), node.inputs[0]
+    axis = None if own is None else packed_axis(marks, own)
     if axis is None or first is None or not tokens.is_full(first, marks):
         return refusal(node, "sums over positions")
 

@@ -153,7 +153,7 @@ class _Tables:
         if along is None:
             return None
         marks: Marks = tuple("" if place == table.axis or not axis else "bs"[axis is along[1]] for place, axis in enumerate(axes))
-        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]))
+        tokens = Tokens(self._builder.facts, length(along[0]), length(along[1]), self._builder.opset)
         value = self._at_each(table.indexed.value, marks, tokens)
         if value is None:
             return None

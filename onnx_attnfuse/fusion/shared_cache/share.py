@@ -285,7 +285,7 @@ class _Sharing:
         used, axes = self._context.builder, attended[0].site.spec.axes
         builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with what is rearranged
         builder.at(next(iter(self._graph.model.graph)))
-        tokens = Tokens(builder.facts, length(axes.b), length(axes.i))
+        tokens = Tokens(builder.facts, length(axes.b), length(axes.i), builder.opset)
         Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host)).apply(
             [item.node for item in attended]
         )

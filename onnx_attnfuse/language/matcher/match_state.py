@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
+from onnx_attnfuse.attention.axes.factors import Axis, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.steps import ScoreStep, Taken, WeightStep
 from onnx_attnfuse.language.matcher.discrimination_net import Slot, Variant
@@ -67,6 +67,10 @@ class State:
             return self if set(leaves(known)) == set(axis) else None
         return dataclasses.replace(self, axes={**self.axes, number: axis})
 
+    def agree(self, one: int, other: int) -> bool:
+        """Whether two numbers may stand for one axis."""
+        return one == other or None in (self.axes.get(one), self.axes.get(other)) or self.axes[one] == self.axes[other]
+
     def through(self, *nodes: ir.Node) -> State:
         """The match with nodes passed."""
         return dataclasses.replace(self, nodes=(*self.nodes, *nodes)) if nodes else self
@@ -79,8 +83,8 @@ class Goal:
     indexed: IndexedValue
     row: int
     column: int
-    outer: Axes
-    """The axes of what it broadcasts against, aligned with its own."""
+    outer: Axis
+    """All factors of what it broadcasts against, its own among them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,219 @@
+"""The operands of one operator of a graph as goals for those of a formula, with their axes.
+
+Which of these are rows and columns follows from the products: in `a @ b` the columns of `a` are summed with the rows of `b`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes, replaced
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes, read_contraction
+from onnx_attnfuse.attention.match.softmax import softmax_axis
+from onnx_attnfuse.graph.constants import attribute, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.rules.reading import axes_of
+from onnx_attnfuse.language.matcher.discrimination_net import AnOp
+from onnx_attnfuse.language.matcher.match_state import Goal, State
+from onnx_attnfuse.language.normal_form import COMMUTATIVE
+from onnx_attnfuse.language.spellings import REDUCTIONS
+
+TOLERANCE = 1e-5
+"""How far a number in a graph may be from the one in a formula: exporters round to float32."""
+_REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"]) | REDUCTIONS
+
+
+class Operands:
+    """Reads the operators of one graph."""
+
+    def __init__(self, facts: Facts, opset: int) -> None:
+        self._facts = facts
+        self._opset = opset
+
+    def names(self, node: ir.Node) -> set[str]:
+        """The operators of the pattern language that a node may be."""
+        found = {node.op_type} if is_standard(node) else set[str]()
+        if self._is_square(node):
+            found.add("Mul")
+        if self._inverse(node) is not None:
+            found.add("Div")
+        if read_contraction(node, self._facts) is not None:
+            found |= {"MatMul", "MixHeads"}
+        return found
+
+    def _is_square(self, node: ir.Node) -> bool:
+        """Whether a node is the second power of its first input, which to a formula is a product."""
+        exponent = node.inputs[1] if is_standard(node, "Pow") else None
+        return exponent is not None and self._facts.number(exponent) == 2
+
+    def _inverse(self, node: ir.Node) -> tuple[ir.Value, ir.Node] | None:
+        """The dividend and the node of the inverse, where a product is one with `1 / x`, which to a formula is a quotient."""
+        for place in (0, 1) if is_standard(node, "Mul") else ():
+            dividend, inverse = node.inputs[place], node.inputs[1 - place]
+            made = None if inverse is None else inverse.producer()
+            one = made.inputs[0] if is_standard(made, "Div") else None
+            if (
+                dividend is not None
+                and made is not None
+                and (is_standard(made, "Reciprocal") or (one is not None and self._facts.number(one) == 1))
+            ):
+                return dividend, made
+        return None
+
+    def goals(self, token: AnOp, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        """The ways in which a node is the operator of a formula, each as goals for its operands."""
+        if token.op == "MatMul":
+            yield from self._product(node, goal, state)
+        elif token.op == "MixHeads":
+            yield from self._mixed(node, goal, state)
+        elif any(not _attribute_fits(attribute(node, name), value) for name, value in token.attributes):
+            return
+        elif token.op in {"Softmax", "LogSoftmax"}:
+            yield from self._softmax(node, goal, state)
+        elif token.op in _REDUCING:
+            yield from self._reduced(node, goal, state)
+        elif token.op == "Concat":
+            yield from self._joined(node, goal, state)
+        elif token.op == "Div" and (inverse := self._inverse(node)) is not None:
+            dividend, made = inverse
+            yield from self._elementwise(token, (dividend, made.inputs[-1]), goal, state.through(made))
+        elif token.op == "Mul" and self._is_square(node):
+            yield from self._elementwise(token, (node.inputs[0], node.inputs[0]), goal, state)
+        elif len([value for value in node.inputs if value is not None]) == token.count:
+            yield from self._elementwise(token, node.inputs, goal, state)
+
+    def _elementwise(
+        self, token: AnOp, inputs: Sequence[ir.Value | None], goal: Goal, state: State
+    ) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        goals: list[Goal] = []
+        for value in inputs:
+            axes = None if value is None else aligned(value, goal.indexed.axes, self._facts)
+            if value is None or axes is None:
+                return
+            outer = tuple(dict.fromkeys((*goal.outer, *factors_of(goal.indexed.axes))))
+            goals.append(dataclasses.replace(goal, indexed=IndexedValue(value, axes), outer=outer))
+        yield tuple(goals), state
+        if token.op in COMMUTATIVE and len(goals) == 2 and goals[0] != goals[1]:
+            yield (goals[1], goals[0]), state
+
+    def _product(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        contraction = read_contraction(node, self._facts)
+        if contraction is None or contraction.factor != 1.0:
+            return
+        known: dict[str, Axis] = {label: leaves(axis) for label, axis in zip(contraction.out, goal.indexed.axes, strict=True)}
+        summed: list[Factor] = []
+        for label in sorted(contraction.summed):
+            lengths = [
+                (self._facts.dims(value) or ())[labels.index(label)]
+                for value, labels in zip(contraction.operands, contraction.labels, strict=True)
+            ]
+            size = next((length for length in lengths if length != 1), 1)
+            known[label] = () if size == 1 else (Factor(size),)
+            summed += known[label]
+        indexed = [operand_axes(contraction, index, known, self._facts) for index in (0, 1)]
+        if indexed[0] is None or indexed[1] is None:
+            return
+        for first, second in ((0, 1), (1, 0)):
+            after = state.along(goal.row, _end(contraction, first, known, state.axes.get(goal.row)))
+            after = after and after.along(goal.column, _end(contraction, second, known, state.axes.get(goal.column)))
+            after = after and dataclasses.replace(after, fresh=state.fresh + 1).along(state.fresh, tuple(summed))
+            if after is None:
+                continue
+            left, right = (IndexedValue(contraction.operands[index], indexed[index] or ()) for index in (first, second))
+            left_goal = Goal(left, goal.row, state.fresh, factors_of(left.axes))
+            yield (left_goal, Goal(right, state.fresh, goal.column, factors_of(right.axes))), after
+
+    def _mixed(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        """A product that sums over heads: rows and columns are both in the same operand."""
+        contraction = read_contraction(node, self._facts)
+        column = state.axes.get(goal.column)
+        if contraction is None or not column:
+            return
+        known: dict[str, Axis] = {label: leaves(axis) for label, axis in zip(contraction.out, goal.indexed.axes, strict=True)}
+        for one, other in ((0, 1), (1, 0)):
+            labels = contraction.labels[one]
+            own = {leaf for label in labels if label in known for leaf in known[label]}
+            foreign = {leaf for label in contraction.labels[other] if label in known for leaf in known[label]}
+            if not set(column) <= own or foreign & own:
+                continue
+            dims = self._facts.dims(contraction.operands[one]) or ()
+            axes = tuple(known[label] if label in known else (Factor(dim),) for label, dim in zip(labels, dims, strict=True))
+            mixed = IndexedValue(contraction.operands[one], axes)
+            weights = IndexedValue(contraction.operands[other], new_axes(self._facts.dims(contraction.operands[other]) or ()))
+            after = dataclasses.replace(state, fresh=state.fresh + 2)
+            mixed_goal = Goal(mixed, goal.row, goal.column, factors_of(axes))
+            yield (mixed_goal, Goal(weights, state.fresh, state.fresh + 1, factors_of(weights.axes))), after
+
+    def _softmax(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        scores, axis = node.inputs[0], softmax_axis(node, self._facts, self._opset)
+        after = None if axis is None else state.along(goal.column, goal.indexed.axes[axis])
+        if after is not None and scores is not None:
+            after = dataclasses.replace(after, softmaxes=(*after.softmaxes, node))
+            yield (dataclasses.replace(goal, indexed=IndexedValue(scores, goal.indexed.axes)),), after
+
+    def _reduced(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        value = node.inputs[0]
+        rank = None if value is None else self._facts.rank(value)
+        axes = None if rank is None else axes_of(node, 1, rank, self._facts)
+        if value is None or rank is None or axes is None or len(axes) != 1:
+            return
+        kept, place = goal.indexed.axes, axes[0]
+        for axis in self._reducible(value, place, goal, state):
+            inner = replaced(kept, place, axis) if attribute(node, "keepdims", 1) else (*kept[:place], axis, *kept[place:])
+            column, after = goal.column, state.along(goal.column, axis)
+            if after is None:
+                column, after = state.fresh, dataclasses.replace(state, fresh=state.fresh + 1).along(state.fresh, axis)
+            if after is not None:
+                yield (Goal(IndexedValue(value, inner), goal.row, column, factors_of(inner)),), after
+
+    def _reducible(self, value: ir.Value, place: int, goal: Goal, state: State) -> Iterator[Axis]:
+        """The axes that the columns of a value may be: those known, what is lacking behind the reduction, any met before."""
+        own, known = set(factors_of(goal.indexed.axes)), state.axes.get(goal.column)
+        if known:
+            yield known
+        size = (self._facts.dims(value) or ())[place]
+        lacking = tuple(factor for factor in goal.outer if factor not in own)
+        for axis in dict.fromkeys((lacking, *state.axes.values())):
+            if axis and axis != known and length(axis) == size and own.isdisjoint(axis):
+                yield axis
+
+    def _joined(self, node: ir.Node, goal: Goal, state: State) -> Iterator[tuple[tuple[Goal, ...], State]]:
+        if len(node.inputs) != 2:
+            return
+        axis: int = attribute(node, "axis", 0) % len(goal.indexed.axes)
+        after = state.along(goal.column, goal.indexed.axes[axis])
+        goals: list[Goal] = []
+        for value in node.inputs:
+            dims = None if value is None else self._facts.dims(value)
+            if value is None or dims is None or after is None:
+                return
+            own: Axis = () if dims[axis] == 1 else (Factor(dims[axis]),)
+            column, after = after.fresh, dataclasses.replace(after, fresh=after.fresh + 1).along(after.fresh, own)
+            indexed = IndexedValue(value, replaced(goal.indexed.axes, axis, own))
+            goals.append(Goal(indexed, goal.row, column, factors_of(indexed.axes)))
+        if after is not None:
+            yield tuple(goals), after
+
+
+def factors_of(axes: Axes) -> Axis:
+    """All factors of some axes, one axis after the other."""
+    return tuple(leaf for axis in axes for leaf in leaves(axis))
+
+
+def _end(contraction: Contraction, one: int, known: Mapping[str, Axis], wanted: Axis | None) -> Axis:
+    """The rows or columns that one operand gives the product: those wanted, if it has them to itself, else its innermost."""
+    labels = [label for label in contraction.out if label in contraction.labels[one] and label not in contraction.labels[1 - one]]
+    fitting = (label for label in labels if wanted is not None and set(known[label]) == set(leaves(wanted)))
+    label = next(fitting, labels[-1] if labels else None)
+    return () if label is None else known[label]
+
+
+def _attribute_fits(actual: object, wanted: object) -> bool:
+    if isinstance(wanted, float) and isinstance(actual, (int, float)):
+        return math.isclose(actual, wanted, rel_tol=TOLERANCE)
+    return actual == wanted
