@@ -6,6 +6,7 @@ A *step reader* looks at one node and says which of its inputs carries the score
 
 from __future__ import annotations
 
+from onnx_attnfuse.attention.match.maxima import maximum_of
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -49,6 +50,7 @@ __all__ = [
     "WeightStep",
     "Weighted",
     "Zeroed",
+    "maximum_of",
     "read_pair",
     "same_rounded",
 ]

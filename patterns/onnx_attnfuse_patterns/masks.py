@@ -6,7 +6,6 @@
 Safety: which addend is the score is found by walking both; a fill that is an ordinary number (-10, say) is refused by the engine.
 """
 
-import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -27,31 +26,10 @@ def subtract(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     left, right = node.inputs
     if left is None or right is None:
         return ()
-    maximum = _maximum_of(left, right, facts)
+    maximum = steps.maximum_of(left, right, facts)
     if maximum:
         return (steps.Shifted(left, right, also=maximum),)
     return steps.Added(left, right, negative=True), steps.Added(right, left, mirrored=True)
-
-
-def _maximum_of(scores: ir.Value, value: ir.Value, facts: Facts) -> tuple[ir.Node, ...]:
-    """The nodes that make `value` the maximum of `scores`, with or without its axis; none if it is something else."""
-    nodes: list[ir.Node] = []
-    node = value.producer()
-    while node is not None and (found := _inner(node, facts)) is not None:
-        nodes.append(node)
-        node = found.producer()
-    if node is None or node.op_type != "ReduceMax" or node.inputs[0] is not scores:
-        return ()
-    return (*nodes, node)
-
-
-def _inner(node: ir.Node, facts: Facts) -> ir.Value | None:
-    """The maximum before a view, a cast, or a maximum with -inf, which JAX begins with."""
-    if node.op_type == "Max" and len(node.inputs) == 2:
-        for value, other in (node.inputs, reversed(node.inputs)):
-            if other is not None and facts.number(other) == -math.inf:
-                return value
-    return node.inputs[0] if node.op_type in {"Unsqueeze", "Reshape", "Expand", "Identity", "Cast"} else None
 
 
 @score_step("Where")

@@ -7,13 +7,12 @@ import dataclasses
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward, varies_along
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
 from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes, read_contraction
+from onnx_attnfuse.attention.match.maxima import is_one_for_all_keys
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import Passed, Rounded, ScoreStep, Shifted, Taken
-from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import REDUCTIONS
 from onnx_attnfuse.graph.rounding import why_no_pair
 from onnx_attnfuse.reasons import Refused
 
@@ -111,26 +110,6 @@ class _Walk:
             self.failures.append((0, Refused("broadcast-scores", message, node.name)))
             return None
         return IndexedValue(step.scores, axes)
-
-
-def is_one_for_all_keys(step: Shifted, axes: Axes, key_axis: Axis, facts: Facts) -> bool:
-    """Whether the maximum that is subtracted from scores laid out as `axes` is the same for all keys of a row."""
-    largest = maximum(step, axes, facts)
-    return largest is not None and not varies_along(largest, key_axis)
-
-
-def maximum(step: Shifted, axes: Axes, facts: Facts) -> IndexedValue | None:
-    """The maximum that is subtracted from scores laid out as `axes`, before it is repeated for all keys."""
-    own = aligned(step.largest, axes, facts)
-    found = None if own is None else IndexedValue(step.largest, own)
-    while found is not None and (node := found.value.producer()) in step.also and not is_standard(node, *REDUCTIONS):
-        view = upward(found, facts)
-        if view is not None:
-            found = view
-            continue
-        inner = next((value for value in node.inputs if value is not None and value.producer() in step.also), None)
-        found = None if inner is None else IndexedValue(inner, found.axes)
-    return found
 
 
 def read_scores(scores: IndexedValue, key_axis: Axis, facts: Facts, readers: Readers) -> ScorePath:

@@ -1,4 +1,7 @@
-"""A sink: one more column of scores that takes weight and has no value, `softmax(concat(scores, sink))[..., :-1]`."""
+"""A sink: one more column of scores that takes weight and has no value, `softmax(concat(scores, sink))[..., :-1]`.
+
+It stands behind the scores or in front of them, and its weight is dropped by a Slice or a Split.
+"""
 
 from __future__ import annotations
 
@@ -6,65 +9,64 @@ import dataclasses
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.match.maxima import maximum_of
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of, slice_bounds
-from onnx_attnfuse.graph.uses import producer_of
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+    """Scores and a sink side by side."""
+
+    scores: ir.Value
+    sink: ir.Value
+    first: int
+    """The column at which the scores begin."""
+    nodes: tuple[ir.Node, ...]
 
 
 def with_sink(softmax: Softmax, facts: Facts) -> Softmax:
-    """The softmax without its last column, if that is a sink; else as it is."""
-    above = _appended(softmax, facts)
-    below = None if above is None else _dropped(softmax, above.inputs[0], facts)
-    if above is None or below is None:
+    """The softmax without the column of its sink, if it has one; else as it is."""
+    joined = _joined(softmax, facts)
+    kept = None if joined is None else _kept(softmax, joined, facts)
+    if joined is None or kept is None:
         return softmax
-    scores, sink = above.inputs
-    assert scores is not None
-    between = _shifts(softmax.scores, above.outputs[0], facts)
-    nodes = (above, *between, *softmax.nodes, *below)
-    return dataclasses.replace(softmax, scores=scores, weights=below[-1].outputs[0], nodes=nodes, sink=sink)
+    weights, nodes = kept
+    nodes = (*joined.nodes, *softmax.nodes, *nodes)
+    return dataclasses.replace(softmax, scores=joined.scores, weights=weights, nodes=nodes, sink=joined.sink)
 
 
-def _appended(softmax: Softmax, facts: Facts) -> ir.Node | None:
-    """The Concat that appends one column to the scores, behind differences that a softmax does not see."""
-    value = softmax.scores
-    node = value.producer()
-    if node is not None and node.op_type == "Sub" and _is_shift(node, softmax.axis, facts) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+def _joined(softmax: Softmax, facts: Facts) -> _Joined | None:
+    """Scores and a sink before the softmax, and before their maximum is subtracted."""
+    node, between = softmax.scores.producer(), tuple[ir.Node, ...]()
+    if is_standard(node, "Sub") and node.inputs[0] is not None:
+        between = (node, *maximum_of(node.inputs[0], node.inputs[1], facts))
+        node = node.inputs[0].producer() if _is_of_rows(between[1:], softmax.axis, facts) else None
     if not is_standard(node, "Concat") or len(node.inputs) != 2:
         return None
-    dims = None if node.inputs[1] is None else facts.dims(node.inputs[1])
-    if dims is None or attribute(node, "axis", 0) % len(dims) != softmax.axis or dims[softmax.axis] != 1:
-        return None
-    return node
+    parts = [(value, None if value is None else facts.dims(value)) for value in node.inputs]
+    for first, (scores, sink) in ((0, parts), (1, parts[::-1])):
+        if scores[0] is None or sink[0] is None or scores[1] is None or sink[1] is None:
+            continue
+        if attribute(node, "axis", 0) % len(sink[1]) == softmax.axis and sink[1][softmax.axis] == 1 != scores[1][softmax.axis]:
+            return _Joined(scores[0], sink[0], first, (node, *between[::-1]))
+    return None
 
 
-def _is_shift(node: ir.Node, axis: int, facts: Facts) -> bool:
-    """Whether the largest score of each row is subtracted from it."""
-    value, shift = node.inputs
-    most = None if shift is None else shift.producer()
-    if value is None or most is None or most.op_type != "ReduceMax" or most.inputs[0] is not value:
-        return False
-    rank = facts.rank(value)
-    return rank is not None and axes_of(most, 1, rank, facts) == [axis] and bool(attribute(most, "keepdims", 1))
+def _is_of_rows(maximum: tuple[ir.Node, ...], axis: int, facts: Facts) -> bool:
+    """Whether a maximum is that of each row: the sink takes part in it."""
+    value = maximum[-1].inputs[0] if maximum else None
+    rank = None if value is None else facts.rank(value)
+    return rank is not None and axes_of(maximum[-1], 1, rank, facts) == [axis]
 
 
-def _shifts(value: ir.Value, appended: ir.Value, facts: Facts) -> list[ir.Node]:
-    """The nodes between the appended scores and the softmax."""
-    if value is appended:
-        return []
-    node = producer_of(value)
-    assert node.inputs[1] is not None
-    return [item for item in (node.inputs[1].producer(), node) if item is not None]
-
-
-def _dropped(softmax: Softmax, scores: ir.Value | None, facts: Facts) -> list[ir.Node] | None:
-    """The nodes from the softmax to the Slice that drops its last column."""
+def _kept(softmax: Softmax, joined: _Joined, facts: Facts) -> tuple[ir.Value, tuple[ir.Node, ...]] | None:
+    """The weights of the scores, and the nodes that drop that of the sink."""
     value, found = softmax.weights, list[ir.Node]()
-    rank = facts.rank(value)
-    total = None if scores is None else facts.dims(scores)
-    while rank is not None and total is not None:
+    rank, dims = facts.rank(value), facts.dims(joined.scores)
+    while rank is not None and dims is not None:
         users = [node for node, _ in value.uses() if node.op_type != "Shape"]
         if len(users) != 1 or value.is_graph_output():
             return None
@@ -72,8 +74,22 @@ def _dropped(softmax: Softmax, scores: ir.Value | None, facts: Facts) -> list[ir
         if users[0].op_type not in {"Cast", "Identity"}:
             break
         value = users[0].outputs[0]
-    if not found or not is_standard(found[-1], "Slice") or rank is None:
+    if not found or rank is None:
         return None
-    bounds = slice_bounds(found[-1], rank, facts) or {}
-    from_first = all(start == 0 and step == 1 for start, _, step in bounds.values())
-    return found if bounds and from_first and facts.dims(found[-1].outputs[0]) == total else None
+    kept = _sliced(found[-1], rank, softmax.axis, joined, facts) or _split(found[-1], rank, softmax.axis, joined)
+    return (kept, tuple(found)) if kept is not None and facts.dims(kept) == dims else None
+
+
+def _sliced(node: ir.Node, rank: int, axis: int, joined: _Joined, facts: Facts) -> ir.Value | None:
+    """The columns of the scores cut out by a Slice; that they are as many is for the caller to see."""
+    bounds = slice_bounds(node, rank, facts) if is_standard(node, "Slice") else None
+    fits = [start == (joined.first if at == axis else 0) and step == 1 for at, (start, _, step) in (bounds or {}).items()]
+    return node.outputs[0] if fits and all(fits) else None
+
+
+def _split(node: ir.Node, rank: int, axis: int, joined: _Joined) -> ir.Value | None:
+    """The columns of the scores as one of two parts, the other unused."""
+    if not is_standard(node, "Split") or len(node.outputs) != 2 or attribute(node, "axis", 0) % rank != axis:
+        return None
+    kept, other = node.outputs if joined.first == 0 else node.outputs[::-1]
+    return None if other.uses() or other.is_graph_output() else kept

@@ -12,11 +12,12 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
+from onnx_attnfuse.attention.match.maxima import largest_of
 from onnx_attnfuse.attention.match.narrowing import check_types
 from onnx_attnfuse.attention.match.renormalized import in_front, renormalization
 from onnx_attnfuse.attention.match.roles import with_roles
 from onnx_attnfuse.attention.match.score_chain import fold
-from onnx_attnfuse.attention.match.scores import Product, ScorePath, maximum, read_scores
+from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
 from onnx_attnfuse.attention.match.settling import settle, wider
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.step_readers import Readers
@@ -200,7 +201,7 @@ def _is_row_maximum(taken: Taken[ScoreStep], columns: frozenset[Factor], facts: 
     if not isinstance(taken.step, Shifted):
         return False
     others = {leaf for axis in taken.axes for leaf in leaves(axis)} - columns
-    largest = maximum(taken.step, taken.axes, facts)
+    largest = largest_of(taken.step, taken.axes, facts)
     return largest is not None and {leaf for axis in largest.axes for leaf in leaves(axis)} == others
 
 

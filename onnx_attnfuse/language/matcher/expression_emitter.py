@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.match.maxima import maximum_of
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.known import broadcast
-from onnx_attnfuse.graph.ops import COMPARES, LOGICAL
+from onnx_attnfuse.graph.ops import COMPARES, LOGICAL, is_standard
+from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.language.matcher.einops import rearranged
@@ -168,9 +170,18 @@ class ExpressionEmitter:
         self.softmaxes.append(node)
         if len(form.args) > 1:
             weights = self._without_last(weights, dims)
-        elif "shifted" in dict(form.attributes):
+        elif "shifted" in dict(form.attributes) and not self._is_lowered(scores):
             weights = self._voided(weights, scores, math.nan if ("shifted", 0) in form.attributes else math.inf)
         return weights if self._given.guard is None else self._given.guard(self, weights)
+
+    def _is_lowered(self, scores: ir.Value) -> bool:
+        """Whether each row's own maximum is subtracted in the graph already, so that no row of exponentials is 0 throughout."""
+        node, facts = scores.producer(), self.builder.facts
+        if not is_standard(node, "Sub") or node.inputs[0] is None:
+            return False
+        maximum = maximum_of(node.inputs[0], node.inputs[1], facts)
+        rank = len(self.dims(scores))
+        return bool(maximum) and axes_of(maximum[-1], 1, rank, facts) == [rank - 1]
 
     def _voided(self, weights: ir.Value, scores: ir.Value, number: float) -> ir.Value:
         """Weights that are `number` in rows whose exponentials are all 0: NaN, or infinite where they are not defined."""

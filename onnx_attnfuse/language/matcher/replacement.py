@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
-from onnx_attnfuse.attention.match.scores import is_one_for_all_keys
+from onnx_attnfuse.attention.match.maxima import is_one_for_all_keys
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -63,7 +63,9 @@ class _Writer:
         state = match.state
         self._ends = {number: leaves(axis) for number, axis in state.axes.items()}
         known = {leaf for axis in self._ends.values() for leaf in axis}
-        self._batch: list[Factor] = [leaf for axis in match.root.axes for leaf in leaves(axis) if leaf not in known]
+        self._batch: list[Axis] = []
+        for axis in match.root.axes:
+            self._batch += [(leaf,) for leaf in leaves(axis) if leaf not in known] if axis else [()]
         self._stops: list[ir.Value] = []
 
     def write(self) -> Replacement:
@@ -94,9 +96,9 @@ class _Writer:
         return types.pop() if len(types) == 1 else None
 
     def _axes(self, row: int, column: int) -> Axes:
-        """Batch and heads, each an axis of its own, then rows and columns, where these are known."""
+        """Batch and heads, each an axis of its own, those of length 1 too, then rows and columns, where these are known."""
         ends: list[Axis] = [self._ends[number] for number in (row, column) if number in self._ends]
-        return (*((leaf,) for leaf in self._batch), *ends)
+        return (*self._batch, *ends)
 
     def _operand(self, bound: Bound) -> ir.Value | float:
         if bound.indexed is None or (bound.number is not None and not any(bound.indexed.axes)):
