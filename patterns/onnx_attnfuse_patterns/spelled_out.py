@@ -12,6 +12,7 @@ logarithm of the sum such a row is one thing by ReduceLogSumExp and another by o
 from onnx_attnfuse.language import (
     Equation,
     Tensor,
+    any_of,
     equation,
     exp,
     log,
@@ -19,6 +20,7 @@ from onnx_attnfuse.language import (
     pattern,
     softmax,
     sum,  # noqa: A004
+    where,
 )
 
 
@@ -38,3 +40,19 @@ def softmax_by_difference(scores: Tensor) -> Equation:
 def softmax_of_logarithms(scores: Tensor) -> Equation:
     """Exponentials of a logarithmic softmax."""
     return equation(exp(log_softmax(scores)), softmax(scores))
+
+
+@pattern
+def softmax_divided_late(scores: Tensor, v: Tensor) -> Equation:
+    """Values are summed by exponentials, and the sums divided by those of the exponentials."""
+    return equation(exp(scores) @ v / sum(exp(scores)), softmax(scores, shifted=False) @ v)
+
+
+@pattern(priority=-1)  # without a mask it is the first one
+def softmax_masked_late(scores: Tensor, kept: Tensor) -> Equation:
+    """Exponentials are masked and divided by the sum of what is left."""
+    left, weights = (
+        any_of("mask", product=found * kept, chosen=where(kept, found, 0), other=where(kept, 0, found))
+        for found in (exp(scores), softmax(scores))
+    )
+    return equation(left / sum(left), weights / sum(weights))

@@ -210,3 +210,17 @@ g (float[b, 2, s, 4] q, float[b, 2, 4, t] k, float[b, 2, t, 4] v) => (float[b, 2
 @pytest.mark.parametrize("weights", ["w = Softmax(x)", "l = LogSoftmax(x) w = Exp(l)", "l = LogSoftmax<axis = 2>(x) w = Exp(l)"])
 def test_before_opset_13_a_softmax_runs_over_all_axes_from_its_own_on(weights: str) -> None:
     assert_refuses(OLD % weights, code=None, verify="none")
+
+
+LATE = {
+    "sums of other exponentials": "o = Exp(raw) t = ReduceSum(o, last) p = MatMul(e, v) out = Div(p, t)",
+    "sums along the channels": "p = MatMul(e, v) t = ReduceSum(p, last) out = Div(p, t)",
+    "two over the sum": "t = ReduceSum(e, last) i = Div(two, t) w = Mul(e, i) out = MatMul(w, v)",
+    "masked, and the sum of all": "t = ReduceSum(e, last) m = Greater(e, low) y = Where(m, e, zero) w = Div(y, t) "
+    "out = MatMul(w, v)",
+}
+
+
+@pytest.mark.parametrize("late", LATE.values(), ids=LATE)
+def test_what_is_divided_by_another_sum_is_no_softmax(late: str) -> None:
+    assert_refuses(HEAD + f"e = Exp(x) zero = Constant<value_float = 0.0>() {late} }}", code=None)
