@@ -26,7 +26,9 @@ _Read = Callable[[dict[ir.Value, Array]], Array]
 
 
 def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
-    """Puts an initializer in the place of each value that is still there; in functions, which have none, they stay as they are.
+    """Puts an initializer in the place of each value that is still there and whose shape is known.
+
+    In functions, which have no initializers, they stay as they are.
 
     Args:
         values: Outputs of nodes on constants alone.
@@ -43,10 +45,12 @@ def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
             continue
         dtype, dims = builder.facts.dtype(value), builder.facts.dims(value)
         assert dtype is not None
-        assert dims is not None
+        lengths = [dim for dim in dims or () if isinstance(dim, int)]
+        if dims is None or len(lengths) < len(dims):
+            continue  # a constant has a shape, and this one's is computed at run time
         sources: dict[int, ir.TensorProtocol] = {}
         read = _reading(value, sources)
-        shape = ir.Shape([dim if isinstance(dim, int) else None for dim in dims])
+        shape = ir.Shape(lengths)
         name = builder.name(hint)
         tensor = Computed(lambda read=read: read({}), tuple(sources.values()), dtype, shape, name)
         folded = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype), const_value=tensor)

@@ -101,9 +101,14 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
 
 
 def _width(columns: Axis) -> int:
-    """How many columns of a weight there are."""
+    """How many columns of a weight there are.
+
+    Raises:
+        Refused: It is computed at run time.
+    """
     size = length(columns)
-    assert isinstance(size, int)
+    if not isinstance(size, int):
+        raise Refused("unknown-head-size", "the head size is computed at run time, and the weights are put side by side by it")
     return size
 
 

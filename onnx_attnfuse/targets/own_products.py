@@ -54,7 +54,8 @@ def own_products(spec: AttentionSpec, builder: Builder, targets: tuple[Axes, Axe
         found = read_projections(spec, builder.facts)
     except Refused:
         return None
-    if len({operand.weight.value for operand in found.operands}) != 1:
+    widths = [length(target[-1]) for target in targets]
+    if len({operand.weight.value for operand in found.operands}) != 1 or not all(isinstance(width, int) for width in widths):
         return None
     given = arrange(builder, found.input, (*targets[0][:2], found.operands[0].channels))
     products = [_product(builder, given, part, target) for part, target in zip(found.operands, targets, strict=True)]

@@ -111,6 +111,8 @@ class Reader:
             return None
         fixed = tuple(slice(None) if axis in moving else _known(item) for axis, item in enumerate(at))
         matrix = np.asarray(array[fixed])
+        if matrix.size == 0:
+            return None
         dtype, high, low = self.facts.dtype(value), matrix.max(), matrix.min()
         if not np.isin(matrix, [high, low]).all():
             return None

@@ -36,10 +36,19 @@ def _reshape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if len(unknown) == 1 and dims is not None:
         rest = sizes.product(dim for dim in result if dim is not None)
         result[unknown[0]] = sizes.exact_quotient(sizes.product(dims), rest)
+    if not unknown and dims is not None:
+        result = [_number(axis, result, dims) for axis in range(len(result))]
     settled = tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))
     if dims is not None and len(unknown) <= 1:
         facts.meet(sizes.product(dims), sizes.product(settled))
     return [settled]
+
+
+def _number(axis: int, wanted: Sequence[Dim | None], dims: Dims) -> Dim | None:
+    """A length that is asked for, as the number that it has to be where all other lengths leave only that."""
+    others = sizes.product(dim for place, dim in enumerate(wanted) if place != axis and dim is not None)
+    quotient = sizes.exact_quotient(sizes.product(dims), others)
+    return quotient if isinstance(quotient, int) else wanted[axis]
 
 
 def _flatten(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
