@@ -56,10 +56,20 @@ def _filled(node: ir.Node | None, facts: Known, depth: int) -> float | None:
     if compute is None or dtype is None or not dtype.is_floating_point():
         return None
     numbers = [None if value is None else number(value, facts, depth - 1) for value in node.inputs]
+    if node.op_type == "Mul" and 0 in numbers and any(_was_truth(value, facts) for value in node.inputs):
+        return 0.0
     if None in numbers:
         return None
     with np.errstate(all="ignore"):
         return float(compute(*(np.asarray(item).astype(dtype.numpy()) for item in numbers)))
+
+
+def _was_truth(value: ir.Value | None, facts: Known) -> bool:
+    """Whether a value was cast from truth values, and so is neither infinite nor NaN."""
+    node = None if value is None else value.producer()
+    if not is_standard(node, *CASTS, *_SPREADS) or node.inputs[0] is None:
+        return False
+    return facts.dtype(node.inputs[0]) == ir.DataType.BOOL or _was_truth(node.inputs[0], facts)
 
 
 def _in_type(known: float | None, old: ir.DataType | None, new: ir.DataType | None) -> float | None:

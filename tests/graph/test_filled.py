@@ -25,6 +25,7 @@ KNOWN = {
     "a truth value": "e = Expand(half, sizes) t = Cast<to = 9>(e) y = Cast<to = 1>(t)",
     "cut to an integer": "d = Add(twos, half) t = Cast<to = 7>(d) y = Cast<to = 1>(t)",
     "arithmetic": "a = Mul(twos, half) b = Sub(a, big) c = Div(b, twos) y = Neg(c)",
+    "nothing of a truth value": "g = Greater(x, twos) t = Cast<to = 1>(g) s = Shape(x) z = ConstantOfShape(s) y = Mul(t, z)",
     "rounded by its type": "a = Add(twos, big) y = Sub(a, big)",
 }
 UNKNOWN = {

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.ops import COMPARES, LOGICAL
 from onnx_attnfuse.graph.sizes import Dim
 
 
@@ -111,6 +112,7 @@ class Apply:
 Expression: TypeAlias = "Linear | Element | Number | Truth | Compare | NonZero | Not | And | Or | Choice | Apply"
 
 TRUE, FALSE = Truth(True), Truth(False)
+_TRUTHS = COMPARES | LOGICAL
 
 
 def index(factor: Factor) -> Linear:
@@ -156,6 +158,12 @@ def divided(form: Linear, divisor: Dim) -> tuple[Linear, Linear] | None:
     if low is None or high is None or not _at_least(low, 0) or not _at_least(divisor - 1, high):
         return None
     return Linear(tuple(quotient), 0 if exact is None else exact), remainder
+
+
+def quotient(form: Linear, divisor: Dim) -> tuple[Linear, Linear] | None:
+    """Quotient and remainder of a form that is certainly not negative, so that all ways to round a quotient agree."""
+    low, _ = bounds(form)
+    return divided(form, divisor) if low is not None and _at_least(low, 0) else None
 
 
 def bounds(form: Linear) -> tuple[Dim | None, Dim | None]:
@@ -277,10 +285,15 @@ def truth(part: Expression) -> Expression:
             return disjunction([conjunction([condition, truth(chosen)]), conjunction([negation(condition), truth(other)])])
         case Apply("Mul", arguments):
             return conjunction(map(truth, arguments))
-        case Apply():
+        case Apply() if not is_truth(part):
             return Not(Apply("Equal", (part, Number(0.0))))
         case _:
             return part
+
+
+def is_truth(part: Expression) -> bool:
+    """Whether an expression is true or false, and no number."""
+    return isinstance(part, (Truth, Compare, NonZero, Not, And, Or)) or (isinstance(part, Apply) and part.op in _TRUTHS)
 
 
 def is_binary(part: Expression) -> bool:
@@ -293,4 +306,4 @@ def is_binary(part: Expression) -> bool:
         case Linear(terms, offset):
             return not terms and offset in {0, 1}
         case _:
-            return isinstance(part, (Truth, Compare, NonZero, Not, And, Or))
+            return is_truth(part)

@@ -327,9 +327,9 @@ def _outside(place: Linear, size: Dim) -> bool:
 
 
 def _range(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
-    start, step = reader.input(node, 0, (), depth), reader.input(node, 2, (), depth)
+    start, step = (simplify.as_form(reader.input(node, place, (), depth)) for place in (0, 2))
     place = at[0]
-    if not isinstance(start, Linear) or not isinstance(step, Linear) or step.terms or not isinstance(place, Linear):
+    if start is None or step is None or step.terms or not isinstance(place, Linear):
         return None
     return combine(start, scaled(place, step.offset))
 

@@ -9,17 +9,12 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.expression import (
     FALSE,
-    And,
     Apply,
     Choice,
-    Compare,
     Element,
     Expression,
     Linear,
-    NonZero,
-    Not,
     Number,
-    Or,
     Truth,
     at_most_zero,
     bounds,
@@ -29,8 +24,10 @@ from onnx_attnfuse.attention.masks.expression import (
     constant,
     disjunction,
     is_binary,
+    is_truth,
     is_zero,
     negation,
+    quotient,
     scaled,
     truth,
 )
@@ -38,7 +35,6 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.dtypes import FLOATS, HALVES, WHOLE_TO
 from onnx_attnfuse.graph.ops import COMPARES
 
-_BOOLEAN = (Truth, Compare, NonZero, Not, And, Or)
 _NARROW = {
     ir.DataType.INT8: (-(1 << 7), (1 << 7) - 1),
     ir.DataType.UINT8: (0, (1 << 8) - 1),
@@ -98,7 +94,7 @@ def cast(inner: Expression, source: ir.DataType | None, target: ir.DataType) -> 
     if isinstance(inner, Choice):
         chosen, other = (cast(part, source, target) for part in (inner.chosen, inner.other))
         return None if chosen is None or other is None else choice(inner.condition, chosen, other)
-    if isinstance(inner, _BOOLEAN):
+    if is_truth(inner):
         ones = (Number(1.0), Number(0.0)) if target in FLOATS else (constant(1), constant(0))
         return choice(inner, *ones)
     found = _as_float(inner) if target in FLOATS else _as_integer(inner, source)
@@ -120,7 +116,7 @@ def _as_integer(inner: Expression, source: ir.DataType | None) -> Expression | N
 
 def zero_like(inner: Expression) -> Expression:
     """Zero, or false, of the kind that `inner` is."""
-    if isinstance(inner, _BOOLEAN):
+    if is_truth(inner):
         return FALSE
     if isinstance(inner, Choice):
         return zero_like(inner.chosen)
@@ -132,7 +128,7 @@ def _bitwise(op: str, operands: Sequence[Expression]) -> Expression | None:
     if not all(map(is_binary, operands)):
         return None
     joined = (conjunction if op == "BitwiseAnd" else disjunction)(truth(operand) for operand in operands)
-    return joined if all(isinstance(operand, _BOOLEAN) for operand in operands) else choice(joined, constant(1), constant(0))
+    return joined if all(is_truth(operand) for operand in operands) else choice(joined, constant(1), constant(0))
 
 
 def _exclusive(operands: Sequence[Expression]) -> Expression:
@@ -149,7 +145,7 @@ _LOGICAL: dict[str, Callable[[Sequence[Expression]], Expression]] = {
 _NUMERIC = frozenset(["Add", "Sub", "Mul", "Div", "Min", "Max", "Mod"])
 
 
-def _form(part: Expression) -> Linear | None:
+def as_form(part: Expression) -> Linear | None:
     """An integer expression as a linear form."""
     if isinstance(part, Linear):
         return part
@@ -172,11 +168,14 @@ def _relation(op: str, left: Expression, right: Expression) -> Expression | None
     for first, second, flipped in ((left, right, False), (right, left, True)):
         if isinstance(first, Apply) and first.op == "Abs" and op != "Equal":
             return _of_distance(op, first.arguments[0], second, flipped)
-    if op == "Equal" and isinstance(left, _BOOLEAN) and isinstance(right, _BOOLEAN):
+    for first, second, flipped in ((left, right, False), (right, left, True)):
+        if isinstance(first, Apply) and first.op in {"Min", "Max"} and op != "Equal":
+            return _of_extremes(op, first, second, flipped)
+    if op == "Equal" and is_truth(left) and is_truth(right):
         return negation(_exclusive([left, right]))
     if isinstance(left, Number) and isinstance(right, Number):
         return Truth(_NUMBERS[op](left.value, right.value))
-    first, second = _form(left), _form(right)
+    first, second = as_form(left), as_form(right)
     if first is None or second is None:
         return None
     if op == "Equal":
@@ -188,7 +187,7 @@ def _relation(op: str, left: Expression, right: Expression) -> Expression | None
 
 def _of_distance(op: str, distance: Expression, bound: Expression, flipped: bool) -> Expression | None:
     """A relation between `|distance|` and a bound: both signs must hold where it is to be small, one where it is to be large."""
-    form = _form(distance)
+    form = as_form(distance)
     if form is None:
         return None
     signs = [form, scaled(form, -1)]
@@ -197,6 +196,16 @@ def _of_distance(op: str, distance: Expression, bound: Expression, flipped: bool
     if len(parts) < len(found):
         return None
     return conjunction(parts) if op.startswith("Less") != flipped else disjunction(parts)
+
+
+def _of_extremes(op: str, extreme: Apply, bound: Expression, flipped: bool) -> Expression | None:
+    """A relation between the least or largest of several and a bound: it holds for all of them, or for any."""
+    found = [_relation(op, *((bound, item) if flipped else (item, bound))) for item in extreme.arguments]
+    parts = [part for part in found if part is not None]
+    if len(parts) < len(found):
+        return None
+    is_above = op.startswith("Greater") != flipped
+    return conjunction(parts) if is_above == (extreme.op == "Min") else disjunction(parts)
 
 
 _NUMBERS: dict[str, Callable[[float, float], bool]] = {
@@ -237,18 +246,27 @@ def _binary(op: str, left: Expression, right: Expression, integer: bool) -> Expr
     masked = _complement(op, left, right)
     if masked is not None:
         return masked
-    one, two = _form(left), _form(right)
+    one, two = as_form(left), as_form(right)
     if one is None or two is None or (not integer and not (isinstance(left, Linear) and isinstance(right, Linear))):
         return _neutral(op, left, right)
+    found = _of_forms(op, one, two, integer)
+    return _neutral(op, left, right) if found is None else found
+
+
+def _of_forms(op: str, one: Linear, two: Linear, integer: bool) -> Expression | None:
+    """Arithmetic on index forms, where the result is one."""
     if op in {"Add", "Sub"}:
         return combine(one, two, 1 if op == "Add" else -1)
     if op == "Mul" and not two.terms:
         return scaled(one, two.offset)
     if op == "Mul" and not one.terms:
         return scaled(two, one.offset)
-    if op == "Div" and not one.terms and not two.terms and integer:
+    if op not in {"Div", "Mod"} or two.terms or not integer:
+        return None
+    if op == "Div" and not one.terms:
         return constant(sizes.floor_quotient(one.offset, two.offset))
-    return _neutral(op, left, right)
+    parts = quotient(one, two.offset)
+    return None if parts is None else parts[op == "Mod"]
 
 
 def _numbers(op: str, left: float, right: float) -> Expression | None:

@@ -39,6 +39,15 @@ COUNTED = f"""{POSITIONS} axis1 = Constant<value_ints=[1]>() d = Concat<axis=0>(
     ones = ConstantOfShape<value=int64[1] {{1}}>(d) sums = CumSum(ones, one) at = Sub(sums, one) k0 = Constant<value_ints=[2]>()
     rows = Unsqueeze(at, k0) columns = Unsqueeze(at, axis1) c = LessOrEqual(columns, rows) {FILL}"""
 """Positions as running sums of ones."""
+DIVIDED = f"""{POSITIONS} d = Concat<axis=0>(s1, s1) square = Mul(s1, s1) ones = Expand(one, square)
+    flat = CumSum<exclusive=1>(ones, zero) places = Reshape(flat, d) columns = Mod(places, s1) rows = Div(places, s1)
+    ahead = Sub(columns, rows) later = Greater(ahead, zero) c = Not(later) {FILL}"""
+"""Rows and columns as quotients and remainders of all places, as tf2onnx writes a band of a matrix."""
+FLOATS = f"""shape = Shape(q) a0 = Constant<value_ints=[0]>() a2 = Constant<value_ints=[2]>() a3 = Constant<value_ints=[3]>()
+    s1 = Slice(shape, a2, a3) s0 = Squeeze(s1, a0) s = Cast<to=1>(s0) f0 = Constant<value_float=0.0>()
+    f1 = Constant<value_float=1.0>() at = Range(f0, s, f1) last = Constant<value_ints=[-1]>() i = Unsqueeze(at, last)
+    j = Unsqueeze(at, a0) c = LessOrEqual(j, i) {FILL}"""
+"""Positions as floats."""
 PACKED = f"""a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>() end = Constant<value_ints=[9223372036854775807]>()
     first = Gather<axis=1>(places, axis) before = Sub(first, one) all = Concat<axis=1>(before, places)
     left = Slice(all, axis, s1, a1) right = Slice(all, a1, end, a1) steps = Sub(right, left) next = Equal(steps, one)
@@ -138,6 +147,16 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         f"{POSITIONS} {PACKED}",
         "causal + segments",
         "j <= i and number",
+    ),
+    "quotients and remainders": ("", f"{DIVIDED} m = Where(c, nothing, fill)", "causal", "j <= i"),
+    "positions as floats": ("", f"{FLOATS} m = Where(c, nothing, fill)", "causal", "j <= i"),
+    "the lesser of padding and a triangle": (
+        ", int64[b, t] keep",
+        f"""{TRIANGLE.replace("m = Where", "old = Where")} {KEYS} row = Unsqueeze(keep, a1) n0 = Constant<value_int=0>()
+            n1 = Constant<value_int=1>() seen = Where(c, n1, n0) least = Min(row, seen) kept0 = Greater(least, n0)
+            kept = Unsqueeze(kept0, a1) m = Where(kept, nothing, fill)""",
+        "padding_causal",
+        "0 < keep[b, j] and j <= i",
     ),
     "a bias": (", float[b, 4, s, t] bias", "m = Identity(bias)", "computed_bias", "+ bias"),
     "zeros": ("", "z = Constant<value=float[1, 1, 1, 1] {0.0}>() m = Identity(z)", "no_mask", ""),
