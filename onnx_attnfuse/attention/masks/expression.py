@@ -8,6 +8,7 @@ their combinations; floats are numbers, choices between numbers, and terms nobod
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import TypeAlias
 
@@ -294,6 +295,19 @@ def truth(part: Expression) -> Expression:
 def is_truth(part: Expression) -> bool:
     """Whether an expression is true or false, and no number."""
     return isinstance(part, (Truth, Compare, NonZero, Not, And, Or)) or (isinstance(part, Apply) and part.op in _TRUTHS)
+
+
+def zero_or(part: Expression) -> float | None:
+    """The one number that a number certainly is where it is not 0; 1 for a truth value, None if that is not known."""
+    numbers = {1.0} if is_binary(part) else _numbers(part) - {0.0}
+    return numbers.pop() if len(numbers) == 1 and math.isfinite(min(numbers)) else None
+
+
+def _numbers(part: Expression) -> set[float]:
+    """All numbers that a choice is among; none known, and more than one, where it is something else."""
+    if isinstance(part, Choice):
+        return _numbers(part.chosen) | _numbers(part.other)
+    return {part.value} if isinstance(part, Number) else {math.nan, math.inf}
 
 
 def is_binary(part: Expression) -> bool:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Factor, leaves
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.classify import element
-from onnx_attnfuse.attention.masks.expression import is_binary
+from onnx_attnfuse.attention.masks.expression import zero_or
 from onnx_attnfuse.attention.masks.fully_masked import masked_keys
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
@@ -21,7 +21,10 @@ from onnx_attnfuse.attention.match.steps import ScoreStep, Taken
 from onnx_attnfuse.attention.spec import Added, Floored, Mask, MaskStep, Replaced, Scaled, ScaleValue, step_gains
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import ORDINARY
+from onnx_attnfuse.thresholds import ORDINARY, ROUNDS_HALF
+
+_NEXT_TO_NOTHING = 1e-6
+"""Added to all scores, a number up to this changes none that counts, masked or not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +37,18 @@ class Folded:
     mask: Mask
 
 
-def fold(path: ScorePath, reader: Reader) -> Folded:
+def fold(path: ScorePath, reader: Reader, *, alone: bool = True) -> Folded:
     """Folds the steps of a path, first step first.
+
+    Args:
+        path: The steps.
+        reader: Reads their operands.
+        alone: A softmax of these scores and nothing else follows, which does not see a number that is added to all of them.
 
     Raises:
         Refused: They amount to something else; the reason names the step's node.
     """
-    folder = _Folder(path.columns(), reader)
+    folder = _Folder(path.columns(), reader, alone=alone)
     for taken in path.steps:
         folder.take(taken)
     return folder.result()
@@ -49,8 +57,8 @@ def fold(path: ScorePath, reader: Reader) -> Folded:
 class _Folder:
     """The steps taken so far."""
 
-    def __init__(self, columns: frozenset[Factor], reader: Reader) -> None:
-        self._columns = columns
+    def __init__(self, columns: frozenset[Factor], reader: Reader, *, alone: bool) -> None:
+        self._columns, self._alone = columns, alone
         self._reader, self._facts, self._bounds = reader, reader.facts, Bounds(reader.facts)
         self._scale = 1.0
         self._scale_values: list[ScaleValue] = []
@@ -61,13 +69,22 @@ class _Folder:
         """For each step of the mask its node."""
         self._zeroed: ir.Node | None = None
         """Where scores are multiplied by zeros and ones, if they are."""
+        self._is_moved = False
+        """A number that is next to nothing was added to all scores alike."""
 
     def result(self) -> Folded:
-        mask = tuple(self._mask)
-        self._check_fills(mask)
+        is_moved = self._alone and all(map(self._moves_all, self._mask))
+        mask = () if is_moved else tuple(self._mask)
+        if not is_moved:
+            self._check_fills(mask)
         if not self._squashed:
             return Folded(self._scale, tuple(self._scale_values), None, mask)
         return Folded(self._scale * self._cap, tuple(self._scale_values), self._cap, mask)
+
+    def _moves_all(self, step: MaskStep) -> bool:
+        """Whether a step adds one ordinary number to all scores, which a softmax does not see; beside a mask it may round."""
+        number = self._facts.number(step.indexed.value) if isinstance(step, Added) else None
+        return number is not None and abs(number) < -ROUNDS_HALF
 
     def take(self, taken: Taken[ScoreStep]) -> None:
         match taken.step:
@@ -103,11 +120,13 @@ class _Folder:
         name = step.operand.name
         indexed = self._operand(step.operand, taken)
         if any(not self._columns.isdisjoint(leaves(axis)) for axis in indexed.axes):
-            if step.divide or not is_binary(element(indexed.refined(), self._reader)):
+            factor = None if step.divide else zero_or(element(indexed.refined(), self._reader))
+            if factor is None:
                 raise Refused("scale-by-key", f"the scores are multiplied by '{name}', which differs by key", taken.node.name)
             if self._may_be_infinite(taken):
                 message = f"scores that may be -inf are multiplied by '{name}', which is 0 for some keys; these become NaN"
                 raise Refused("scale-by-key", message, taken.node.name)
+            self._multiplied(factor, taken)
             self._zeroed = taken.node
             self._masks(Replaced(indexed, keep_where=True, fill=0.0), taken)
             return
@@ -138,6 +157,10 @@ class _Folder:
     def _added(self, step: steps.Added, taken: Taken[ScoreStep]) -> None:
         if step.mirrored:
             self._multiplied(-1.0, taken)
+        number = self._facts.number(step.operand)
+        if number is not None and self._alone and abs(number) <= _NEXT_TO_NOTHING:
+            self._is_moved |= number != 0
+            return
         self._masks(Added(self._operand(step.operand, taken), step.negative), taken)
 
     def _floored(self, step: steps.Floored, taken: Taken[ScoreStep]) -> None:
@@ -149,8 +172,8 @@ class _Folder:
             self._refuse_floor(step.low, taken.node)
 
     def _squash(self, taken: Taken[ScoreStep]) -> None:
-        if self._squashed or self._mask:
-            raise Refused("masked-tanh", "tanh is applied to scores that are masked already", taken.node.name)
+        if self._squashed or self._mask or self._is_moved:
+            raise Refused("masked-tanh", "tanh is applied to scores that are masked, or added to, already", taken.node.name)
         self._squashed = True
 
     def _operand(self, value: ir.Value, taken: Taken[ScoreStep]) -> IndexedValue:
@@ -181,7 +204,7 @@ class _Folder:
         if self._zeroed is not None:
             keys = masked_keys(mask, self._reader, bounds).keys
             if not all(key.high <= limit for key in keys):
-                message = "scores are multiplied by zeros and not masked there besides"
+                message = "scores are multiplied by 0 for some keys, and that these are masked besides is not seen"
                 raise Refused("scale-by-key", message, self._zeroed.name)
 
 

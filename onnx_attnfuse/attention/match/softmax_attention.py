@@ -55,7 +55,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     _settle(product, weights, key_axis, axes, facts)
     reader = Reader(facts)
     moved = in_front(softmax, scores, weights, key_axis, reader)
-    folded, weights = fold(moved.scores, reader), moved.weights
+    folded, weights = fold(moved.scores, reader, alone=softmax.sink is None and voided is None), moved.weights
     query, key = (operands.sources(indexed, facts, product.head_axis) for indexed in (product.query, product.key))
     value = operands.sources(weights.value, facts)
     output = operands.readings(weights.output, facts)
