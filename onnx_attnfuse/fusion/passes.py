@@ -41,11 +41,11 @@ _MOST_STEPS = 20_000_000
 """Nodes times attentions up to which a graph that broke is gone through again, attention by attention."""
 
 
-def drop_needless(graph: PassContext) -> int:
-    """Takes out nodes that change nothing, where there may be attention; what reads them finds it spelled in fewer ways."""
+def drop_identities(graph: PassContext) -> int:
+    """Takes out each Identity inside a graph in which there may be attention, which is spelled in fewer ways then."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
-    return needless.drop_needless(graph.scope.graph, graph.scope.facts)
+    return needless.drop_inner_identities(graph.scope.graph)
 
 
 def spell_out_foreign(graph: PassContext) -> int:

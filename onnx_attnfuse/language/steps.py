@@ -27,6 +27,7 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
+from onnx_attnfuse.graph.needless import is_whole
 from onnx_attnfuse.graph.rounding import read_pair, same_rounded
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
@@ -50,6 +51,7 @@ __all__ = [
     "WeightStep",
     "Weighted",
     "Zeroed",
+    "is_whole",
     "maximum_of",
     "read_pair",
     "same_rounded",

@@ -67,10 +67,10 @@ def _through(
     if view is not None:
         path = _descend(view, key_axis, facts, readers, failures)
         return path and dataclasses.replace(path, nodes=(node, *path.nodes))
-    if index == 0 and is_standard(node, "Slice"):
-        raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     reader = readers.weight(node)
     step = reader(node, indexed.value, facts) if reader is not None else None
+    if step is None and index == 0 and is_standard(node, "Slice"):
+        raise Refused("extra-column", "columns of the softmax are dropped after it, as with a sink or blocks of keys", node.name)
     if step is None and (reason := why_no_pair(node, facts)) is not None:
         raise Refused(reason.code, reason.message, reason.node)
     if step is None:

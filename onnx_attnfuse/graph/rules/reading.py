@@ -16,8 +16,8 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 ShapeRule: TypeAlias = Callable[[ir.Node, Known], Sequence[Dims | None]]
 """The shape of each output, None where it cannot be told; outputs that are left out at the end cannot either."""
 
-_END_OF_AXIS = 1 << 40
-"""A Slice end at least this large means the end of the axis."""
+_END_OF_AXIS = 1_000_000_000
+"""An end from here on is that of the axis: exporters write 10^9, 2^31 - 1 or 2^63 - 1 for it, and no axis is as long."""
 
 
 def rules(names: str, rule: ShapeRule) -> dict[str, ShapeRule]:
