@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks import simplify
-from onnx_attnfuse.attention.masks.constant_tables import as_count, as_rule
+from onnx_attnfuse.attention.masks.constant_tables import element_of, literal
 from onnx_attnfuse.attention.masks.expression import (
     Apply,
     Element,
     Expression,
     Linear,
-    Number,
-    Truth,
     at_most_zero,
     choice,
     combine,
@@ -31,13 +28,11 @@ from onnx_attnfuse.attention.masks.expression import (
 from onnx_attnfuse.attention.masks.reshape_index import At, regrouped
 from onnx_attnfuse.attention.masks.running_sums import running_sum
 from onnx_attnfuse.attention.masks.slice_index import cut_from
-from onnx_attnfuse.graph.constants import attribute, constant_array, given, has_unknown_attribute, is_constant, is_standard
+from onnx_attnfuse.graph.constants import attribute, given, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sizes import Dim
 
-_TABLE = 4096
-_MATRIX = 1 << 24
 _MAX_EXPRESSION_DEPTH = 400
 _LARGEST = 4096
 """Parts of an expression from which on it is not looked into: a value that is used twice over and over has 2^n of them."""
@@ -65,7 +60,7 @@ class Reader:
         return known[0]
 
     def _read(self, value: ir.Value, at: At, depth: int) -> Expression:
-        constant_element = self._constant(value, at)
+        constant_element = element_of(value, at, self.facts)
         if constant_element is not None:
             return constant_element
         node = value.producer()
@@ -74,57 +69,6 @@ class Reader:
         rule = _RULES.get(node.op_type) if is_standard(node) and not has_unknown_attribute(node) else None
         found = None if rule is None else rule(self, node, at, depth + 1)
         return Element(value, at) if found is None else found
-
-    def _constant(self, value: ir.Value, at: At) -> Expression | None:
-        content = self.facts.content(value) if not at else None
-        if isinstance(content, bool):
-            return Truth(content)
-        if isinstance(content, (int, Size)):
-            return constant(content)
-        number = self.facts.number(value)
-        if number is None:
-            return self._table(value, at)
-        return _literal(number, self.facts.dtype(value))
-
-    def _table(self, value: ir.Value, at: At) -> Expression | None:
-        """One entry of a small constant at a known index, or an entry of a small content vector."""
-        forms = [item for item in at if isinstance(item, Linear)]
-        places = [item.offset for item in forms if not item.terms and isinstance(item.offset, int)]
-        if len(forms) == len(at) == len(places) + 2:
-            return self._rule(value, forms)
-        if len(forms) == len(at) == len(places) + 1:
-            return self._count(value, forms)
-        if len(places) != len(at):
-            return None
-        content = self.facts.content(value)
-        if isinstance(content, tuple) and len(places) == 1 and -len(content) <= places[0] < len(content):
-            item = content[places[0]]
-            return constant(item) if isinstance(item, (int, Size)) and not isinstance(item, bool) else None
-        array = constant_array(value, limit=_TABLE)
-        return None if array is None else _literal(float(array[tuple(places)]), self.facts.dtype(value))
-
-    def _rule(self, value: ir.Value, at: Sequence[Linear]) -> Expression | None:
-        """A matrix in a constant table of two different values, if it writes out a rule where each is."""
-        array = constant_array(value, limit=_MATRIX) if is_constant(value) else None
-        moving = [axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int)]
-        if array is None or len(moving) != 2:
-            return None
-        fixed = tuple(slice(None) if axis in moving else _known(item) for axis, item in enumerate(at))
-        matrix = np.asarray(array[fixed])
-        if matrix.size == 0:
-            return None
-        dtype, high, low = self.facts.dtype(value), matrix.max(), matrix.min()
-        if not np.isin(matrix, [high, low]).all():
-            return None
-        rule = as_rule(matrix == high, at[moving[0]], at[moving[1]])
-        return None if rule is None else choice(rule, _literal(float(high), dtype), _literal(float(low), dtype))
-
-    def _count(self, value: ir.Value, at: Sequence[Linear]) -> Expression | None:
-        """A row of a constant of integers, if it counts."""
-        array = constant_array(value, limit=_MATRIX) if is_constant(value) else None
-        (axis,) = (axis for axis, item in enumerate(at) if item.terms or not isinstance(item.offset, int))
-        fixed = tuple(slice(None) if place == axis else _known(item) for place, item in enumerate(at))
-        return None if array is None else as_count(np.asarray(array[fixed]), at[axis])
 
     def input(self, node: ir.Node, position: int, at: At, depth: int) -> Expression:
         """The element of an input at an index of its own."""
@@ -145,19 +89,6 @@ class Reader:
         """The shape of an input."""
         value = given(node, position)
         return None if value is None else self.facts.dims(value)
-
-
-def _known(place: Linear) -> int:
-    assert isinstance(place.offset, int)
-    return place.offset
-
-
-def _literal(number: float, dtype: ir.DataType | None) -> Expression:
-    if dtype == ir.DataType.BOOL:
-        return Truth(bool(number))
-    if dtype in {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.INT8, ir.DataType.UINT8}:
-        return constant(int(number))
-    return Number(number)
 
 
 _Rule: TypeAlias = Callable[[Reader, ir.Node, At, int], "Expression | None"]
@@ -367,7 +298,7 @@ def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | No
 
 def _constant_of_shape(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
     number = reader.facts.number(node.outputs[0])
-    return None if number is None else _literal(number, reader.facts.dtype(node.outputs[0]))
+    return None if number is None else literal(number, reader.facts.dtype(node.outputs[0]))
 
 
 _ELEMENTWISE = (
