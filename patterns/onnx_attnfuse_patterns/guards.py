@@ -3,6 +3,7 @@
     Softmax ── IsNaN ── Where(·, 0, weights) ── ·V        torch's scaled_dot_product_attention: such rows give 0
     Softmax ── Where(mask, 0, weights) ── ·V              DeBERTa's XSoftmax: masked weights are 0, so such rows give 0
     Softmax ── Where(max(scores) < -104, NaN, weights)    what exponentials give whose maximum is not subtracted first
+    Softmax ── Where(IsInf(weights) & weights > 0, 3.4e38, weights)     the rest of nan_to_num, as no weight is infinite
 
 Safety: the guard is part of the meaning; it is never dropped unless no such row can occur.
 """
@@ -39,11 +40,49 @@ def where(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | 
     if chosen is not None and other is weights and test is not None and not math.isfinite(number := facts.number(chosen) or 0.0):
         also = _no_exponential(test, weights, facts)
         return steps.Voided(node.outputs[0], also, defined=math.isnan(number)) if also else None
+    if other is weights and (never := _tests_of_infinity(condition, weights)):
+        return steps.Kept(node.outputs[0], never)
     if chosen is weights and _is_zero(other, facts):
         return steps.Zeroed(node.outputs[0], condition, keep_where=True)
     if other is weights and _is_zero(chosen, facts):
         return steps.Zeroed(node.outputs[0], condition, keep_where=False)
     return None
+
+
+def _tests_of_infinity(test: ir.Value, weights: ir.Value) -> tuple[ir.Node, ...]:
+    """The nodes of a test that holds for infinite weights only, of these or before guards; none if it is another."""
+    before, value = [weights], weights
+    while (node := value.producer()) is not None and node.op_type in {"Cast", "Identity", "Where"}:
+        inner = node.inputs[-1]
+        if inner is None:
+            break
+        before.append(value := inner)
+    nodes: dict[ir.Node, None] = {}
+    pending = [test]
+    for item in pending:
+        node = item.producer()
+        if node is None or item in before or node.op_type not in {"And", "Cast", "Greater", "IsInf", "Less"}:
+            continue
+        nodes[node] = None
+        pending += [value for value in node.inputs if value is not None]
+    ends = {value for node in nodes for value in node.inputs if value is not None and value.producer() not in nodes}
+    both = test.producer()
+    parts = both.inputs if both is not None and both.op_type == "And" else (test,)
+    infinite = any(_is_infinite(value) for value in parts)
+    known = all(value in before or value.const_value is not None or _is_constant(value) for value in ends)
+    return tuple(reversed(nodes)) if infinite and known else ()
+
+
+def _is_infinite(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "IsInf"
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Constant"
 
 
 def _no_exponential(test: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node, ...]:
