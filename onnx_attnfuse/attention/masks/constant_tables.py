@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.expression import (
+    Element,
     Expression,
     Linear,
+    NonZero,
     Number,
     Truth,
     at_most_zero,
@@ -42,6 +45,25 @@ def element_of(value: ir.Value, at: At, facts: Facts) -> Expression | None:
     if number is None:
         return _table(value, at, facts)
     return literal(number, facts.dtype(value))
+
+
+def unnamed_element(value: ir.Value, at: At, facts: Facts) -> Expression:
+    """The element of a constant whose rule is not known: a truth value as 1 or 0 where it holds no other numbers.
+
+    Of constants that hold the same it is that of the first that was asked for: exporters write a table once for each place.
+    """
+    array = constant_array(value, limit=_MATRIX)
+    if array is None:
+        return Element(value, at)
+    known = facts.once("constants by content", dict[tuple[object, ...], ir.Value])
+    key = str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+    if key not in known or not known[key].uses():  # what is rewritten may have lost it since
+        known[key] = value
+    element = Element(known[key], at)
+    if array.dtype == np.bool_ or not np.isin(array, [0, 1]).all():
+        return element
+    dtype = facts.dtype(value)
+    return choice(NonZero(element), literal(1, dtype), literal(0, dtype))
 
 
 def _table(value: ir.Value, at: At, facts: Facts) -> Expression | None:

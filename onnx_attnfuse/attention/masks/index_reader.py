@@ -12,7 +12,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks import simplify
-from onnx_attnfuse.attention.masks.constant_tables import element_of, literal
+from onnx_attnfuse.attention.masks.constant_tables import element_of, literal, unnamed_element
 from onnx_attnfuse.attention.masks.expression import (
     Apply,
     Element,
@@ -64,7 +64,9 @@ class Reader:
         if constant_element is not None:
             return constant_element
         node = value.producer()
-        if node is None or depth > _MAX_EXPRESSION_DEPTH or is_constant(value):
+        if is_constant(value):
+            return unnamed_element(value, at, self.facts)
+        if node is None or depth > _MAX_EXPRESSION_DEPTH:
             return Element(value, at)
         rule = _RULES.get(node.op_type) if is_standard(node) and not has_unknown_attribute(node) else None
         found = None if rule is None else rule(self, node, at, depth + 1)
@@ -103,6 +105,19 @@ def _elementwise(reader: Reader, node: ir.Node, at: At, depth: int) -> Expressio
         operands.append(operand)
     found = simplify.apply(node.op_type, operands, reader.facts.dtype(node.outputs[0]))
     return Apply(node.op_type, tuple(operands)) if found is None else found
+
+
+def _clip(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
+    """The least of a ceiling and the greatest of a floor and the element; attributes of old opsets are left alone."""
+    found, dtype = reader.input(node, 0, at, depth), reader.facts.dtype(node.outputs[0])
+    if "min" in node.attributes or "max" in node.attributes:
+        return None
+    for position, op in ((1, "Max"), (2, "Min")):
+        if given(node, position) is not None:
+            operands = (found, reader.input(node, position, (), depth))
+            simpler = simplify.apply(op, operands, dtype)
+            found = Apply(op, operands) if simpler is None else simpler
+    return found
 
 
 def _cast(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
@@ -309,6 +324,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     "Cast": _cast,
     "CastLike": _cast,
+    "Clip": _clip,
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "CumSum": running_sum,
