@@ -60,6 +60,9 @@ def _descend(indexed: IndexedValue, key_axis: Axis, facts: Facts, readers: Reade
 def _through(
     node: ir.Node, index: int, indexed: IndexedValue, key_axis: Axis, facts: Facts, readers: Readers, failures: list[Refused]
 ) -> WeightPath | None:
+    mixed = _mixture(node, index, indexed, key_axis, facts)
+    if mixed is not None and _descend(mixed, key_axis, facts, readers, failures) is not None:
+        raise Refused("mixed-heads", "in front of the product with the values weights are mixed, as by talking heads", node.name)
     contraction = read_contraction(node, facts)
     if contraction is not None and index < 2:
         return _read_product(contraction, index, indexed, key_axis, facts)
@@ -82,6 +85,24 @@ def _through(
     taken: Taken[WeightStep] = Taken(step, node, indexed.axes)
     steps = path.steps if isinstance(step, Kept) else (taken, *path.steps)
     return dataclasses.replace(path, steps=steps, nodes=(node, *also, *path.nodes))
+
+
+def _mixture(node: ir.Node, index: int, indexed: IndexedValue, key_axis: Axis, facts: Facts) -> IndexedValue | None:
+    """What a node makes of the weights where it sums over another of their axes than the columns, such as the heads; else None."""
+    dims, before = facts.dims(node.outputs[0]), facts.dims(indexed.value)
+    if dims is None or before is None or index > 1:
+        return None
+    if is_standard(node, "Conv"):
+        if index != 0 or dims[2:] != before[2:] or not set(leaves(indexed.axes[1])).isdisjoint(leaves(key_axis)):
+            return None
+        return IndexedValue(node.outputs[0], (indexed.axes[0], (Factor(dims[1]),), *indexed.axes[2:]))
+    contraction = read_contraction(node, facts)
+    if contraction is None or not contraction.summed:
+        return None
+    known: dict[str, Axis] = dict(zip(contraction.labels[index], indexed.axes, strict=True))
+    axes = tuple(known.get(label, (Factor(dim),)) for label, dim in zip(contraction.out, dims, strict=True))
+    kept = {leaf for axis in axes for leaf in leaves(axis)}
+    return IndexedValue(node.outputs[0], axes) if kept.issuperset(leaves(key_axis)) else None
 
 
 def _read_product(contraction: Contraction, index: int, indexed: IndexedValue, key_axis: Axis, facts: Facts) -> WeightPath:
