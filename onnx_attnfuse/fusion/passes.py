@@ -26,6 +26,7 @@ from onnx_attnfuse.graph.ops import CONTRIB, is_attention
 from onnx_attnfuse.graph.order import is_sorted
 from onnx_attnfuse.graph.quantised_operators import spell_out
 from onnx_attnfuse.graph.snapshot import Snapshot
+from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.ort_settings import switches_for
@@ -41,11 +42,11 @@ _MOST_STEPS = 20_000_000
 """Nodes times attentions up to which a graph that broke is gone through again, attention by attention."""
 
 
-def drop_identities(graph: PassContext) -> int:
-    """Takes out each Identity inside a graph in which there may be attention, which is spelled in fewer ways then."""
+def drop_needless(graph: PassContext) -> int:
+    """Takes out each Identity, and what nobody reads, of a graph with attention, which is spelled in fewer ways then."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
-    return needless.drop_inner_identities(graph.scope.graph)
+    return needless.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
 
 
 def spell_out_foreign(graph: PassContext) -> int:

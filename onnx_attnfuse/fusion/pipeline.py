@@ -43,7 +43,7 @@ _FIND, _REWRITE = "find", "plan and rewrite"
 _ROTARY = "replacing rotary embeddings"
 PASSES: tuple[Pass, ...] = (
     Pass("spelling out operators of other providers", passes.spell_out_foreign, _REWRITE),
-    Pass("taking out identities", passes.drop_identities, _FIND),
+    Pass("taking out what does nothing", passes.drop_needless, _FIND),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
     Pass("spelling out operators on quantised numbers", passes.spell_out_quantised, _FIND),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from onnx_attnfuse.containment import Subject
+from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
 from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
@@ -30,6 +31,12 @@ _SPLIT_GEMM = EnablingRule(
     "Gemm split into product and bias, which then goes into what follows", frozenset(["Gemm"]), as_product, "split-gemm"
 )
 BEFORE: tuple[EnablingRule, ...] = (
+    EnablingRule(
+        "sums with a part of a tensor, written back in its place, as sums with a padded addend",
+        frozenset(["ScatterND"]),
+        as_padded_sum,
+        None,
+    ),
     _SPLIT_GEMM,
     EnablingRule(
         "layers of experts, whose matrices were gathered for each token, as one operator",
@@ -128,7 +135,7 @@ def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider:
     """Applies rules in one graph, each change verified; returns how often each was applied."""
     done: Counter[str] = Counter()
     for rule in rules:
-        if rule.pays not in provider.pays:
+        if rule.pays is not None and rule.pays not in provider.pays:
             continue
         subject = Subject(f"rewriting {rule.does}")
         for node in [node for node in graph.scope.graph if node.op_type in rule.ops]:

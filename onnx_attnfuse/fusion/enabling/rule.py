@@ -33,7 +33,7 @@ class EnablingRule:
     """The types of the nodes that it starts from."""
     change: Callable[[ir.Node, Builder], EnablingChange | None]
     """Builds what takes the place of a node's result, beside it; None where there is nothing to do."""
-    pays: Paying
-    """The name by which records of execution providers say that it pays there."""
+    pays: Paying | None
+    """The name by which records of execution providers say that it pays there; None: it is for what reads the graph, on each."""
     since: tuple[int, int] = (0, 0)
     """The version of ONNX Runtime from which on there is what it writes."""

@@ -9,13 +9,13 @@ the other axes goes where it is.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
 from onnx_attnfuse.attention.masks.expression import Element, Expression, Linear, combine, constant, index
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.scatters import scattered_to
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
 
 _OPERATORS = "ScatterND", "ScatterElements", "TensorScatter"
@@ -75,7 +75,7 @@ def read_write(node: ir.Node, reader: Reader) -> Write | str:
     if attribute(node, "reduction", "none") != "none" or attribute(node, "mode", "linear") != "linear":
         return "new entries are combined with those that are there, or go round"
     where = [constant(0) if dim == 1 else index(Factor(dim)) for dim in new]
-    forms = _TARGETS[node.op_type](node, where, reader)
+    forms = scattered_to(node, where, reader)
     moved = [axis for axis, form in enumerate(forms) if form != where[axis]]
     if len(moved) != 1 or any(
         one != other for axis, (one, other) in enumerate(zip(buffer, new, strict=True)) if axis != moved[0]
@@ -103,38 +103,6 @@ def _position(form: Expression, place: Linear) -> ir.Value | None:
     if len(inputs) != 1 or not inputs[0].is_graph_input() or inputs[0].const_value is not None or inputs[0].shape is None:
         return None
     return inputs[0] if len(inputs[0].shape) < 2 and form in counted(inputs[0], place) else None
-
-
-def _linear(form: Expression) -> Expression:
-    return Linear(((form, 1),)) if isinstance(form, Element) else form
-
-
-def _scatter_nd(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
-    """Rows of indices, each of as many leading axes of the buffer as indices have axes besides."""
-    indices = _input(node, 1)
-    dims = reader.facts.dims(indices)
-    count = 0 if dims is None else len(dims) - 1
-    if dims is None or count < 1 or dims[count] != count:
-        return where
-    at = where[:count]
-    return [*(_linear(reader.element(indices, (*at, constant(axis)))) for axis in range(count)), *where[count:]]
-
-
-def _scatter_elements(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
-    axis: int = attribute(node, "axis", 0) % len(where)
-    form = _linear(reader.element(_input(node, 1), tuple(where)))
-    return [form if place == axis else item for place, item in enumerate(where)]
-
-
-def _tensor_scatter(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
-    axis: int = attribute(node, "axis", -2) % len(where)
-    if len(node.inputs) < 3 or node.inputs[2] is None:
-        return where
-    first = _linear(reader.element(node.inputs[2], (where[0],)))
-    return [combine(item, first) if place == axis and isinstance(first, Linear) else item for place, item in enumerate(where)]
-
-
-_TARGETS = {"ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "TensorScatter": _tensor_scatter}
 
 
 def _input(node: ir.Node, place: int) -> ir.Value:

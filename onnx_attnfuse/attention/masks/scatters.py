@@ -1,0 +1,66 @@
+"""Where a node that writes into a tensor puts each element of what it writes, as formulas of the element's own index.
+
+The question is the same for ScatterND, ScatterElements and TensorScatter: `result[place(i)] = updates[i]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.masks.expression import Element, Expression, Linear, combine, constant
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.graph.constants import attribute
+
+
+def scattered_to(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    """The index in the result of a ScatterND, ScatterElements or TensorScatter at which an element of the updates stands.
+
+    Args:
+        node: The node.
+        where: The index of the element in the updates, one form for each axis.
+        reader: Reads the indices.
+
+    Returns:
+        One form for each axis of the result; `where` itself where the indices are of a shape that is not read.
+    """
+    return _TARGETS[node.op_type](node, where, reader)
+
+
+def _linear(form: Expression) -> Expression:
+    return Linear(((form, 1),)) if isinstance(form, Element) else form
+
+
+def _scatter_nd(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    """Rows of indices, each of as many leading axes of the buffer as indices have axes besides."""
+    indices = _input(node, 1)
+    dims = reader.facts.dims(indices)
+    count = 0 if dims is None else len(dims) - 1
+    if dims is None or count < 1 or dims[count] != count:
+        return where
+    at = where[:count]
+    return [*(_linear(reader.element(indices, (*at, constant(axis)))) for axis in range(count)), *where[count:]]
+
+
+def _scatter_elements(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    axis: int = attribute(node, "axis", 0) % len(where)
+    form = _linear(reader.element(_input(node, 1), tuple(where)))
+    return [form if place == axis else item for place, item in enumerate(where)]
+
+
+def _tensor_scatter(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
+    axis: int = attribute(node, "axis", -2) % len(where)
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return where
+    first = _linear(reader.element(node.inputs[2], (where[0],)))
+    return [combine(item, first) if place == axis and isinstance(first, Linear) else item for place, item in enumerate(where)]
+
+
+_TARGETS = {"ScatterND": _scatter_nd, "ScatterElements": _scatter_elements, "TensorScatter": _tensor_scatter}
+
+
+def _input(node: ir.Node, place: int) -> ir.Value:
+    value = node.inputs[place]
+    assert value is not None
+    return value
