@@ -12,6 +12,7 @@ from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotatio
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
+from onnx_attnfuse.fusion.enabling.masked_branches import as_added_mask
 from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
@@ -35,6 +36,12 @@ BEFORE: tuple[EnablingRule, ...] = (
         "sums with a part of a tensor, written back in its place, as sums with a padded addend",
         frozenset(["ScatterND"]),
         as_padded_sum,
+        None,
+    ),
+    EnablingRule(
+        "choices between a tensor and its sum with something as sums with a choice",
+        frozenset(["Add", "Where"]),
+        as_added_mask,
         None,
     ),
     _SPLIT_GEMM,
