@@ -10,18 +10,26 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
+from onnx_attnfuse.attention.match.contraction import read_contraction
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.constants import is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 
 _Branches = tuple[ir.Value, ir.Value, ir.Value]
 """A condition, what is taken where it holds, and what is taken elsewhere."""
 
+_REACHES = REARRANGES | CASTS | {"Add", "Div", "Max", "Min", "Mul", "Sub", "Tanh", "Where"}
+"""Operators that may stand between the product and the choice."""
+
 
 def as_added_mask(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """A choice between a tensor and that tensor with something added or subtracted, as one Add or Sub of a choice."""
+    """A choice between scores and the scores with something added or subtracted, as one Add or Sub of a choice.
+
+    Of a mask the same choice stays, for one who reads masks knows it as what it says.
+    """
     facts = builder.facts
     branches, assumes = _choice(node, facts)
     if branches is None or facts.dtype(node.outputs[0]) not in FLOATS or not facts.assumed.names.issuperset(assumes):
@@ -33,13 +41,29 @@ def as_added_mask(node: ir.Node, builder: Builder) -> EnablingChange | None:
             continue
         shift = step.inputs[1] if step.inputs[0] is base else step.inputs[0]
         dtype, dims = facts.dtype(base), facts.dims(node.outputs[0])
-        if shift is None or dims is None or dims != facts.dims(base):
+        if shift is None or dims is None or dims != facts.dims(base) or not _is_of_a_product(base, facts):
             continue
         nothing = builder.scalar(-0.0 if step.op_type == "Add" else 0.0, dtype)  # either leaves every number as it is
         chosen = builder.elementwise("Where", [condition, *((shift, nothing) if shifted == 0 else (nothing, shift))], dtype)
         result = builder.node(step.op_type, [base, chosen], dims=dims, dtype=dtype, hint=f"{node.name}/masked")
         return EnablingChange(((node.outputs[0], result),), (base, shift, condition), assumes)
     return None
+
+
+def _is_of_a_product(value: ir.Value, facts: Facts) -> bool:
+    """Whether a tensor is a product of two computed ones, with anything done to its elements since."""
+    left, seen = [value], {value}
+    while left:
+        node = left.pop().producer()
+        if node is None:
+            continue
+        product = read_contraction(node, facts)
+        if product is not None and not any(map(is_constant, product.operands)):
+            return True
+        above = [value for value in node.inputs if value is not None and value not in seen and node.op_type in _REACHES]
+        left += above
+        seen.update(above)
+    return False
 
 
 def _choice(node: ir.Node, facts: Facts) -> tuple[_Branches | None, tuple[AssumptionName, ...]]:
