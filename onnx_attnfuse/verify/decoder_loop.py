@@ -362,7 +362,8 @@ class _Judge:
             if np.issubdtype(dtype, np.floating) or dtype.kind == "V":
                 known[name] = self._rng.standard_normal(shape).astype(dtype)
             elif self._kinds[name].name == "positions" and shape[-1:] == [new]:
-                known[name] = np.broadcast_to(self._counted(keep, new), shape).astype(dtype)
+                counted = self._counted(keep, new)
+                known[name] = np.broadcast_to(counted if shape[:-1] == [len(counted)] else counted[0], shape).astype(dtype)
             else:
                 known[name] = np.ones(shape, dtype)
         return known

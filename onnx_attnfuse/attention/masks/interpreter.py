@@ -80,7 +80,8 @@ class Evaluator:
         total = np.asarray(sizes.evaluate(form.offset, self.lengths))
         for atom, coefficient in form.terms:
             value = self.indices[atom.factor] if isinstance(atom, Index) else self._element(atom)
-            total = total + value.astype(np.int64) * sizes.evaluate(coefficient, self.lengths)
+            with np.errstate(invalid="ignore"):  # NaN becomes some integer, as it does in the model
+                total = total + value.astype(np.int64) * sizes.evaluate(coefficient, self.lengths)
         return total
 
     def _element(self, element: Element) -> Array:

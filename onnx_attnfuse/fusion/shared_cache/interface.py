@@ -15,6 +15,7 @@ from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dim
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -59,21 +60,28 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     outputs = [value for value in graph.outputs if value not in presents and facts.rank(value) == 3]
     if not outputs:
         raise Refused("no-decoder", "the model has no output (batch, positions, channels) besides its cache")
-    hidden = None
-    if tokens is None:
-        hidden = (facts.dims(embedded[0]) or ())[-1:]
-    else:
-        hidden = next(((facts.dims(table) or ())[-1:] for table in _tables(tokens)), None)
-    width = (facts.dims(outputs[0]) or (None,))[-1]
+    table = None if tokens is None else next(map(facts.dims, _tables(tokens)), None)
+    embedding = table if tokens is not None else facts.dims(embedded[0])
+    hidden = embedding[-1] if embedding else None
+    logits = _logits(outputs, table[0] if table else None, hidden, facts)
+    width = (facts.dims(logits) or (None,))[-1]
     return Interface(
         tokens,
         None if tokens is not None else embedded[0],
         positions,
-        outputs[0],
-        hidden[0] if hidden and isinstance(hidden[0], int) else None,
+        logits,
+        hidden if isinstance(hidden, int) else None,
         width if isinstance(width, int) else None,
         _context_length(graph, tokens, facts),
     )
+
+
+def _logits(outputs: Sequence[ir.Value], words: Dim | None, hidden: Dim | None, facts: Facts) -> ir.Value:
+    """The first output of as many channels as there are words; else the first that is no hidden state, or the first."""
+    widths = [(value, (facts.dims(value) or (None,))[-1]) for value in outputs]
+    of_words = [value for value, width in widths if width is not None and width == words]
+    others = [value for value, width in widths if width != hidden]
+    return next(iter([*of_words, *others, *outputs]))
 
 
 def _tables(tokens: ir.Value) -> Iterator[ir.Value]:

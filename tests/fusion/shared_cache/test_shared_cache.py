@@ -93,34 +93,6 @@ def test_padding_within_tokens_that_are_added_to_a_cache() -> None:
     assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
 
 
-def test_what_a_caller_needs_to_know() -> None:
-    result = _shared(onnx.load(_LLAMA))
-    found = result.report.decoder
-    assert found is not None
-    assert (found.layers, found.num_heads, found.kv_heads, found.head_size, found.window) == (2, 4, 2, 8, None)
-    assert (found.hidden_size, found.vocab_size, found.context_length, found.inputs_embeds) == (32, 99, None, None)
-    assert (found.input_ids, found.attention_mask, found.position_ids) == ("input_ids", "attention_mask", "position_ids")
-    assert (found.past_keys, found.logits) == (("past_key_values.0.key", "past_key_values.1.key"), "logits")
-    assert found.present_values == ("present.0.value", "present.1.value")
-    graph = result.model.graph
-    assert [item.name for item in graph.input] == [
-        "input_ids", "attention_mask", "position_ids", "past_key_values.0.key", "past_key_values.0.value",
-        "past_key_values.1.key", "past_key_values.1.value",
-    ]  # fmt: skip
-    shapes = {item.name: [dim.dim_param or dim.dim_value for dim in item.type.tensor_type.shape.dim] for item in graph.input}
-    assert shapes["past_key_values.0.key"] == ["batch", 2, "max_sequence_length", 8]
-    onnx.checker.check_model(result.model)
-
-
-def test_what_positions_and_embeddings_tell_of_a_decoder() -> None:
-    found = _shared(onnx.load(_EXPORTS[1])).report.decoder
-    assert found is not None
-    assert (found.position_ids, found.context_length, found.hidden_size) == (None, 64, 32)
-    windowed = _shared(onnx.load(_EXPORTS[3])).report.decoder
-    assert windowed is not None
-    assert windowed.window == 4
-
-
 @pytest.mark.parametrize("given", [True, False], ids=["positions are given", "positions are counted"])
 @pytest.mark.parametrize("padding", _PADDINGS)
 def test_rotations_are_those_of_the_source(padding: str, *, given: bool) -> None:
