@@ -17,7 +17,7 @@ from onnx_attnfuse.attention.masks.classify import element, keep_condition, spli
 from onnx_attnfuse.attention.masks.expression import TRUE, conjunction, is_binary
 from onnx_attnfuse.attention.masks.fully_masked import implied
 from onnx_attnfuse.attention.masks.index_reader import Reader
-from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.match import steps
 from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.softmax import Softmax
@@ -28,7 +28,7 @@ from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_SUM, SOFTENS
+from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_EXPONENT, LEAST_SUM, SOFTENS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +54,10 @@ def in_front(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis:
         return InFront(scores, weights)
     taken = weights.steps[place]
     assert isinstance(taken.step, Renormalized)
+    if softmax.sink is not None:
+        raise Refused(
+            "weights-scaled-by-key", "weights beside a sink are divided by their sum, which takes the sink out", taken.node.name
+        )
     _check_sum(taken.step, taken, key_axis, reader.facts)
     masks = [_moved(item, softmax, key_axis, reader) for item in weights.steps[:place]]
     zeroed: list[Taken[WeightStep]] = [Taken(NaNZeroed(taken.step.output), taken.node, taken.axes)] if taken.step.zeroes else []
@@ -82,7 +86,9 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
         raise Refused("vanishing-weights", message, node.name)
     bounds, parts = Bounds(facts), split_mask(first, reader)
     kept = conjunction([keep_condition(item.condition, item.keep_where, reader) for item in last if isinstance(item, Replaced)])
-    if any(map(bounds.may_mask, parts.biases)) or not (parts.allowed == TRUE or implied(kept, parts.allowed)):
+    lows = [low for bias in parts.biases for low in outcomes(bias)]
+    hides = any(map(bounds.may_mask, parts.biases)) or min(lows, default=0.0) < LEAST_EXPONENT
+    if hides or not (parts.allowed == TRUE or implied(kept, parts.allowed)):
         message = "weights are masked behind the softmax, and scores by something else in front of it; a row may be left no key"
         raise Refused("masked-twice", message, node.name)
     if first and bounds.lowest(first) == -math.inf:
