@@ -281,22 +281,33 @@ def _range(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | No
 
 
 def _pad(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
-    """Zeros behind, as a mask of the tokens so far is brought to the length of a buffer."""
-    dims, pads = reader.input_dims(node, 0), node.inputs[1] if len(node.inputs) > 1 else None
-    ends = None if pads is None else reader.facts.content(pads)
-    filled = any(item is not None for item in node.inputs[2:])
-    if dims is None or filled or attribute(node, "mode", "constant") != "constant" or not isinstance(ends, tuple):
+    """A number around a tensor: zeros behind a mask of the tokens so far, in front of relative positions of all but one."""
+    dims, pads, filled = reader.input_dims(node, 0), given(node, 1), given(node, 2)
+    content = None if pads is None else reader.facts.content(pads)
+    ends = [end for end in content if end is not None and not isinstance(end, float)] if isinstance(content, tuple) else []
+    if dims is None or len(ends) != 2 * len(dims) or given(node, 3) is not None:
         return None
-    moved = [axis for axis, end in enumerate(ends[len(dims) :]) if end != 0]
-    if len(ends) != 2 * len(dims) or any(ends[: len(dims)]) or not all(isinstance(at[axis], Linear) for axis in moved):
+    number = 0.0 if filled is None else reader.facts.number(filled)
+    if number is None or attribute(node, "mode", "constant") != "constant":
         return None
-    inner = reader.input(node, 0, at, depth)
-    for axis in moved:
+    inner = list(at)
+    inside: list[Expression] = []
+    for axis, (front, behind) in enumerate(zip(ends[: len(dims)], ends[len(dims) :], strict=True)):
+        if front == 0 and behind == 0:
+            continue
         place = at[axis]
-        assert isinstance(place, Linear)
-        inside = at_most_zero(combine(combine(place, constant(dims[axis]), -1), constant(1)))
-        inner = choice(inside, inner, simplify.zero_like(inner))
-    return inner
+        if not isinstance(place, Linear):
+            return None
+        inner[axis] = place = combine(place, constant(front), -1)
+        if front != 0:
+            inside.append(at_most_zero(scaled(place, -1)))
+        if behind != 0:
+            inside.append(at_most_zero(combine(combine(place, constant(dims[axis]), -1), constant(1))))
+    found = reader.input(node, 0, tuple(inner), depth)
+    nothing = simplify.zero_like(found) if number == 0 else literal(number, reader.facts.dtype(node.outputs[0]))
+    for condition in inside:
+        found = choice(condition, found, nothing)
+    return found
 
 
 def _trilu(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:

@@ -100,7 +100,7 @@ class Bounds:
         """The interval that an expression lies in at every index; index arithmetic counts as ordinary numbers."""
         match part:
             case Number(value):
-                return _ANY if math.isnan(value) else (value, value)
+                return _between(value, value)
             case Linear(terms, int(offset)) if not terms:
                 return float(offset), float(offset)
             case Linear():
@@ -147,7 +147,7 @@ class Bounds:
         if op == "ConstantOfShape":
             fill = attribute(node, "value")
             number = 0.0 if fill is None else float(fill.numpy().flat[0])
-            return number, number
+            return _between(number, number)
         if op in _UNBOUNDED:
             return _ANY
         read = _READ.get(op)
@@ -161,8 +161,12 @@ def _constant(value: ir.Value) -> Interval:
     array = constant_array(value, limit=1 << 24)
     if array is None or array.size == 0:
         return _ORDINARY
-    array = np.asarray(array, np.float64)
-    return float(array.min()), float(array.max())
+    return _between(float(np.min(array)), float(np.max(array)))
+
+
+def _between(low: float, high: float) -> Interval:
+    """The interval between two numbers; anything where one is NaN."""
+    return _ANY if math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def _in_half(bounds: Interval) -> Interval:

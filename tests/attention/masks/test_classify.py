@@ -314,12 +314,18 @@ def test_a_constant_that_counts_is_the_position_of_its_elements(numbers: str, re
 
 
 @pytest.mark.parametrize(
-    ("front", "read"), [(0, "j <= t - 1 and mask[b, j]"), (1, "padded[b, j]")], ids=["zeros behind", "zeros in front"]
+    ("front", "mode", "read"),
+    [
+        (0, "constant", "j <= t - 1 and mask[b, j]"),
+        (1, "constant", "j <= t and 0 < j and mask[b, j - 1]"),
+        (1, "edge", "padded[b, j]"),
+    ],
+    ids=["zeros behind", "zeros on both sides", "copies on both sides"],
 )
-def test_a_mask_with_zeros_behind_is_itself_where_it_is(front: int, read: str) -> None:
+def test_a_padded_mask_is_itself_where_it_is(front: int, mode: str, read: str) -> None:
     mask = f"""six = Constant<value_ints=[{6 - front}]>() sizes = Shape(mask) one = Constant<value_ints=[1]>()
         two = Constant<value_ints=[2]>() length = Slice(sizes, one, two) behind = Sub(six, length)
-        first = Constant<value_ints=[0, {front}, 0]>() pads = Concat<axis=0>(first, behind) padded = Pad(mask, pads)
-        truth = Cast<to=9>(padded) middle = Constant<value_ints=[1, 2]>() c = Unsqueeze(truth, middle)
-        {FILL} m = Where(c, nothing, fill)"""
+        first = Constant<value_ints=[0, {front}, 0]>() pads = Concat<axis=0>(first, behind)
+        padded = Pad<mode="{mode}">(mask, pads) truth = Cast<to=9>(padded) middle = Constant<value_ints=[1, 2]>()
+        c = Unsqueeze(truth, middle) {FILL} m = Where(c, nothing, fill)"""
     assert _over_six_keys(", int64[b, t] mask", mask) == read

@@ -10,7 +10,7 @@ import pytest
 
 from onnx_attnfuse import thresholds
 from onnx_attnfuse.assumptions import Assumed
-from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Number, Truth
+from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Number, Truth, constant
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.graph.facts import Facts
 
@@ -53,6 +53,7 @@ def test_the_bounds_of_types_are_those_of_numpy() -> None:
 
 FED = Element(ir.Value(name="fed", type=ir.TensorType(ir.DataType.FLOAT)), ())
 SELECTED = Element(ir.Value(name="selected", type=ir.TensorType(ir.DataType.BOOL)), ())
+UNDEFINED = Element(ir.Value(name="undefined", const_value=ir.tensor([0.0, math.nan])), (constant(0),))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,7 @@ SELECTED = Element(ir.Value(name="selected", type=ir.TensorType(ir.DataType.BOOL
         (Choice(SELECTED, Number(0.0), Number(-900.0)), False),
         (FED, True),
         (Number(math.nan), True),
+        (Choice(SELECTED, Number(0.0), UNDEFINED), True),
     ],
 )
 def test_a_bias_may_mask_a_key_from_minus_1000_down(bias: Expression, may_mask: bool) -> None:
