@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes
@@ -175,9 +177,10 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Indexe
 
 
 def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: Axis, facts: Facts) -> Voided | None:
-    """The rule for rows whose exponentials are all 0, where no maximum is subtracted first.
+    """The rule for rows whose exponentials are all 0, where the maximum of each row is not subtracted first.
 
-    Such exponentials are NaN where they overflow, which a guard behind them sees too.
+    Such exponentials are NaN where they overflow, which a guard behind them sees too. Where the maximum of several rows is, they
+    are all 0 beside other rows, and all 1 beside none.
     """
     found = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Voided)]
     if not found:
@@ -193,7 +196,8 @@ def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: 
     if any(isinstance(taken.step, NaNZeroed) for taken in weights.steps):
         message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
         raise Refused("guarded-exponentials", message, softmax.node.name)
-    return voided
+    is_shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
+    return dataclasses.replace(voided, defined=voided.defined and not is_shifted)
 
 
 def _is_row_maximum(taken: Taken[ScoreStep], columns: frozenset[Factor], facts: Facts) -> bool:
