@@ -194,6 +194,13 @@ ISLANDS = [
         "float w = {0.1}",
         {"p": HALF, "y": FLOAT, "t": FLOAT, "s": FLOAT, "out": HALF},
     ),
+    (
+        "scores that are written to",
+        "p = MatMul(x, x)\n y = Mul(p, w)\n r = Slice(y, a, d)\n z = Add(r, w)\n t = ScatterND(y, i, z)\n s = Softmax(t)\n"
+        " out = MatMul(s, x)",
+        "float w = {0.1}, int64[1] a = {1}, int64[1] d = {4}, int64[3, 1] i = {1, 2, 3}",
+        {"y": FLOAT, "r": FLOAT, "z": FLOAT, "t": FLOAT, "s": FLOAT, "out": HALF},
+    ),
     ("a view of a product", "p = MatMul(x, x)\n t = Transpose(p)\n out = Softmax(t)", "", {"p": HALF, "t": HALF}),
     ("a range", "l = Range(a, b, d)\n out = Mul(x, l)", "float a = {0}, float b = {4}, float d = {1}", {"l": FLOAT, "out": HALF}),
     ("an embedding", "y = Gather(e, n)\n out = MatMul(x, y)", "float[4, 4] e", {"y": HALF}),

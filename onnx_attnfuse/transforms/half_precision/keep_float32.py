@@ -41,7 +41,7 @@ _STATISTICS = REDUCTIONS - {"ReduceMax", "ReduceMin"}
 _SUMS = _STATISTICS | frozenset("CumSum Exp Log LogSoftmax LpNormalization Resize Softmax Upsample".split())
 _TABLES = frozenset("Bernoulli Cos DequantizeLinear EyeLike Multinomial QuantizeLinear Range Sin".split())
 _ALWAYS = _SUMS | _TABLES | frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split())
-_VIEWS = REARRANGES | REPEATS | SLICES | {"Concat", "Pad"}
+_VIEWS = REARRANGES | REPEATS | SLICES | {"Concat", "Pad", "ScatterElements", "ScatterND"}
 """Cheap operators that compute nothing, and so are in the type of what they read."""
 _FOLLOWING = (_VIEWS | CASTS | COMPARES).union(
     "Abs Add And Ceil Clip ConstantOfShape Div Floor IsInf IsNaN Max Mean Min Mod Mul Neg Pow Reciprocal ReduceMax".split(),
