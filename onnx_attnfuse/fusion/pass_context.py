@@ -87,7 +87,7 @@ class Run:
         self.version = 0
         """How many passes have changed something."""
         self.replaced: dict[ir.Value, ir.Value] = {}
-        """Results that fused operators replaced, in all graphs."""
+        """Results that were replaced, in all graphs, and what by."""
         self.sites: list[SiteReport] = []
         self.notes: list[str] = []
         self.pictures: list[SitePicture | None] = []

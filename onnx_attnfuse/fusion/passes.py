@@ -139,7 +139,9 @@ def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
         return 0
     run = graph.run
     known = [rule for rule in rules if run.runtime is None or rule.since <= run.runtime]
-    done = apply_enabling(known, graph.graph_context(), run.plan_context.device.provider)
+    replaced = dict(run.replaced)  # the pass before this one keeps its own, to be put back
+    done = apply_enabling(known, graph.graph_context(), run.plan_context.device.provider, replaced)
+    run.replaced = replaced
     run.enabled += done
     return sum(done.values())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import onnx_ir as ir
+
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
 from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
@@ -138,8 +140,17 @@ AFTER: tuple[EnablingRule, ...] = (
 )
 
 
-def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider: ExecutionProvider) -> Counter[str]:
-    """Applies rules in one graph, each change verified; returns how often each was applied."""
+def apply_enabling(
+    rules: Iterable[EnablingRule], graph: GraphContext, provider: ExecutionProvider, replaced: dict[ir.Value, ir.Value]
+) -> Counter[str]:
+    """Applies rules in one graph, each change verified; returns how often each was applied.
+
+    Args:
+        rules: The rules, in order.
+        graph: The graph.
+        provider: Rules that do not pay there are left out.
+        replaced: Takes up the results that were replaced, with what by.
+    """
     done: Counter[str] = Counter()
     for rule in rules:
         if rule.pays is not None and rule.pays not in provider.pays:
@@ -152,6 +163,7 @@ def apply_enabling(rules: Iterable[EnablingRule], graph: GraphContext, provider:
                 change = rule.change(node, graph.builder)
                 if change is not None:
                     edit.replace(change.results, change.frontier, node.name or node.op_type)
+                    replaced.update(change.results)
                     done[rule.does if not change.assumes else f"{rule.does}; assumes {', '.join(change.assumes)}"] += 1
         fold(graph.builder.rearranged, graph.builder, "attnfuse/weight")  # the next rule may ask for constants
     return done

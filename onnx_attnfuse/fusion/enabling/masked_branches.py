@@ -7,13 +7,14 @@ tf2onnx writes such a choice as a sum of products with the condition and its opp
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.match.contraction import read_contraction
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_constant, is_standard
+from onnx_attnfuse.graph.constants import constant_array, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES
@@ -21,8 +22,9 @@ from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 _Branches = tuple[ir.Value, ir.Value, ir.Value]
 """A condition, what is taken where it holds, and what is taken elsewhere."""
 
-_REACHES = REARRANGES | CASTS | {"Add", "Div", "Max", "Min", "Mul", "Sub", "Tanh", "Where"}
-"""Operators that may stand between the product and the choice."""
+_SCALING = REARRANGES | CASTS | {"Div", "Mul", "Tanh"}
+_REACHES = _SCALING | {"Add", "Max", "Min", "Sub", "Where"}
+"""Operators that may stand between the product and the choice; masks may have made scores infinite by those but the scaling."""
 
 
 def as_added_mask(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -41,7 +43,9 @@ def as_added_mask(node: ir.Node, builder: Builder) -> EnablingChange | None:
             continue
         shift = step.inputs[1] if step.inputs[0] is base else step.inputs[0]
         dtype, dims = facts.dtype(base), facts.dims(node.outputs[0])
-        if shift is None or dims is None or dims != facts.dims(base) or not _is_of_a_product(base, facts):
+        if shift is None or dims is None or dims != facts.dims(base):
+            continue
+        if not _is_of_a_product(base, _SCALING if assumes else _REACHES, facts) or (assumes and not _is_finite(shift)):
             continue
         nothing = builder.scalar(-0.0 if step.op_type == "Add" else 0.0, dtype)  # either leaves every number as it is
         chosen = builder.elementwise("Where", [condition, *((shift, nothing) if shifted == 0 else (nothing, shift))], dtype)
@@ -50,8 +54,14 @@ def as_added_mask(node: ir.Node, builder: Builder) -> EnablingChange | None:
     return None
 
 
-def _is_of_a_product(value: ir.Value, facts: Facts) -> bool:
-    """Whether a tensor is a product of two computed ones, with anything done to its elements since."""
+def _is_finite(value: ir.Value) -> bool:
+    """Whether a tensor is known, and holds neither infinities nor NaN: 0 times either is no 0."""
+    array = constant_array(value)
+    return array is not None and bool(np.isfinite(array).all())
+
+
+def _is_of_a_product(value: ir.Value, reaches: frozenset[str], facts: Facts) -> bool:
+    """Whether a tensor is a product of two computed ones, behind which there are operators that it `reaches` through."""
     left, seen = [value], {value}
     while left:
         node = left.pop().producer()
@@ -60,7 +70,7 @@ def _is_of_a_product(value: ir.Value, facts: Facts) -> bool:
         product = read_contraction(node, facts)
         if product is not None and not any(map(is_constant, product.operands)):
             return True
-        above = [value for value in node.inputs if value is not None and value not in seen and node.op_type in _REACHES]
+        above = [value for value in node.inputs if value is not None and value not in seen and node.op_type in reaches]
         left += above
         seen.update(above)
     return False
