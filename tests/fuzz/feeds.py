@@ -83,18 +83,21 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     if recipe.padding == "assume-right":
         return ("full", "right")
     rounded = recipe.dtype == "float16" or recipe.journey.startswith("convert")  # large scores are of no accuracy there
-    overflowing = recipe.softmax in {"exp", "logsumexp"}  # what is said of them holds where no exponential overflows
+    # what is said of these holds where no exponential overflows, nor all of a row vanish
+    overflowing = recipe.softmax in {"exp", "logsumexp", "exp_max_of_all"}
     several = len(recipe.masks) > 1 or recipe.temperature != "none" or recipe.scale == "after_masks"
     several |= recipe.journey == "gradients"
     fills = {mask.fill for mask in recipe.masks}
     vanishing = several and "-1e9" in fills  # what is left of larger scores is not kept
     beyond = "-1000" in fills  # scores are larger than what is taken to mask them
-    return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond else PATTERNS
+    lost = recipe.guard.startswith("renormalized")  # what a mask keeps of the weights of large scores is not kept
+    return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond or lost else PATTERNS
 
 
 def is_small(recipe: Recipe) -> bool:
     """Whether what is said of a model holds for small scores only: beside -1e4 in float16 they are level up to 4."""
-    return (recipe.dtype == "float16" and recipe.ep == "cuda") or recipe.softmax in {"exp", "logsumexp"}
+    lost = recipe.guard.startswith("renormalized")  # what masks keep of larger scores
+    return lost or (recipe.dtype == "float16" and recipe.ep == "cuda") or recipe.softmax in {"exp", "logsumexp"}
 
 
 def filled(given: Given, sizes: Sizes, pattern: str, rng: np.random.Generator, recipe: Recipe) -> Array:

@@ -15,6 +15,7 @@ LONGEST = 24
 """Positions that constant tables have."""
 _FILLS = {"lowest": None, "-inf": -np.inf, "nan": np.nan}
 WINDOW, PREFIX, BLOCK = 3, 2, 2
+_IN_SCORES = frozenset(["where", "where_not", "mixed", "mul", "floor", "min", "branches", "mixed_branches"])
 _OTHERS = {"and": "And", "or": "Or", "xor": "Xor"}
 
 
@@ -26,14 +27,20 @@ class Masks:
         self.g: Writer = frame.g
         self.recipe = frame.recipe
 
+    @property
+    def behind(self) -> int | None:
+        """The number of the mask that stands behind the softmax and not in front of it; None where none does."""
+        found = [number for number, mask in enumerate(self.recipe.masks) if mask.kind not in BIASES]
+        return found[0] if found and self.recipe.guard.startswith("renormalized") else None
+
     def applied(self, scores: str, layer: int) -> str:
         """Scores with all masks applied."""
         masks = self.recipe.masks
         if self.recipe.chain == "each":
             for number, mask in enumerate(masks):
-                scores = self._one(scores, mask, number, layer)
+                scores = scores if number == self.behind else self._one(scores, mask, number, layer)
             return scores
-        added = [self._added(mask, number, layer) for number, mask in enumerate(masks)]
+        added = [self._added(mask, number, layer) for number, mask in enumerate(masks) if number != self.behind]
         if not added:
             return scores
         total = added[0]
@@ -68,7 +75,9 @@ class Masks:
 
     def _one(self, scores: str, mask: Mask, number: int, layer: int) -> str:
         g, how = self.g, mask.applied
-        if mask.kind in BIASES or (how not in {"where", "where_not", "mixed", "mul", "floor", "min"}):
+        if how == "in_place":
+            return self._in_place(scores, self._added(mask, number, layer))
+        if mask.kind in BIASES or (how not in _IN_SCORES):
             return g.op("Add", scores, self._added(mask, number, layer))
         kept, fill = self.kept(mask, number, layer), self.fill(mask.fill)
         if how == "where":
@@ -81,9 +90,23 @@ class Masks:
             as_float = g.cast_float(kept)
             lost = g.op("Mul", g.op("Sub", g.num(1), as_float), fill)
             return g.op("Add", g.op("Mul", scores, as_float), lost)
+        if how == "branches":
+            return g.op("Where", kept, scores, g.op("Add", scores, fill))
+        if how == "mixed_branches":
+            lost = g.cast_float(g.op("Not", kept))
+            return g.op("Add", g.op("Mul", scores, g.cast_float(kept)), g.op("Mul", lost, g.op("Add", scores, fill)))
         if how == "floor":
             return g.op("Max", g.op("Add", scores, g.op("Where", kept, g.num(0), fill)), self.fill("-1e9"))
         return g.op("Min", scores, g.op("Where", kept, self.g.num(1e4), fill))
+
+    def _in_place(self, scores: str, added: str) -> str:
+        """Added to all columns but the first, which are written back."""
+        g, behind = self.g, ([1], [1 << 40], [3])
+        whole = g.op("Expand", added, g.op("Shape", scores))
+        part = g.op("Add", g.op("Slice", scores, *behind), g.op("Slice", whole, *behind))
+        places = g.unsqueeze(g.op("Range", 1, g.length(scores, 3), 1), 1)
+        written = g.op("ScatterND", g.transpose(scores, 3, 1, 2, 0), places, g.transpose(part, 3, 1, 2, 0))
+        return g.transpose(written, 3, 1, 2, 0)
 
     def _added(self, mask: Mask, number: int, layer: int) -> str:
         if mask.kind in BIASES:

@@ -204,10 +204,11 @@ class _Layer:
             return g.cast_float(g.op("Softmax", g.cast(scores, "float32"), axis=-1))
         if how == "axis3":
             return g.op("Softmax", scores, axis=3)
-        if how in {"exp", "exp_max"}:
-            shifted = scores if how == "exp" else g.op("Sub", scores, g.largest(scores, -1 if recipe.opset >= 11 else 3))
-            powers = g.op("Exp", shifted)
-            return g.op("Div", powers, g.sum(powers, -1))
+        if how.startswith("exp"):
+            axes = {"exp_max": [-1], "exp_inverse": [-1], "exp_max_of_all": [0, 1, 2, 3], "exp_max_of_columns": [2]}.get(how)
+            powers = g.op("Exp", scores if axes is None else g.op("Sub", scores, g.largest(scores, *axes)))
+            total = g.sum(powers, -1)
+            return g.op("Mul", powers, g.op("Reciprocal", total)) if how == "exp_inverse" else g.op("Div", powers, total)
         if how == "logsumexp":
             return g.op("Exp", g.op("Sub", scores, g.op("Log", g.sum(g.op("Exp", scores), -1))))
         if how == "log_softmax":
@@ -221,10 +222,15 @@ class _Layer:
         numbers = np.zeros(heads, g.float) if recipe.sink == "zero" else g.weight(heads)
         shape = g.vector(g.length(scores, 0), heads, frame.length("s"), 1)
         column = g.op("Expand", numbers.reshape(1, heads, 1, 1), shape)
-        wide = g.op("Concat", scores, column, axis=-1)
+        wide = g.op("Concat", *((column, scores) if recipe.sink == "column_first" else (scores, column)), axis=-1)
         if recipe.sink == "column_max":
             wide = g.op("Sub", wide, g.largest(wide, -1))
         weights = g.op("Softmax", wide, axis=-1 if recipe.opset >= 13 else 3)
+        if recipe.sink == "column_first":
+            return g.op("Slice", weights, [1], [1 << 40], [3])
+        keys = self.frame.length(self.frame.long)
+        if recipe.sink == "column_split" and isinstance(keys, int):
+            return g.split(weights, 3, keys, 1)[0]
         return g.op("Slice", weights, [0], [-1], [3])
 
     def _guarded(self, weights: str, number: int) -> str:
@@ -233,7 +239,7 @@ class _Layer:
             return g.op("Where", g.op("IsNaN", weights), g.num(0), weights)
         if how == "plus_epsilon":
             return g.op("Mul", weights, g.num(1.25))
-        if how not in {"times_mask", "where_mask"}:
+        if how not in {"times_mask", "where_mask", "renormalized", "renormalized_softly"}:
             return weights
         place = next((at for at, mask in enumerate(self.recipe.masks) if mask.kind not in BIASES), None)
         if place is None:
@@ -241,6 +247,10 @@ class _Layer:
         kept = self.masks.kept(self.recipe.masks[place], place, number)
         if how == "times_mask":
             return g.op("Mul", weights, g.cast_float(kept))
+        if how.startswith("renormalized"):
+            left = g.op("Mul", weights, g.cast_float(kept))
+            total = g.sum(left, -1)
+            return g.op("Div", left, total if how == "renormalized" else g.op("Add", total, g.num(1e-25)))
         return g.op("Where", kept, weights, g.num(0))
 
     # Result

@@ -141,6 +141,7 @@ MASK_CHOICES: Table = {
     "other": KINDS,
     "applied": (
         "where", "add_where", "where_not", "add_scaled", "sub_scaled", "mixed", "inverted", "log", "floor", "mul", "min",
+        "branches", "mixed_branches", "in_place",
     ),
     "fill": ("lowest", "-inf", "-1e9", "-1e4", "-65504", "-1e5", "-1000", "-100", "-30000", "nan", "-1"),
     "rows": ("offset", "slice", "zero"),
@@ -175,9 +176,14 @@ CHOICES: Table = {
     "cap": ("none", "before", "after"),
     "temperature": ("none", "before", "after"),
     "between": ("own", "wide", "wide_product", "narrow", "rounded"),
-    "softmax": ("softmax", "axis3", "upcast", "exp_max", "exp", "logsumexp", "log_softmax"),
-    "guard": ("none", "isnan", "isnan_result", "times_mask", "where_mask", "plus_epsilon"),
-    "sink": ("none", "column", "column_max", "zero"),
+    "softmax": (
+        "softmax", "axis3", "upcast", "exp_max", "exp", "logsumexp", "log_softmax",
+        "exp_max_of_all", "exp_max_of_columns", "exp_inverse",
+    ),
+    "guard": (
+        "none", "isnan", "isnan_result", "times_mask", "where_mask", "plus_epsilon", "renormalized", "renormalized_softly",
+    ),
+    "sink": ("none", "column", "column_max", "zero", "column_first", "column_split"),
     "weights_used": (False, True),
     "dims": ("symbolic", "static", "batch", "anonymous", "shared", "total", "expression"),
     "ones": ("", "b", "h", "s", "bh", "bhs"),
@@ -299,9 +305,9 @@ def _of_sizes(recipe: Recipe) -> dict[str, Any]:
 
 def _of_softmax(recipe: Recipe) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    if recipe.sink != "none" and recipe.softmax in {"exp", "logsumexp", "log_softmax"}:
+    if recipe.sink != "none" and recipe.softmax not in {"softmax", "axis3", "upcast"}:
         changes["softmax"] = "softmax"
-    elif recipe.softmax in {"exp", "logsumexp"}:
+    elif recipe.softmax in {"exp", "logsumexp", "exp_max_of_all", "exp_max_of_columns"}:
         changes["layers"] = 1  # so that no exponential overflows, see `feeds`
     if recipe.product == "keys_first" and (recipe.softmax != "softmax" or recipe.sink != "none"):
         changes["product"] = "four"

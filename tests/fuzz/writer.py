@@ -122,9 +122,9 @@ class Writer(GraphBuilder):
         """The sum along an axis, which stays."""
         return self.op("ReduceSum", value, [axis]) if self.opset >= 13 else self.op("ReduceSum", value, axes=[axis])
 
-    def largest(self, value: str, axis: int) -> str:
-        """The maximum along an axis, which stays."""
-        return self.op("ReduceMax", value, [axis]) if self.opset >= 18 else self.op("ReduceMax", value, axes=[axis])
+    def largest(self, value: str, *axes: int) -> str:
+        """The maximum along axes, which stay."""
+        return self.op("ReduceMax", value, list(axes)) if self.opset >= 18 else self.op("ReduceMax", value, axes=list(axes))
 
     def split(self, value: str, axis: int, *sizes: int) -> list[str]:
         """Parts along an axis."""
