@@ -132,6 +132,18 @@ def test_a_bias_beside_a_finite_mask_number_is_not_rounded(fill: str, rounds: bo
         np.testing.assert_allclose(run(half, feeds)["out"], wide, atol=0.02 if fill == "-100" else 2e-3)
 
 
+@pytest.mark.parametrize(("fill", "rounds"), [("-10000", False), ("-100", True)])
+def test_nor_is_it_where_infinities_are_added_too(fill: str, rounds: bool) -> None:
+    numbers = ", ".join(f"{0.1 * place}" for place in range(25))
+    constants = f"float zero = {{0}}, float no = {{-inf}}, float fill = {{{fill}}}, float[5, 5] table = {{{numbers}}}"
+    nodes = SUMMED.replace(
+        "bias = Add(added, table)", "never = Where(there, zero, no)\n both = Add(never, added)\n bias = Add(both, table)"
+    )
+    model = parsed(nodes, "float[5, 5] q, float[5, 5] k, bool[5, 5] seen, bool[5, 5] there", "float[5, 5] out", constants)
+    casts = [node.input[0] for node in converted(model).graph.node if node.op_type == "Cast"]
+    assert ("bias" in casts) is rounds
+
+
 FUSED = """
     bias = Where(seen, zero, fill)
     out = com.microsoft.MultiHeadAttention<num_heads = 2>(q, q, q, , , bias)

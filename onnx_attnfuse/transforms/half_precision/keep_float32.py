@@ -105,6 +105,8 @@ class _Finder:
         self._bounds = Bounds(facts)
         self._wide = set(masks)
         self._beyond = set(masks)
+        self._numbers: set[ir.Value] = set()
+        """What may hold finite mask numbers, as its interval or something that it is computed from says."""
         self._mixed: set[ir.Value] = set()
         """Sums of finite mask numbers and biases, and what is computed from these."""
         self._statistics: set[ir.Value] = set()
@@ -154,11 +156,13 @@ class _Finder:
         if self._pure.isdisjoint(node.outputs):
             return
         inputs = [value for value in node.inputs if value is not None]
+        bounds = [self._bounds.of(value) for value in inputs]
+        if is_standard(node, "Sub"):
+            bounds[1:] = [(-high, -low) for low, high in bounds[1:]]
+        masks = not self._numbers.isdisjoint(inputs) or any(-math.inf < low <= MASKS for low, _ in bounds)
+        if masks:
+            self._numbers.update(node.outputs)
         if is_standard(node, "Add", "Sub", "Sum"):
-            bounds = [self._bounds.of(value) for value in inputs]
-            if node.op_type == "Sub":
-                bounds[1:] = [(-high, -low) for low, high in bounds[1:]]
-            masks = any(-math.inf < low <= MASKS for low, _ in bounds)
             biased = any((low > MASKS and (low, high) != (0, 0)) or high != 0 for low, high in bounds)
             if masks and biased:
                 self._mixed.update(node.outputs)
