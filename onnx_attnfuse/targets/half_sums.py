@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.masks.classify import split_added, understand
 from onnx_attnfuse.attention.masks.expression import Apply, Expression
 from onnx_attnfuse.attention.masks.fully_masked import SUMMED_IN_HALF, lowest_sum
-from onnx_attnfuse.attention.masks.intervals import Bounds
+from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Scaled
 from onnx_attnfuse.graph.dtypes import HALVES, largest
@@ -56,8 +56,10 @@ def check_half_sums(spec: AttentionSpec, context: BuildContext) -> None:
     if spec.dtype != ir.DataType.FLOAT16 or adds_in_float32(spec, context.builder.facts):
         return
     meaning = understand(spec, context.reader, ROUNDS_HALF)
-    soft = any(fill > context.bounds.masked_from for fill in meaning.fills)
-    if soft and not meaning.rows_see_a_key and (len(sums) > 1 or meaning.biases):
+    masked_from = context.bounds.masked_from
+    soft = any(fill > masked_from for fill in meaning.fills) and not meaning.rows_see_a_key
+    inside = any(masked_from < low <= ROUNDS_HALF for bias in meaning.biases for low in outcomes(bias))  # of a maximum, say
+    if inside or (soft and (len(sums) > 1 or meaning.biases)):
         raise Refused("rounded-mask", SUMMED_IN_HALF)
 
 
