@@ -17,9 +17,9 @@ from onnx_attnfuse.graph.sweep import sweep, take_back
 from onnx_attnfuse.kernels.conditions import LONG
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import Edit, GraphContext
+from onnx_attnfuse.targets.assumed_of_rows import assumed_of_rows
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 from onnx_attnfuse.targets.cache import is_single
-from onnx_attnfuse.targets.kept_weights import kept_weights_hold
 from onnx_attnfuse.targets.padding import at_least, read_padding
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -99,15 +99,13 @@ class SiteBuilder:
         return item.target.emit(self.spec, self.meaning, self.context, item.encoding, flat=flat)
 
     def _judged(self, emitted: Emitted, exact: ir.Value | None) -> Verified | None:
-        """The verdict on a form that is equal where `exact` holds, under what is assumed of weights that a mask keeps."""
-        if self.spec.renormalized is None:
-            return _check_site(self.graph, self.spec, emitted, exact)
+        """The verdict on a form that is equal where `exact` holds, under what is assumed of rows."""
         builder = self.context.builder
         before = len(builder.added)
-        held = kept_weights_hold(self.spec, self.meaning, self.context)
-        given = held if exact is None else builder.logical("And", [exact, held])
+        held = assumed_of_rows(self.spec, self.meaning, self.context)
+        tests = [test for test in (exact, held) if test is not None]
         try:
-            return _check_site(self.graph, self.spec, emitted, given)
+            return _check_site(self.graph, self.spec, emitted, builder.logical("And", tests) if tests else None)
         finally:
             take_back(builder.added[before:])
 
