@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -241,7 +241,7 @@ def conjunction(parts: Iterable[Expression]) -> Expression:
 
 
 def disjunction(parts: Iterable[Expression]) -> Expression:
-    """Any of `parts`, flattened; what is never true falls out."""
+    """Any of `parts`, flattened; what is never true falls out, and what the others say already."""
     found: dict[Expression, None] = {}
     for part in parts:
         for item in part.parts if isinstance(part, Or) else (part,):
@@ -250,7 +250,29 @@ def disjunction(parts: Iterable[Expression]) -> Expression:
             if item != FALSE:
                 found[item] = None
     kept = tuple(found)
+    shorter = tuple(_where_others_fail(part, kept) for part in kept)
+    if shorter != kept:
+        return disjunction(shorter)
+    kept = tuple(part for part in kept if not any(_implies(part, other) for other in kept if other is not part))
     return FALSE if not kept else kept[0] if len(kept) == 1 else Or(kept)
+
+
+def _where_others_fail(part: Expression, others: Sequence[Expression]) -> Expression:
+    """`a or (not a and b)` is `a or b`: a part without what holds wherever one of the others does not."""
+    if not isinstance(part, And):
+        return part
+    failing = [negation(other) for other in others if isinstance(other, Compare)]
+    return conjunction(item for item in part.parts if not any(_implies(fails, item) for fails in failing))
+
+
+def _implies(one: Expression, other: Expression) -> bool:
+    """Whether the second holds wherever the first does: it is the same, or a comparison of no more."""
+    if one == other:
+        return True
+    if not isinstance(one, Compare) or not isinstance(other, Compare) or one.equal or other.equal:
+        return False
+    _, high = bounds(combine(other.form, one.form, -1))
+    return high is not None and _at_least(0, high)
 
 
 def choice(condition: Expression, chosen: Expression, other: Expression) -> Expression:

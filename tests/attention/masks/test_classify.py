@@ -314,6 +314,18 @@ def test_a_constant_that_counts_is_the_position_of_its_elements(numbers: str, re
 
 
 @pytest.mark.parametrize(
+    ("shift", "read"),
+    [(0, "j <= i + 2"), (1, "j <= i + 3"), (-2, "j <= 1 or j <= i")],
+    ids=["as far as the row", "one further", "two less, which leaves more than a triangle"],
+)
+def test_a_triangle_behind_earlier_positions_is_a_triangle(shift: int, read: str) -> None:
+    mask = f"""{POSITIONS} m1 = Constant<value_int={shift}>() moved = Add(i, m1) own = LessOrEqual(j, moved)
+        c1 = Constant<value_ints=[2]>() d = Concat<axis=0>(s1, c1) ones = ConstantOfShape<value=bool[1] {{1}}>(d) c = Concat<axis=1>(ones, own) {FILL}
+        m = Where(c, nothing, fill)"""
+    assert _over_six_keys("", mask) == read
+
+
+@pytest.mark.parametrize(
     ("front", "mode", "read"),
     [
         (0, "constant", "j <= t - 1 and mask[b, j]"),
