@@ -24,6 +24,7 @@ from onnx_attnfuse.fusion import capturing, dequantising, passes, quantising
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.fusion.shared_cache.counted import lengthen
+from onnx_attnfuse.fusion.shared_cache.laid_out import laid_out
 from onnx_attnfuse.fusion.shared_cache.merged import with_past
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, unknown_sizes
@@ -140,6 +141,13 @@ class Fusion:
                 note = f"of two decoders that were merged the one with a past is left; '{flag}' is no input any more"
                 return dataclasses.replace(report, notes=(*report.notes, note))
             note = f"of two decoders that are merged the one with a past was tried alone: {run.shared.note}"
+        laid = laid_out(model, self.catalogue.readers) if self.options.cache == "shared" and found is None else None
+        if laid is not None:
+            report = _report(Run(laid, self.options, self.catalogue, self.verifier, trace, dtype))
+            if report.decoder is not None:
+                model.graph = laid.graph
+                note = "the cache was laid out anew, keys and values of each layer as (batch, heads, positions, channels)"
+                return dataclasses.replace(report, notes=(*report.notes, note))
         report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
         return report if note is None else dataclasses.replace(report, notes=(*report.notes, note))
 

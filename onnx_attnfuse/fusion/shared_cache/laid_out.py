@@ -1,0 +1,169 @@
+"""Caches as a shared buffer lies, (batch, heads, positions, channels), where a model's inputs and outputs have them otherwise.
+
+    past (b, t, n, h) ── Concat ── present (b, t, n, h)        as      past (b, n, t, h) ── Concat ── present (b, n, t, h)
+
+Keys and values may also be parts of one input, `(2, b, n, t, h)`, and of one output. What a buffer is called by is another
+interface in any case, so each of them becomes an input and an output of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, length, replaced
+from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
+from onnx_attnfuse.attention.axes.views import IndexedValue, upward
+from onnx_attnfuse.attention.match.cache import appending
+from onnx_attnfuse.attention.match.candidates import find_candidates
+from onnx_attnfuse.attention.match.step_readers import Readers
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.edit import answer_shapes
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import GATHERS, REARRANGES, SLICES
+from onnx_attnfuse.graph.scopes import all_names, scopes
+from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.layout import shared_heads
+
+_POSITIONS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cached:
+    """The keys, or the values, of one attention."""
+
+    given: ir.Value
+    """The input of the model that the earlier ones are, or are a part of."""
+    new: IndexedValue
+    present: IndexedValue
+    earlier: Axes
+    """The layout of the earlier ones in a buffer."""
+    appended: Axes
+    whole: Axes
+    is_laid_out: bool
+    """Whether they are in that layout, and an input and an output by themselves."""
+
+
+def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
+    """A model with caches that lie as a buffer does.
+
+    Args:
+        model: The model, which is not changed.
+        readers: Readers of what stands inside of attentions.
+
+    Returns:
+        None where they lie so already, or where one is computed, or looked at by anything but its attention.
+    """
+    alone = model.clone()
+    scope = next(iter(scopes(alone)))
+    graph, facts = scope.graph, scope.facts
+    assert isinstance(graph, ir.Graph)
+    specs = [item.spec for item in find_candidates(scope, readers, True) if item.spec is not None and item.spec.cache]
+    caches = [cached for spec in specs for cached in _caches(spec, facts)]
+    if len(caches) < 2 * len(specs) or all(cached.is_laid_out for cached in caches):
+        return None
+    presents = {cached.present.value for cached in caches}
+    given_out = {output: parts for output in graph.outputs if (parts := _parts(output, presents))}
+    if sorted(map(id, (part for parts in given_out.values() for part in parts))) != sorted(map(id, presents)):
+        return None
+    builder = Builder(graph, facts, scope.opset, all_names(alone))
+    try:
+        return alone if _lay_out(graph, builder, caches, given_out) else None
+    except Refused:
+        return None
+
+
+def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
+    """The keys and the values of an attention, if both are parts of inputs that others are appended to."""
+    cache, axes, heads = spec.cache, spec.axes, shared_heads(spec)
+    assert cache is not None
+    for past, present, channels in zip(cache.past, cache.present, (axes.h, axes.v), strict=True):
+        appends, given = appending(present.value, facts), past
+        while (above := upward(given, facts, selecting=True)) is not None:
+            given = above
+        if appends is None or not given.value.is_graph_input() or given.value.const_value is not None:
+            return
+        place = next(at for at, axis in enumerate(past.axes) if axis == cache.past_axis)
+        new = appends.inputs[1]
+        assert new is not None
+
+        def layout(columns: Axis, channels: Axis = channels) -> Axes:
+            return axes.b, heads, columns, channels
+
+        yield _Cached(
+            given.value,
+            IndexedValue(new, replaced(present.axes, place, cache.new_axis)),
+            present,
+            layout(cache.past_axis),
+            layout(cache.new_axis),
+            layout(axes.j),
+            given.value is past.value and is_view(past, layout(cache.past_axis)) and present.value.is_graph_output(),
+        )
+
+
+def _parts(value: ir.Value, presents: set[ir.Value]) -> list[ir.Value]:
+    """The keys and values that an output consists of, in their order; none if there is anything else in it."""
+    if value in presents:
+        return [value]
+    node = value.producer()
+    if node is None or not is_standard(node, "Concat", *REARRANGES):
+        return []
+    read = [item for item in (node.inputs if node.op_type == "Concat" else node.inputs[:1]) if item is not None]
+    found = [_parts(item, presents) for item in read]
+    return [part for parts in found for part in parts] if all(found) else []
+
+
+def _lay_out(graph: ir.Graph, builder: Builder, caches: Sequence[_Cached], given_out: dict[ir.Value, list[ir.Value]]) -> bool:
+    """Gives each cache an input, a Concat and an output in its layout; whether nothing else needs those that were."""
+    facts, inputs, outputs = builder.facts, dict[ir.Value, list[ir.Value]](), dict[ir.Value, ir.Value]()
+    for cached in caches:
+        dims = [length(axis) for axis in cached.earlier]
+        given = cached.given
+        past = ir.Value(name=builder.name(f"{given.name}_laid_out"), shape=ir.Shape(map(_named, dims)), type=given.type)
+        facts.record(past, dims, facts.dtype(given))
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, Size) and len(dim.atoms) == 1 and facts.origins.get(dim.atoms[0].key, (None, 0))[0] is given:
+                facts.origins[dim.atoms[0].key] = (past, axis)
+        inputs.setdefault(given, []).append(past)
+        old, appends = cached.present.value, appending(cached.present.value, facts)
+        assert appends is not None
+        builder.at(appends)
+        new = arrange(builder, cached.new, cached.appended)
+        whole = [length(axis) for axis in cached.whole]
+        present = builder.node("Concat", [past, new], {"axis": _POSITIONS}, dims=whole, dtype=facts.dtype(old))
+        outputs[old] = present
+        seen = arrange(builder, IndexedValue(present, cached.whole), cached.present.axes)
+        for node, place in tuple(old.uses()):
+            if node is not present.producer():
+                node.replace_input_with(place, seen)
+    graph.inputs[:] = [new for value in graph.inputs for new in inputs.get(value, [value])]
+    results = [new for value in graph.outputs for new in ([outputs[part] for part in given_out.get(value, [])] or [value])]
+    graph.outputs[:] = results
+    sweep([*given_out, *outputs])
+    for given, parts in inputs.items():
+        _answer(given, builder)
+        if len(parts) == 1:
+            given.name, parts[0].name = None, given.name
+    graph.sort()
+    return not any(given.uses() for given in inputs)
+
+
+def _answer(given: ir.Value, builder: Builder) -> None:
+    """Gives whoever asks for the shape of a cache, or of a view of it, the same numbers from elsewhere."""
+    for node, _ in tuple(given.uses()):
+        if is_copy(node) or is_standard(node, *REARRANGES, *SLICES, *GATHERS):
+            for output in node.outputs:
+                _answer(output, builder)
+            sweep(node.outputs)
+    answer_shapes(given, builder)
+
+
+def _named(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)

@@ -1,0 +1,161 @@
+"""Caches that do not lie as (batch, heads, positions, channels), or of which keys and values are one input, as a buffer."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.support.bundled import BUNDLED
+from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
+
+_LLAMA = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
+_GPT2 = pathlib.Path(__file__).parent / "exports" / "gpt2_past__ts17__eager.onnx"
+_PADDINGS = {"none": [[1] * 6] * 2, "left": [[0, 0, 1, 1, 1, 1], [1] * 6], "holes": [[1, 0, 1, 1, 0, 1], [1] * 6]}
+_Dims = list[str | int]
+
+
+class _Interface:
+    """A decoder that gets another interface, by nodes in front of its inputs and behind its outputs."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.model = onnx.load(path)
+        self._graph = self.model.graph
+        self._front: list[onnx.NodeProto] = []
+        self.pasts = [item for item in self._graph.input if len(item.type.tensor_type.shape.dim) == 4]
+        self.presents = [item for item in self._graph.output if len(item.type.tensor_type.shape.dim) == 4]
+
+    @staticmethod
+    def dims(item: onnx.ValueInfoProto) -> _Dims:
+        return [dim.dim_param or dim.dim_value for dim in item.type.tensor_type.shape.dim]
+
+    def number(self, name: str, *numbers: int) -> str:
+        self._graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(numbers)], numbers))
+        return name
+
+    def node(self, op: str, inputs: list[str], output: str, front: bool = True, **attributes: object) -> None:
+        node = onnx.helper.make_node(op, inputs, [output], **attributes)
+        (self._front if front else self._graph.node).append(node)
+
+    def replace(self, old: list[onnx.ValueInfoProto], name: str, dims: _Dims) -> None:
+        """One input or output in the place of others."""
+        held = self._graph.input if old[0] in self._graph.input else self._graph.output
+        new = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims)
+        kept = [item for item in held if item not in old]
+        place = list(held).index(old[0])
+        del held[:]
+        held.extend([*kept[:place], new, *kept[place:]])
+
+    def done(self) -> onnx.ModelProto:
+        rest = list(self._graph.node)
+        del self._graph.node[:]
+        self._graph.node.extend([*self._front, *rest])
+        onnx.checker.check_model(self.model)
+        return self.model
+
+
+def _turned(*perm: int) -> Callable[[pathlib.Path], onnx.ModelProto]:
+    """Every cache transposed."""
+
+    def change(path: pathlib.Path) -> onnx.ModelProto:
+        made, back = _Interface(path), [perm.index(axis) for axis in range(4)]
+        for item in (*made.pasts, *made.presents):
+            front, name = item in made.pasts, f"{item.name}_turned"
+            made.replace([item], name, [made.dims(item)[axis] for axis in perm])
+            read, written = (name, item.name) if front else (item.name, name)
+            made.node("Transpose", [read], written, front, perm=back if front else perm)
+        return made.done()
+
+    return change
+
+
+def _flat(path: pathlib.Path) -> onnx.ModelProto:
+    """Every cache (batch, positions, heads times channels)."""
+    made = _Interface(path)
+    for item in (*made.pasts, *made.presents):
+        batch, heads, positions, channels = made.dims(item)
+        assert isinstance(heads, int)
+        assert isinstance(channels, int)
+        front, name = item in made.pasts, f"{item.name}_flat"
+        made.replace([item], name, [batch, positions, heads * channels])
+        if front:
+            made.node("Reshape", [name, made.number(f"{name}_shape", 0, 0, heads, channels)], f"{name}_wide")
+            made.node("Transpose", [f"{name}_wide"], item.name, perm=[0, 2, 1, 3])
+        else:
+            made.node("Transpose", [item.name], f"{name}_wide", front=False, perm=[0, 2, 1, 3])
+            made.node("Reshape", [f"{name}_wide", made.number(f"{name}_shape", 0, 0, -1)], name, front=False)
+    return made.done()
+
+
+def _stacked(path: pathlib.Path) -> onnx.ModelProto:
+    """Keys and values of each layer as one input and one output (2, batch, heads, positions, channels)."""
+    made = _Interface(path)
+    first = made.number("first_axis", 0)
+    for layer in range(len(made.pasts) // 2):
+        pair = made.pasts[2 * layer : 2 * layer + 2]
+        made.replace(pair, f"past_{layer}", [2, *made.dims(pair[0])])
+        for place, item in enumerate(pair):
+            made.node("Gather", [f"past_{layer}", _scalar(made, f"{item.name}_place", place)], item.name, axis=0)
+        pair = made.presents[2 * layer : 2 * layer + 2]
+        made.replace(pair, f"present_{layer}", [2, *made.dims(pair[0])])
+        for item in pair:
+            made.node("Unsqueeze", [item.name, first], f"{item.name}_row", front=False)
+        made.node("Concat", [f"{item.name}_row" for item in pair], f"present_{layer}", front=False, axis=0)
+    return made.done()
+
+
+def _scalar(made: _Interface, name: str, number: int) -> str:
+    made.model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [], [number]))
+    return name
+
+
+_LAYOUTS: dict[str, Callable[[pathlib.Path], onnx.ModelProto]] = {
+    "b t n h": _turned(0, 2, 1, 3),
+    "t b n h": _turned(2, 0, 1, 3),
+    "b n h t": _turned(0, 1, 3, 2),
+    "b t (n h)": _flat,
+    "2 b n t h": _stacked,
+}
+
+
+@pytest.mark.parametrize("path", [_LLAMA, _GPT2], ids=lambda path: path.stem)
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_what_is_served_gives_what_the_source_does(layout: str, path: pathlib.Path) -> None:
+    result = onnx_attnfuse.optimize(_LAYOUTS[layout](path), ep="cpu", cache="shared")
+    found = result.report.decoder
+    assert found is not None, result.report.notes
+    assert any("laid out anew" in note for note in result.report.notes)
+    onnx.checker.check_model(result.model)
+    assert found.past_keys == ("past_key_values.0.key", "past_key_values.1.key")
+    shapes = {item.name: _Interface.dims(item) for item in result.model.graph.input}
+    assert shapes[found.past_values[1]][1:] == [found.kv_heads, "max_sequence_length", found.head_size]
+    assert all(shapes[name][0] == shapes[found.input_ids][0] for name in found.past_keys)
+    for padding in _PADDINGS.values():
+        fed = steps(padding, (1, 1, 1))
+        assert_same_at_tokens(grown(onnx.load(path), found, fed), buffered(result.model, found, fed), fed)
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_the_interface_stays_where_the_cache_does_not_become_a_buffer(layout: str) -> None:
+    """An output of the earlier keys themselves: somebody looks at them."""
+    model = _LAYOUTS[layout](_LLAMA)
+    given = next(item for item in model.graph.input if "past" in item.name)
+    before = [item.name for item in model.graph.input]
+    model.graph.node.append(onnx.helper.make_node("ReduceMax", [given.name], ["largest"], keepdims=0))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("largest", onnx.TensorProto.FLOAT, []))
+    result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared")
+    assert result.report.decoder is None
+    assert [item.name for item in result.model.graph.input] == before
+    assert result.report.fused == 2
+
+
+def test_an_output_that_has_the_keys_twice_stays() -> None:
+    model = _stacked(_LLAMA)
+    node = next(node for node in model.graph.node if node.output[0] == "present_0")
+    node.input.append(node.input[0])
+    model.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 3
+    result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared")
+    assert result.report.decoder is None
