@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
@@ -26,6 +27,7 @@ from onnx_attnfuse.fusion.pass_context import Pass, PassContext, Run
 from onnx_attnfuse.fusion.shared_cache.counted import lengthen
 from onnx_attnfuse.fusion.shared_cache.laid_out import laid_out
 from onnx_attnfuse.fusion.shared_cache.merged import with_past
+from onnx_attnfuse.fusion.shared_cache.spelled import spell_out_cached
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, unknown_sizes
 from onnx_attnfuse.graph.scopes import count_ops, scopes
@@ -42,6 +44,7 @@ from onnx_attnfuse.verify.verifier import Verifier
 
 _FIND, _REWRITE = "find", "plan and rewrite"
 _ROTARY = "replacing rotary embeddings"
+_LAYING_OUT = Subject("laying the cache of a decoder out")
 PASSES: tuple[Pass, ...] = (
     Pass("spelling out operators of other providers", passes.spell_out_foreign, _REWRITE),
     Pass("taking out what does nothing", passes.drop_needless, _FIND),
@@ -129,6 +132,14 @@ class Fusion:
         return dataclasses.replace(report, failures=failed, notes=(*notes, *report.notes, *map(str, failed)))
 
     def _reported(self, model: ir.Model, trace: Trace | None, dtype: ir.DataType | None) -> Report:
+        """Fuses a model, where its cache is to be one buffer brought into a form that such a buffer can be made from."""
+        spelled = spell_out_cached(model, self.verifier) if self.options.cache == "shared" else Counter[str]()
+        report = self._served(model, trace, dtype)
+        words = ", ".join(f"{count} {op}" for op, count in sorted(spelled.items()))
+        note = f"spelled out, so that their cache can be one buffer: {words}"
+        return dataclasses.replace(report, notes=(*report.notes, note)) if spelled else report
+
+    def _served(self, model: ir.Model, trace: Trace | None, dtype: ir.DataType | None) -> Report:
         """Fuses a model; of two merged decoders the one with a past alone, where that makes its cache one buffer."""
         found = with_past(model) if self.options.cache == "shared" else None
         note = None
@@ -141,7 +152,10 @@ class Fusion:
                 note = f"of two decoders that were merged the one with a past is left; '{flag}' is no input any more"
                 return dataclasses.replace(report, notes=(*report.notes, note))
             note = f"of two decoders that are merged the one with a past was tried alone: {run.shared.note}"
-        laid = laid_out(model, self.catalogue.readers) if self.options.cache == "shared" and found is None else None
+        laid: ir.Model | None = None
+        if self.options.cache == "shared" and found is None:
+            with contained(_LAYING_OUT, model.graph.name or "main", None):
+                laid = laid_out(model, self.catalogue.readers)
         if laid is not None:
             report = _report(Run(laid, self.options, self.catalogue, self.verifier, trace, dtype))
             if report.decoder is not None:

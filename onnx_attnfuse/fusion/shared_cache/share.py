@@ -115,6 +115,10 @@ def _no_cache(graph: ir.Graph) -> str:
         if is_standard(node, "If") and any(is_attention(item) or is_standard(item, "Softmax") for item in inner):
             where = f"the cache is as it was: attentions are in branches of '{label(node)}'"
             return f"{where}, as where decoders with and without a past are merged; export the one with a past by itself"
+    if any(map(is_attention, graph)):
+        return (
+            "no attention has a cache that could be a buffer; some are operators already, start from the model as it was exported"
+        )
     return "no attention has a cache that could be a buffer"
 
 

@@ -320,8 +320,8 @@ def test_a_constant_that_counts_is_the_position_of_its_elements(numbers: str, re
 )
 def test_a_triangle_behind_earlier_positions_is_a_triangle(shift: int, read: str) -> None:
     mask = f"""{POSITIONS} m1 = Constant<value_int={shift}>() moved = Add(i, m1) own = LessOrEqual(j, moved)
-        c1 = Constant<value_ints=[2]>() d = Concat<axis=0>(s1, c1) ones = ConstantOfShape<value=bool[1] {{1}}>(d) c = Concat<axis=1>(ones, own) {FILL}
-        m = Where(c, nothing, fill)"""
+        c1 = Constant<value_ints=[2]>() d = Concat<axis=0>(s1, c1) ones = ConstantOfShape<value=bool[1] {{1}}>(d)
+        c = Concat<axis=1>(ones, own) {FILL} m = Where(c, nothing, fill)"""
     assert _over_six_keys("", mask) == read
 
 

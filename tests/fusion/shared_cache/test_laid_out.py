@@ -11,6 +11,7 @@ import pytest
 import onnx_attnfuse
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
+from tests.support.decoders import UNPADDED, decoder
 
 _LLAMA = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 _GPT2 = pathlib.Path(__file__).parent / "exports" / "gpt2_past__ts17__eager.onnx"
@@ -159,3 +160,23 @@ def test_an_output_that_has_the_keys_twice_stays() -> None:
     model.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 3
     result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared")
     assert result.report.decoder is None
+
+
+def test_operators_with_a_past_are_spelled_out_first() -> None:
+    model = decoder(seen=UNPADDED)
+    fused = onnx_attnfuse.optimize(model, ep="cpu", target="onnx.Attention")
+    assert [site.op for site in fused.report.sites] == ["Attention"] * 2
+    result = onnx_attnfuse.optimize(fused.model, ep="cpu", cache="shared")
+    found = result.report.decoder
+    assert found is not None, result.report.notes
+    assert "spelled out, so that their cache can be one buffer: 2 ai.onnx.Attention" in result.report.notes
+    fed = steps(_PADDINGS["none"], (1, 1, 1))
+    assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
+
+
+def test_a_buffer_that_is_one_already_stays() -> None:
+    once = onnx_attnfuse.optimize(onnx.load(_LLAMA), ep="cpu", cache="shared").model
+    again = onnx_attnfuse.optimize(once, ep="cpu", cache="shared")
+    assert again.report.decoder is None
+    assert any("start from the model as it was exported" in note for note in again.report.notes)
+    assert [node.op_type for node in again.model.graph.node] == [node.op_type for node in once.graph.node]
