@@ -89,6 +89,16 @@ def _identity(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None
     return indexed.axes
 
 
+def _own_type(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
+    """A Cast to the type that a value has, as TorchScript writes one where a module asks for the type of another.
+
+    What a graph gives out is left: it is known by that name, as the keys of a cache are.
+    """
+    value = node.inputs[0]
+    dtype = None if value is None or indexed.value.is_graph_output() else facts.dtype(value)
+    return indexed.axes if dtype is not None and attribute(node, "to") == dtype else None
+
+
 def _expand(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
     assert node.inputs[0] is not None
     dims = facts.dims(node.inputs[0])
@@ -207,6 +217,7 @@ def _unsqueeze(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | Non
 
 _Rule = Callable[[ir.Node, IndexedValue, Facts], "Axes | None"]
 _UPWARD: dict[str, _Rule] = {
+    "Cast": _own_type,
     "Flatten": _regroup,
     "Identity": _identity,
     "Reshape": _regroup,

@@ -134,8 +134,11 @@ def test_a_window_counts_tokens() -> None:
     _assert_serves(model, result, _LEFT, (1, 1, 1))
 
 
-def test_sinks_go_into_the_operator() -> None:
-    model = decoder(**SINKS)
+@pytest.mark.parametrize("cast", [False, True], ids=["as they are", "cast to the type that they have"])
+def test_sinks_go_into_the_operator(cast: bool) -> None:
+    more = SINKS["more"].replace("Concat<axis=-1>(masked{i}, wide_sink{i})", "Concat<axis=-1>(masked{i}, same{i})")
+    more = more.replace("both{i}", "same{i} = Cast<to=1>(wide_sink{i}) both{i}")
+    model = decoder(**(SINKS | {"more": more} if cast else SINKS))
     result = _shared(model)
     nodes = [node for node in result.model.graph.node if node.op_type == "GroupQueryAttention"]
     assert [bool(node.input[11]) for node in nodes] == [True, True]
