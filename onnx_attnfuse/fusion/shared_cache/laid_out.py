@@ -65,7 +65,8 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
     scope = next(iter(scopes(alone)))
     graph, facts = scope.graph, scope.facts
     assert isinstance(graph, ir.Graph)
-    specs = [item.spec for item in find_candidates(scope, readers, True) if item.spec is not None and item.spec.cache]
+    found = find_candidates(scope, readers, keep_outputs=True)
+    specs = [item.spec for item in found if item.spec is not None and item.spec.cache is not None]
     caches = [cached for spec in specs for cached in _caches(spec, facts)]
     if len(caches) < 2 * len(specs) or all(cached.is_laid_out for cached in caches):
         return None
