@@ -23,7 +23,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
     "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
     "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
-    "finite-exponentials": "exponentials of scores do not overflow where no maximum is subtracted first",
+    "finite-exponentials": "exponentials do not overflow, nor all of a row vanish, where its maximum is not subtracted first",
     "kept-weights": "where weights are masked behind a softmax and divided by their sum, what is kept is not lost in rounding",
     "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
