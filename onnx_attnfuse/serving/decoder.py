@@ -45,7 +45,7 @@ class ServedDecoder:
     """The inputs of the cache, one for each layer in the order of the layers; so are the next three."""
     past_values: tuple[str, ...]
     logits: str
-    """The output (b, s, vocab_size)."""
+    """The output (b, s, vocab_size), or (b, 1, vocab_size); (b, vocab_size) where `logits_by_entry`."""
     present_keys: tuple[str, ...]
     present_values: tuple[str, ...]
     window: int | None
@@ -59,5 +59,7 @@ class ServedDecoder:
     cross_keys: tuple[str, ...] = ()
     """The inputs (b, heads, positions, head_size) with keys that an encoder made, one for each layer; so are the next."""
     cross_values: tuple[str, ...] = ()
+    logits_by_entry: bool = False
+    """Whether there is one row of logits for each entry, with no axis of positions."""
     sizes: StepSizes | None = None
     """The sizes, where all of them are numbers; None: some are chosen when the model runs."""

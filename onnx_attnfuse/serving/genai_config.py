@@ -131,6 +131,9 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
     """Why onnxruntime-genai cannot run a decoder, with what to do about it; None where it can."""
     if not decoder.input_ids:
         return "onnxruntime-genai feeds tokens and the model takes embeddings; export it with its embedding"
+    if decoder.logits_by_entry:
+        what = f"onnxruntime-genai wants logits (batch, positions, words) and '{decoder.logits}' has no positions"
+        return f"{what}; export the model with all of them, or run it with ONNX Runtime by itself"
     if decoder.cross_keys and decoder.past_length is None:
         what = "of decoders with an encoder onnxruntime-genai runs Whisper's alone, without a mask"
         return f"{what}; name Whisper's config.json with --hf-config, or run the model with ONNX Runtime by itself"

@@ -391,6 +391,6 @@ def _of_tokens(left: Array, right: Array, keep: Array) -> tuple[Array, Array]:
     whole: Sequence[int] = keep.shape
     if left.shape != right.shape or left.ndim < 2 or left.shape[0] != whole[0]:
         return left, right
-    if left.shape[1] == whole[1]:
+    if left.shape[1] == whole[1] and (left.ndim > 2 or not np.issubdtype(left.dtype, np.floating)):
         return left[keep], right[keep]
     return left[keep[:, -1]], right[keep[:, -1]]

@@ -14,6 +14,7 @@ from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dim
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
@@ -36,6 +37,7 @@ class Interface:
     embeddings: ir.Value | None
     positions: ir.Value | None
     logits: ir.Value
+    logits_by_entry: bool
     hidden_size: int | None
     vocab_size: int | None
     context_length: int | None
@@ -57,9 +59,12 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     if tokens is None and not embedded:
         raise Refused("no-decoder", "the model has no input (batch, new positions) of tokens, or of their embeddings")
     presents = {value for site in sites for value in site.present}
-    outputs = [value for value in graph.outputs if value not in presents and facts.rank(value) == 3]
+    rest = [value for value in graph.outputs if value not in presents and facts.dtype(value) in FLOATS]
+    outputs = [value for value in rest if facts.rank(value) == 3] or [value for value in rest if facts.rank(value) == 2]
     if not outputs:
-        raise Refused("no-decoder", "the model has no output (batch, positions, channels) besides its cache")
+        raise Refused(
+            "no-decoder", "the model has no output (batch, positions, channels), or (batch, channels), besides its cache"
+        )
     table = None if tokens is None else next(map(facts.dims, _tables(tokens)), None)
     embedding = table if tokens is not None else facts.dims(embedded[0])
     hidden = embedding[-1] if embedding else None
@@ -70,6 +75,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         None if tokens is not None else embedded[0],
         positions,
         logits,
+        facts.rank(logits) == 2,
         hidden if isinstance(hidden, int) else None,
         width if isinstance(width, int) else None,
         _context_length(graph, tokens, facts),
@@ -199,6 +205,7 @@ def served(
         past_keys=tuple(item.site.past[0].name or "" for item in attended),
         past_values=tuple(item.site.past[1].name or "" for item in attended),
         logits=interface.logits.name or "",
+        logits_by_entry=interface.logits_by_entry,
         present_keys=tuple(item.present[0].name or "" for item in attended),
         present_values=tuple(item.present[1].name or "" for item in attended),
         window=windows.pop() if len(windows) == 1 else None,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pathlib
 
+import numpy as np
 import onnx
+import pytest
 
 import onnx_attnfuse
+from onnx_attnfuse.serving.genai_config import unfit
 from tests.support.bundled import BUNDLED
+from tests.support.decoder_loops import buffered, grown, steps
 
 _LLAMA = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 _EXPORTS = pathlib.Path(__file__).parent / "exports"
@@ -64,3 +68,34 @@ def test_positions_of_one_row_for_all_entries_are_another_input() -> None:
     assert found is not None
     assert (found.position_ids, found.others) == (None, ("position_ids",))
     assert [site.verified is not None for site in result.report.sites] == [True, True]
+
+
+@pytest.mark.parametrize("padding", [[[1] * 6] * 2, [[0, 0, 1, 1, 1, 1], [1] * 6]], ids=["none", "left"])
+def test_one_row_of_logits_for_each_entry(padding: list[list[int]]) -> None:
+    model = onnx.load(_LLAMA)
+    graph = model.graph
+    next(node for node in graph.node if "logits" in node.output).output[0] = "every"
+    graph.initializer.append(onnx.helper.make_tensor("last", onnx.TensorProto.INT64, [], [-1]))
+    graph.node.append(onnx.helper.make_node("Gather", ["every", "last"], ["logits"], axis=1))
+    logits = next(item for item in graph.output if item.name == "logits")
+    logits.CopyFrom(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 99]))
+    result = _shared(model)
+    found = result.report.decoder
+    assert found is not None, result.report.notes
+    assert (found.logits, found.vocab_size, found.logits_by_entry) == ("logits", 99, True)
+    assert "has no positions" in (unfit(found) or "")
+    fed = steps(padding, (1, 1))
+    for old, new in zip(grown(model, found, fed), buffered(result.model, found, fed), strict=True):
+        np.testing.assert_allclose(new, old, atol=2e-4, rtol=1e-3)
+
+
+def test_tokens_that_were_chosen_are_no_logits() -> None:
+    model = onnx.load(_LLAMA)
+    graph = model.graph
+    next(node for node in graph.node if "logits" in node.output).output[0] = "every"
+    graph.node.append(onnx.helper.make_node("ArgMax", ["every"], ["logits"], axis=2, keepdims=0))
+    logits = next(item for item in graph.output if item.name == "logits")
+    logits.CopyFrom(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.INT64, ["batch", "seq"]))
+    result = _shared(model)
+    assert result.report.decoder is None
+    assert any("no output (batch, positions, channels)" in note for note in result.report.notes)
