@@ -14,7 +14,7 @@ import onnxruntime
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
 Array = npt.NDArray[Any]
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
     past (b, t, n, h) ── Concat ── present (b, t, n, h)        as      past (b, n, t, h) ── Concat ── present (b, n, t, h)
 
 Keys and values may also be parts of one input, `(2, b, n, t, h)`, and of one output. What a buffer is called by is another
-interface in any case, so each of them becomes an input and an output of its own.
+interface in any case, so each of them becomes an input and an output of its own. A mask `(b, 1, 1, t)` becomes `(b, t)`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import shared_heads
 
 _POSITIONS = 2
+_OF_MASK = (0, -1)
+"""The axes of a mask that are those of its entries and positions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,8 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
     found = find_candidates(scope, readers, keep_outputs=True)
     specs = [item.spec for item in found if item.spec is not None and item.spec.cache is not None]
     caches = [cached for spec in specs for cached in _caches(spec, facts)]
-    if len(caches) < 2 * len(specs) or all(cached.is_laid_out for cached in caches):
+    masks = [value for value in graph.inputs if specs and _is_thin(value, length(specs[0].axes.b), facts)]
+    if len(caches) < 2 * len(specs) or (all(cached.is_laid_out for cached in caches) and not masks):
         return None
     presents = {cached.present.value for cached in caches}
     given_out = {output: parts for output in graph.outputs if (parts := _parts(output, presents))}
@@ -76,6 +79,8 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
         return None
     builder = Builder(graph, facts, scope.opset, all_names(alone))
     try:
+        for mask in masks:
+            _flatten(graph, builder, mask)
         return alone if _lay_out(graph, builder, caches, given_out) else None
     except Refused:
         return None
@@ -109,6 +114,38 @@ def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
         )
 
 
+def _is_thin(value: ir.Value, batch: Dim, facts: Facts) -> bool:
+    """Whether an input has a truth value or whole number for each entry and position, and axes of length 1 between."""
+    dims, dtype = facts.dims(value), facts.dtype(value)
+    if dims is None or dtype is None or dtype.is_floating_point() or value.const_value is not None:
+        return False
+    return len(dims) > len(_OF_MASK) and dims[0] == batch and set(dims[1:-1]) == {1} and dims[-1] != 1
+
+
+def _flatten(graph: ir.Graph, builder: Builder, mask: ir.Value) -> None:
+    """Gives a mask the axes of entries and positions alone."""
+    facts, dims = builder.facts, builder.facts.dims(mask)
+    assert dims is not None
+    flat = _input(builder, mask, [dims[axis] for axis in _OF_MASK])
+    builder.at(next(iter(graph)))
+    thin = builder.reshape(flat, dims)
+    mask.replace_all_uses_with(thin)
+    facts.copy(mask, thin)
+    graph.inputs[list(graph.inputs).index(mask)] = flat
+    flat.name, mask.name = mask.name, None
+
+
+def _input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+    """A new input with what another held, of which sizes are asked from now on."""
+    facts = builder.facts
+    new = ir.Value(name=builder.name(f"{given.name}_laid_out"), shape=ir.Shape(map(_named, dims)), type=given.type)
+    facts.record(new, dims, facts.dtype(given))
+    for axis, dim in enumerate(dims):
+        if isinstance(dim, Size) and len(dim.atoms) == 1 and facts.origins.get(dim.atoms[0].key, (None, 0))[0] is given:
+            facts.origins[dim.atoms[0].key] = (new, axis)
+    return new
+
+
 def _parts(value: ir.Value, presents: set[ir.Value]) -> list[ir.Value]:
     """The keys and values that an output consists of, in their order; none if there is anything else in it."""
     if value in presents:
@@ -125,14 +162,8 @@ def _lay_out(graph: ir.Graph, builder: Builder, caches: Sequence[_Cached], given
     """Gives each cache an input, a Concat and an output in its layout; whether nothing else needs those that were."""
     facts, inputs, outputs = builder.facts, dict[ir.Value, list[ir.Value]](), dict[ir.Value, ir.Value]()
     for cached in caches:
-        dims = [length(axis) for axis in cached.earlier]
-        given = cached.given
-        past = ir.Value(name=builder.name(f"{given.name}_laid_out"), shape=ir.Shape(map(_named, dims)), type=given.type)
-        facts.record(past, dims, facts.dtype(given))
-        for axis, dim in enumerate(dims):
-            if isinstance(dim, Size) and len(dim.atoms) == 1 and facts.origins.get(dim.atoms[0].key, (None, 0))[0] is given:
-                facts.origins[dim.atoms[0].key] = (past, axis)
-        inputs.setdefault(given, []).append(past)
+        past = _input(builder, cached.given, [length(axis) for axis in cached.earlier])
+        inputs.setdefault(cached.given, []).append(past)
         old, appends = cached.present.value, appending(cached.present.value, facts)
         assert appends is not None
         builder.at(appends)
