@@ -20,14 +20,17 @@ from onnx_attnfuse.attention.match.cache import appending
 from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.shared_cache.inputs import new_input
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
+from onnx_attnfuse.fusion.shared_cache.static import is_static
+from onnx_attnfuse.fusion.shared_cache.turned import buffers, turn
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import GATHERS, REARRANGES, SLICES
 from onnx_attnfuse.graph.scopes import all_names, scopes
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.layout import shared_heads
@@ -69,9 +72,14 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
     assert isinstance(graph, ir.Graph)
     found = find_candidates(scope, readers, keep_outputs=True)
     specs = [item.spec for item in found if item.spec is not None and item.spec.cache is not None]
+    filled = [item.spec for item in found if item.spec is not None and is_static(item.spec)]
     caches = [cached for spec in specs for cached in _caches(spec, facts)]
-    masks = [value for value in graph.inputs if specs and _is_thin(value, length(specs[0].axes.b), facts)]
-    if len(caches) < 2 * len(specs) or (all(cached.is_laid_out for cached in caches) and not masks):
+    held = [buffer for spec in filled for buffer in buffers(spec)]
+    batch = next((length(spec.axes.b) for spec in (*specs, *filled)), None)
+    masks = [value for value in graph.inputs if batch is not None and _is_thin(value, batch, facts)]
+    if len(caches) < 2 * len(specs) or len(held) < 2 * len(filled):
+        return None
+    if all(item.is_laid_out for item in (*caches, *held)) and not masks:
         return None
     presents = {cached.present.value for cached in caches}
     given_out = {output: parts for output in graph.outputs if (parts := _parts(output, presents))}
@@ -81,6 +89,7 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
     try:
         for mask in masks:
             _flatten(graph, builder, mask)
+        turn(graph, builder, [buffer for buffer in held if not buffer.is_laid_out])
         return alone if _lay_out(graph, builder, caches, given_out) else None
     except Refused:
         return None
@@ -126,24 +135,13 @@ def _flatten(graph: ir.Graph, builder: Builder, mask: ir.Value) -> None:
     """Gives a mask the axes of entries and positions alone."""
     facts, dims = builder.facts, builder.facts.dims(mask)
     assert dims is not None
-    flat = _input(builder, mask, [dims[axis] for axis in _OF_MASK])
+    flat = new_input(builder, mask, [dims[axis] for axis in _OF_MASK])
     builder.at(next(iter(graph)))
     thin = builder.reshape(flat, dims)
     mask.replace_all_uses_with(thin)
     facts.copy(mask, thin)
     graph.inputs[list(graph.inputs).index(mask)] = flat
     flat.name, mask.name = mask.name, None
-
-
-def _input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:
-    """A new input with what another held, of which sizes are asked from now on."""
-    facts = builder.facts
-    new = ir.Value(name=builder.name(f"{given.name}_laid_out"), shape=ir.Shape(map(_named, dims)), type=given.type)
-    facts.record(new, dims, facts.dtype(given))
-    for axis, dim in enumerate(dims):
-        if isinstance(dim, Size) and len(dim.atoms) == 1 and facts.origins.get(dim.atoms[0].key, (None, 0))[0] is given:
-            facts.origins[dim.atoms[0].key] = (new, axis)
-    return new
 
 
 def _parts(value: ir.Value, presents: set[ir.Value]) -> list[ir.Value]:
@@ -162,7 +160,7 @@ def _lay_out(graph: ir.Graph, builder: Builder, caches: Sequence[_Cached], given
     """Gives each cache an input, a Concat and an output in its layout; whether nothing else needs those that were."""
     facts, inputs, outputs = builder.facts, dict[ir.Value, list[ir.Value]](), dict[ir.Value, ir.Value]()
     for cached in caches:
-        past = _input(builder, cached.given, [length(axis) for axis in cached.earlier])
+        past = new_input(builder, cached.given, [length(axis) for axis in cached.earlier])
         inputs.setdefault(cached.given, []).append(past)
         old, appends = cached.present.value, appending(cached.present.value, facts)
         assert appends is not None
@@ -195,7 +193,3 @@ def _answer(given: ir.Value, builder: Builder) -> None:
                 _answer(output, builder)
             sweep(node.outputs)
     answer_shapes(given, builder)
-
-
-def _named(dim: Dim) -> int | str:
-    return dim if isinstance(dim, int) else str(dim)

@@ -40,8 +40,8 @@ def _is_written(indexed: IndexedValue) -> bool:
     node = writer(indexed.value)
     if node is None or node.inputs[0] is None:
         return False
-    below = _behind(IndexedValue(node.inputs[0], indexed.axes)).value
-    return below.is_graph_input() or bool(_outputs(indexed.value, indexed.axes))
+    below = behind(IndexedValue(node.inputs[0], indexed.axes)).value
+    return below.is_graph_input() or bool(outputs_of(indexed.value, indexed.axes))
 
 
 def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> CachedSite:
@@ -188,12 +188,12 @@ def _indexed(
         Refused: They are no input or no output.
     """
     axes = source.indexed.axes
-    past = _behind(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
+    past = behind(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
     if not past.value.is_graph_input() or past.value.const_value is not None:
         raise Refused(
             "cache-kept", f"the buffer '{past.value.name}' is no input of the model; export it with its cache as inputs"
         )
-    outputs = list(_outputs(write.written, replaced(axes, write.axis, key_axis)))
+    outputs = list(outputs_of(write.written, replaced(axes, write.axis, key_axis)))
     if not outputs:
         message = f"the buffer that '{write.node.name}' writes is no output of the model; export it with its cache as outputs"
         raise Refused("cache-kept", message)
@@ -201,7 +201,7 @@ def _indexed(
     return past, new, outputs[0]
 
 
-def _behind(indexed: IndexedValue) -> IndexedValue:
+def behind(indexed: IndexedValue) -> IndexedValue:
     """The value that another one is a copy or transpose of."""
     value = indexed.value
     axes: Axes = indexed.axes
@@ -214,13 +214,13 @@ def _behind(indexed: IndexedValue) -> IndexedValue:
     return IndexedValue(value, axes)
 
 
-def _outputs(value: ir.Value, axes: Axes) -> list[IndexedValue]:
+def outputs_of(value: ir.Value, axes: Axes) -> list[IndexedValue]:
     """A value and its copies and transposes, those that are outputs of the model."""
     found = [IndexedValue(value, axes)] if value.is_graph_output() else []
     for node, _ in value.uses():
         if is_copy(node):
-            found += _outputs(node.outputs[0], axes)
+            found += outputs_of(node.outputs[0], axes)
         elif is_standard(node, "Transpose"):
             perm: list[int] = attribute(node, "perm") or [*range(len(axes))][::-1]
-            found += _outputs(node.outputs[0], tuple(axes[place] for place in perm))
+            found += outputs_of(node.outputs[0], tuple(axes[place] for place in perm))
     return found

@@ -12,70 +12,16 @@ import onnx_attnfuse
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import assert_same_at_tokens, buffered, grown, steps
 from tests.support.decoders import UNPADDED, decoder
+from tests.support.interfaces import Interface, turned
 
 _LLAMA = next(path for path in BUNDLED if path.stem == "llama_past__dyn18__sdpa")
 _GPT2 = pathlib.Path(__file__).parent / "exports" / "gpt2_past__ts17__eager.onnx"
 _PADDINGS = {"none": [[1] * 6] * 2, "left": [[0, 0, 1, 1, 1, 1], [1] * 6], "holes": [[1, 0, 1, 1, 0, 1], [1] * 6]}
-_Dims = list[str | int]
-
-
-class _Interface:
-    """A decoder that gets another interface, by nodes in front of its inputs and behind its outputs."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.model = onnx.load(path)
-        self._graph = self.model.graph
-        self._front: list[onnx.NodeProto] = []
-        self.pasts = [item for item in self._graph.input if len(item.type.tensor_type.shape.dim) == 4]
-        self.presents = [item for item in self._graph.output if len(item.type.tensor_type.shape.dim) == 4]
-
-    @staticmethod
-    def dims(item: onnx.ValueInfoProto) -> _Dims:
-        return [dim.dim_param or dim.dim_value for dim in item.type.tensor_type.shape.dim]
-
-    def number(self, name: str, *numbers: int) -> str:
-        self._graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [len(numbers)], numbers))
-        return name
-
-    def node(self, op: str, inputs: list[str], output: str, front: bool = True, **attributes: object) -> None:
-        node = onnx.helper.make_node(op, inputs, [output], **attributes)
-        (self._front if front else self._graph.node).append(node)
-
-    def replace(self, old: list[onnx.ValueInfoProto], name: str, dims: _Dims, dtype: int = onnx.TensorProto.FLOAT) -> None:
-        """One input or output in the place of others."""
-        held = self._graph.input if old[0] in self._graph.input else self._graph.output
-        new = onnx.helper.make_tensor_value_info(name, dtype, dims)
-        kept = [item for item in held if item not in old]
-        place = list(held).index(old[0])
-        del held[:]
-        held.extend([*kept[:place], new, *kept[place:]])
-
-    def done(self) -> onnx.ModelProto:
-        rest = list(self._graph.node)
-        del self._graph.node[:]
-        self._graph.node.extend([*self._front, *rest])
-        onnx.checker.check_model(self.model)
-        return self.model
-
-
-def _turned(*perm: int) -> Callable[[pathlib.Path], onnx.ModelProto]:
-    """Every cache transposed."""
-
-    def change(path: pathlib.Path) -> onnx.ModelProto:
-        made, back = _Interface(path), [perm.index(axis) for axis in range(4)]
-        for item in (*made.pasts, *made.presents):
-            front, name = item in made.pasts, f"{item.name}_turned"
-            made.replace([item], name, [made.dims(item)[axis] for axis in perm])
-            read, written = (name, item.name) if front else (item.name, name)
-            made.node("Transpose", [read], written, front, perm=back if front else perm)
-        return made.done()
-
-    return change
 
 
 def _flat(path: pathlib.Path) -> onnx.ModelProto:
     """Every cache (batch, positions, heads times channels)."""
-    made = _Interface(path)
+    made = Interface(path)
     for item in (*made.pasts, *made.presents):
         batch, heads, positions, channels = made.dims(item)
         assert isinstance(heads, int)
@@ -93,7 +39,7 @@ def _flat(path: pathlib.Path) -> onnx.ModelProto:
 
 def _stacked(path: pathlib.Path) -> onnx.ModelProto:
     """Keys and values of each layer as one input and one output (2, batch, heads, positions, channels)."""
-    made = _Interface(path)
+    made = Interface(path)
     first = made.number("first_axis", 0)
     for layer in range(len(made.pasts) // 2):
         pair = made.pasts[2 * layer : 2 * layer + 2]
@@ -110,7 +56,7 @@ def _stacked(path: pathlib.Path) -> onnx.ModelProto:
 
 def _wide_mask(path: pathlib.Path) -> onnx.ModelProto:
     """The mask (batch, 1, 1, positions), as models for a fixed attention have it."""
-    made = _Interface(path)
+    made = Interface(path)
     mask = next(item for item in made.model.graph.input if item.name == "attention_mask")
     batch, positions = made.dims(mask)
     for node in made.model.graph.node:
@@ -121,15 +67,15 @@ def _wide_mask(path: pathlib.Path) -> onnx.ModelProto:
     return made.done()
 
 
-def _scalar(made: _Interface, name: str, number: int) -> str:
+def _scalar(made: Interface, name: str, number: int) -> str:
     made.model.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [], [number]))
     return name
 
 
 _LAYOUTS: dict[str, Callable[[pathlib.Path], onnx.ModelProto]] = {
-    "b t n h": _turned(0, 2, 1, 3),
-    "t b n h": _turned(2, 0, 1, 3),
-    "b n h t": _turned(0, 1, 3, 2),
+    "b t n h": turned(0, 2, 1, 3),
+    "t b n h": turned(2, 0, 1, 3),
+    "b n h t": turned(0, 1, 3, 2),
     "b t (n h)": _flat,
     "2 b n t h": _stacked,
     "mask b 1 1 t": _wide_mask,
@@ -145,7 +91,7 @@ def test_what_is_served_gives_what_the_source_does(layout: str, path: pathlib.Pa
     assert any("laid out anew" in note for note in result.report.notes)
     onnx.checker.check_model(result.model)
     assert found.past_keys == ("past_key_values.0.key", "past_key_values.1.key")
-    shapes = {item.name: _Interface.dims(item) for item in result.model.graph.input}
+    shapes = {item.name: Interface.dims(item) for item in result.model.graph.input}
     assert shapes[found.past_values[1]][1:] == [found.kv_heads, "max_sequence_length", found.head_size]
     assert all(shapes[name][0] == shapes[found.input_ids][0] for name in found.past_keys)
     for padding in _PADDINGS.values():

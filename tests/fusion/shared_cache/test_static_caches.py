@@ -18,6 +18,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from tests.support.decoder_loops import Array, Fed, assert_same_at_tokens, buffered, named, session, steps
 from tests.support.decoders import decoder
+from tests.support.interfaces import turned
 
 _EXPORTS = sorted((pathlib.Path(__file__).parent / "static_exports").glob("*.onnx"))
 """Exports by `python -m models.export --only NAME`, without the lines of Python that nodes are from."""
@@ -84,6 +85,15 @@ def test_real_exports_give_the_same_in_a_loop(path: pathlib.Path) -> None:
         if not path.stem.startswith("gemma2") or name in {"none", "left"}:
             _assert_serves(model, result, padding, (1, 1, 1))
     _assert_serves(model, result, [[1, 1, 1, 1]], (3, 1, 2, 1))
+
+
+@pytest.mark.parametrize("path", [path for path in _EXPORTS if not path.stem.startswith("gemma2")], ids=lambda path: path.stem)
+@pytest.mark.parametrize("perm", [(0, 2, 1, 3), (2, 0, 1, 3)], ids=["b t n h", "t b n h"])
+def test_buffers_in_another_layout_are_laid_out_anew(path: pathlib.Path, perm: tuple[int, ...]) -> None:
+    result = _shared(turned(*perm)(path))
+    assert any("laid out anew" in note for note in result.report.notes)
+    for padding in _PADDINGS.values():
+        _assert_serves(onnx.load(path), result, padding, (1, 1))
 
 
 def test_the_interface_is_that_of_a_cache_that_grew() -> None:
