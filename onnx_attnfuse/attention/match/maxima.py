@@ -46,7 +46,7 @@ def is_one_for_all_keys(step: Shifted, axes: Axes, key_axis: Axis, facts: Facts)
 
 
 def _before(node: ir.Node, facts: Facts) -> ir.Value | None:
-    """What a node repeats, casts, or takes the maximum of with -inf, as JAX begins one with."""
+    """The value that a node repeats, casts, or takes the maximum of with -inf, as JAX begins one with."""
     if is_standard(node, "Max") and len(node.inputs) == 2:
         for value, other in (node.inputs, node.inputs[::-1]):
             if other is not None and facts.number(other) == -math.inf:

@@ -88,7 +88,7 @@ def _through(
 
 
 def _mixture(node: ir.Node, index: int, indexed: IndexedValue, key_axis: Axis, facts: Facts) -> IndexedValue | None:
-    """What a node makes of the weights where it keeps their columns and sums over others of their axes, as heads; else None."""
+    """The weights mixed by a node that keeps their columns and sums over others of their axes, as heads; None if it does not."""
     dims, before = facts.dims(node.outputs[0]), facts.dims(indexed.value)
     if dims is None or before is None or index > 1:
         return None

@@ -74,7 +74,7 @@ def _starts(node: ir.Node, facts: Facts) -> tuple[int, ...] | None:
 
 
 def _above(value: ir.Value, place: _Place, facts: Facts) -> tuple[ir.Value, _Place] | None:
-    """What a value is a view of, and the index there; None where it is none of these views."""
+    """The value that another one is a view of, and the index there; None where it is none of these views."""
     node = value.producer()
     source = None if node is None or not node.inputs else node.inputs[0]
     if node is None or source is None or not is_standard(node, "Expand", "Identity", "Reshape", "Slice", "Transpose"):

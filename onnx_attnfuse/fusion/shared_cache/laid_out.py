@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, length, replaced
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
 from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.attention.match.cache import appending
@@ -105,6 +105,8 @@ def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
             given = above
         if appends is None or not given.value.is_graph_input() or given.value.const_value is not None:
             return
+        if _running(given.axes) != _running(past.axes):  # repeated, so that a buffer holds more than is given
+            return
         place = next(at for at, axis in enumerate(past.axes) if axis == cache.past_axis)
         new = appends.inputs[1]
         assert new is not None
@@ -121,6 +123,11 @@ def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
             layout(axes.j),
             given.value is past.value and is_view(past, layout(cache.past_axis)) and present.value.is_graph_output(),
         )
+
+
+def _running(axes: Axes) -> set[Factor]:
+    """The factors that axes run over, not those of which a part is chosen."""
+    return {leaf for axis in axes for leaf in leaves(axis) if leaf.position is None}
 
 
 def _is_thin(value: ir.Value, batch: Dim, facts: Facts) -> bool:
