@@ -160,7 +160,8 @@ class Fusion:
             report = _report(Run(laid, self.options, self.catalogue, self.verifier, trace, dtype))
             if report.decoder is not None:
                 model.graph = laid.graph
-                note = "the cache was laid out anew, keys and values of each layer as (batch, heads, positions, channels)"
+                what = "keys and values of each layer as (batch, heads, positions, channels), a mask as (batch, positions)"
+                note = f"the cache was laid out anew, {what}"
                 return dataclasses.replace(report, notes=(*report.notes, note))
         report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
         return report if note is None else dataclasses.replace(report, notes=(*report.notes, note))

@@ -23,7 +23,7 @@ def refuse_cache(spec: AttentionSpec, kv_heads: Axis) -> Reason | None:
         return Reason("v-head-size", "a cache wants values of the head size of the keys")
     for columns, pair in ((cache.past_axis, cache.past), (axes.j, cache.present)):
         for indexed, channels in zip(pair, (axes.h, axes.v), strict=True):
-            if not is_view(indexed, _layout(spec, kv_heads, columns, channels)):
+            if not is_view(indexed, cache_layout(spec, kv_heads, columns, channels)):
                 return Reason("cache-layout", f"'{indexed.value.name}' does not lie as batch, heads, positions, channels")
     return None
 
@@ -32,7 +32,7 @@ def past(builder: Builder, spec: AttentionSpec, cache: Cache, kv_heads: Axis) ->
     """Keys and values of earlier positions as (b, n, p, h)."""
     axes = spec.axes
     key, value = (
-        arrange(builder, indexed, _layout(spec, kv_heads, cache.past_axis, channels))
+        arrange(builder, indexed, cache_layout(spec, kv_heads, cache.past_axis, channels))
         for indexed, channels in zip(cache.past, (axes.h, axes.v), strict=True)
     )
     return key, value
@@ -45,7 +45,7 @@ def presents(
     axes = spec.axes
     found: list[tuple[ir.Value, ir.Value]] = []
     for old, output, channels in zip(cache.present, node.outputs[1:3], (axes.h, axes.v), strict=True):
-        layout = _layout(spec, kv_heads, axes.j, channels)
+        layout = cache_layout(spec, kv_heads, axes.j, channels)
         builder.facts.record(output, [length(axis) for axis in layout], spec.dtype)
         found.append((old.value, arrange(builder, IndexedValue(output, layout), old.axes)))
     return tuple(found)
@@ -63,5 +63,6 @@ def _at_most(builder: Builder, dim: Dim, most: int) -> ir.Value:
     return builder.reshape(seen, [])
 
 
-def _layout(spec: AttentionSpec, kv_heads: Axis, columns: Axis, channels: Axis) -> Axes:
+def cache_layout(spec: AttentionSpec, kv_heads: Axis, columns: Axis, channels: Axis) -> Axes:
+    """The layout of a cache that operators take: batch, heads, positions, channels."""
     return spec.axes.b, kv_heads, columns, channels

@@ -25,7 +25,7 @@ from onnx_attnfuse.verify.input_kinds import kinds
 
 LENGTH, TOTAL = "max_sequence_length", "total_sequence_length"
 """The names of the buffer's length, and of that of an added mask."""
-_POSITIONS = 2
+POSITIONS = 2
 """The axis of positions in a cache, (b, heads, positions, channels)."""
 
 
@@ -87,7 +87,7 @@ def _logits(outputs: Sequence[ir.Value], words: Dim | None, hidden: Dim | None, 
     widths = [(value, (facts.dims(value) or (None,))[-1]) for value in outputs]
     of_words = [value for value, width in widths if width is not None and width == words]
     others = [value for value, width in widths if width != hidden]
-    return next(iter([*of_words, *others, *outputs]))
+    return [*of_words, *others, *outputs][0]
 
 
 def _tables(tokens: ir.Value) -> Iterator[ir.Value]:
@@ -162,7 +162,7 @@ def settle(builder: Builder, attended: Sequence[Attended]) -> None:
         value.name = builder.name(name)
     for item in attended:
         for past, present in zip(item.site.past, item.present, strict=True):
-            dims = [LENGTH if axis == _POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
+            dims = [LENGTH if axis == POSITIONS else dim for axis, dim in enumerate(past.shape or ())]
             past.shape, present.shape = ir.Shape(dims), ir.Shape(dims)
             present.type = past.type
 

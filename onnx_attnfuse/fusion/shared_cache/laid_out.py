@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, replaced
+from onnx_attnfuse.attention.axes.factors import Axes, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.rearrange import arrange, is_view
 from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.attention.match.cache import appending
@@ -21,6 +21,7 @@ from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.inputs import new_input
+from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.fusion.shared_cache.static import is_static
 from onnx_attnfuse.fusion.shared_cache.turned import buffers, turn
@@ -33,9 +34,9 @@ from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.targets.cache import cache_layout
 from onnx_attnfuse.targets.layout import shared_heads
 
-_POSITIONS = 2
 _OF_MASK = (0, -1)
 """The axes of a mask that are those of its entries and positions."""
 
@@ -110,18 +111,17 @@ def _caches(spec: AttentionSpec, facts: Facts) -> Iterator[_Cached]:
         place = next(at for at, axis in enumerate(past.axes) if axis == cache.past_axis)
         new = appends.inputs[1]
         assert new is not None
-
-        def layout(columns: Axis, channels: Axis = channels) -> Axes:
-            return axes.b, heads, columns, channels
-
+        earlier, appended, whole = (
+            cache_layout(spec, heads, columns, channels) for columns in (cache.past_axis, cache.new_axis, axes.j)
+        )
         yield _Cached(
             given.value,
             IndexedValue(new, replaced(present.axes, place, cache.new_axis)),
             present,
-            layout(cache.past_axis),
-            layout(cache.new_axis),
-            layout(axes.j),
-            given.value is past.value and is_view(past, layout(cache.past_axis)) and present.value.is_graph_output(),
+            earlier,
+            appended,
+            whole,
+            given.value is past.value and is_view(past, earlier) and present.value.is_graph_output(),
         )
 
 
@@ -174,7 +174,7 @@ def _lay_out(graph: ir.Graph, builder: Builder, caches: Sequence[_Cached], given
         builder.at(appends)
         new = arrange(builder, cached.new, cached.appended)
         whole = [length(axis) for axis in cached.whole]
-        present = builder.node("Concat", [past, new], {"axis": _POSITIONS}, dims=whole, dtype=facts.dtype(old))
+        present = builder.node("Concat", [past, new], {"axis": POSITIONS}, dims=whole, dtype=facts.dtype(old))
         outputs[old] = present
         seen = arrange(builder, IndexedValue(present, cached.whole), cached.present.axes)
         for node, place in tuple(old.uses()):

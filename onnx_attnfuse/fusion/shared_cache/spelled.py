@@ -28,5 +28,4 @@ def spell_out_cached(model: ir.Model, verifier: Verifier) -> Counter[str]:
         for node in cached:
             name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
             done[name] += spell_out(graph, node).status == "unfused"
-        scope.graph.sort()
     return +done

@@ -17,6 +17,7 @@ from onnx_attnfuse.fusion.shared_cache.inputs import new_input
 from onnx_attnfuse.fusion.shared_cache.static import behind, outputs_of
 from onnx_attnfuse.fusion.shared_cache.writes import writer
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.targets.cache import cache_layout
 from onnx_attnfuse.targets.layout import shared_heads
 
 
@@ -47,7 +48,7 @@ def buffers(spec: AttentionSpec) -> Iterator[Buffer]:
         if node is None or node.inputs[0] is None:
             return
         given, results = behind(IndexedValue(node.inputs[0], indexed.axes)), outputs_of(indexed.value, indexed.axes)
-        wanted = axes.b, heads, axes.j, channels
+        wanted = cache_layout(spec, heads, axes.j, channels)
         orders = [_order(item.axes, wanted) for item in (given, *results[:1])]
         if len(orders) < 2 or orders[0] is None or orders[1] is None:
             return
