@@ -3,7 +3,7 @@
 `load` and `save` work on files; `from_any` and `to_kind` let a caller get back the kind of object that was handed in.
 A model that is loaded and saved unchanged stays the same `ModelProto`, with these exceptions, all but the last onnx-ir's:
 
-* `value_info` is ordered by node and lists initializers too; metadata entries are ordered by key;
+* `value_info` is ordered by node and leaves initializers out; metadata entries are ordered by key;
 * the default domain is written as an empty name in opset imports and left out of nodes;
 * of an external tensor only location, offset and length are kept;
 * nodes that stand before what they read are put in order.
@@ -276,7 +276,11 @@ def _serialized(model: ir.Model) -> bytes:
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
-    """onnx-ir writes the metadata of a tensor it has not changed a second time; keep one of each."""
+    """The model as a protobuf, without what onnx-ir writes twice.
+
+    It adds a `value_info` for each initializer. A tool that later replaces the initializer, as ONNX Runtime's quantiser does,
+    leaves that entry, and its shape inference then fails. It also repeats the metadata of a tensor that it has not changed.
+    """
     proto = ir.to_proto(model)
     for tensor in proto.graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.metadata_props}
@@ -284,4 +288,16 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
             del tensor.metadata_props[:]
             for key, value in entries.items():
                 tensor.metadata_props.add(key=key, value=value)
+    _drop_types_of_initializers(proto.graph)
     return proto
+
+
+def _drop_types_of_initializers(graph: onnx.GraphProto) -> None:
+    weights = {tensor.name for tensor in graph.initializer}
+    rest = [value for value in graph.value_info if value.name not in weights]
+    del graph.value_info[:]
+    graph.value_info.extend(rest)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                _drop_types_of_initializers(inner)
