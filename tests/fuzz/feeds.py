@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from tests.fuzz.frame import CAPACITY, GROWING
+from tests.fuzz.frame import GROWING, capacity
 from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Given, Sizes
 from tests.support.bundled import Array
@@ -19,6 +20,9 @@ _SMALL = 0.5
 """What operands are multiplied by where scores are taken to be small: beside a mask number of float16, and in exponentials."""
 _EMPTY = 0.2
 """How often a graph is run with a length of 0, too."""
+_PAST_CONSTANTS, _MIXED = 0.5, 0.3
+"""How often static axes are longer than constants, and how often one bias masks with several numbers."""
+_WINDOWED, _BYTE = frozenset(["window", "band", "sinks_window", "small_ints"]), 256
 _TYPES = {
     "float32": np.float32, "float": np.float32, "float16": np.float16, "int64": np.int64, "int32": np.int32, "uint8": np.uint8,
     "bool": np.bool_,
@@ -29,10 +33,12 @@ def sizes_of(recipe: Recipe) -> list[Sizes]:
     """The lengths a recipe is run with; the first are those of static axes."""
     rng = np.random.default_rng((recipe.numbers, 1))
     found = [_sizes(recipe, rng, number) for number in range(1 if recipe.dims == "static" else 3)]
-    if recipe.dims not in {"static", "batch"} and recipe.assume == "none" and rng.random() < _EMPTY:
+    if recipe.dims not in {"static", "batch", "step"} and recipe.assume == "none" and rng.random() < _EMPTY:
         found.append(dataclasses.replace(found[0], **_nothing(recipe, rng)))
     if recipe.dims == "batch":
         found = [Sizes(item.b, found[0].s, found[0].t, found[0].p) for item in found]
+    if recipe.dims == "step":
+        found = [dataclasses.replace(item, s=1, t=item.t if recipe.cache.startswith("static") else item.p + 1) for item in found]
     return found
 
 
@@ -48,17 +54,31 @@ def _sizes(recipe: Recipe, rng: np.random.Generator, number: int) -> Sizes:
     b = int(rng.choice((1, 2, 3, 4), p=(0.25, 0.35, 0.3, 0.1)))
     s = int(rng.choice((1, 2, 3, 4, 6, 9), p=(0.2, 0.1, 0.2, 0.2, 0.2, 0.1)))
     t = int(rng.choice((1, 2, 3, 4, 6, 8), p=(0.1, 0.1, 0.2, 0.2, 0.2, 0.2)))
+    longer = number == 1 or (recipe.dims in {"static", "step"} and rng.random() < _PAST_CONSTANTS)
+    beyond = _beyond(recipe) if longer else 0
     p = int(rng.choice((0, 1, 2, 5))) if number else int(rng.choice((0, 2, 4), p=(0.2, 0.4, 0.4)))
     if recipe.cache.startswith("static"):
-        s, p = min(s, 4), min(p, CAPACITY - min(s, 4))
-        return Sizes(b, s, CAPACITY, p)
+        most = capacity(recipe)
+        s = min(s, 4)
+        return Sizes(b, s, most, min(beyond or p, most - s))
     if recipe.cache in GROWING:
+        p, s = (beyond, 1 if recipe.dims == "step" else s) if number % 2 or recipe.dims == "step" else (p, s)
         return Sizes(b, s, p + s, p)
+    s, t = beyond or s, beyond or t
     if recipe.dims == "shared" or not recipe.cross:
         t = s
     if recipe.batches != "same":
         b = max(b, 2)
     return Sizes(b, s, t, 0)
+
+
+def _beyond(recipe: Recipe) -> int:
+    """A length that no constant of the graph reaches; 0 where none is of consequence."""
+    kinds = {kind for mask in recipe.masks for kind in ((mask.kind,) if mask.join == "none" else (mask.kind, mask.other))}
+    tabled = kinds & {"table", "bias_table"} or any(mask.spelled == "table" for mask in recipe.masks)
+    if "small_ints" in kinds and not tabled and recipe.tables != "gathered" and recipe.layers == 1:
+        return _BYTE + 2
+    return recipe.window + 2 if kinds & _WINDOWED else 0
 
 
 def feeds(recipe: Recipe, inputs: Mapping[str, Given]) -> Iterator[tuple[str, Sizes, dict[str, Array]]]:
@@ -116,9 +136,7 @@ def filled(given: Given, sizes: Sizes, pattern: str, rng: np.random.Generator, r
     if given.role == "bias_mask":
         if pattern == "large":
             return rng.standard_normal(shape).astype(dtype)
-        # the lowest float32 is no float16: whoever converts a model converts what it is fed, and -inf stays what it is
-        infinite = recipe.numbers % 2 or recipe.journey.startswith("convert")
-        lowest = -np.inf if infinite else float(np.finfo(dtype).min)
+        lowest = np.asarray(rng.choice(_encodings(recipe, dtype), shape if rng.random() < _MIXED else ()), dtype)
         return np.where(_kept(shape, pattern, rng), 0, lowest).astype(dtype)
     if given.role == "ids":
         return np.sort(rng.integers(0, 3, shape), axis=-1).astype(dtype)
@@ -129,6 +147,13 @@ def filled(given: Given, sizes: Sizes, pattern: str, rng: np.random.Generator, r
         skipped = rng.integers(0, 3, (shape[0], 1)) if pattern == "left" else 0
         return np.broadcast_to(counted + skipped, shape).astype(dtype)
     return np.full(shape, sizes.p if given.role == "start" else int(rng.integers(-1, 3)), dtype)
+
+
+def _encodings(recipe: Recipe, dtype: Any) -> list[float]:
+    """Numbers that a bias may mask with."""
+    if recipe.journey.startswith("convert"):
+        return [-np.inf]  # the lowest float32 is no float16: whoever converts a model converts what it is fed
+    return [-np.inf, float(np.finfo(dtype).min), *((-1e9,) if dtype == np.float32 else ()), -1e4]
 
 
 def _lengths(shape: tuple[int, ...], sizes: Sizes, pattern: str, rng: np.random.Generator, recipe: Recipe) -> Array:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from tests.fuzz.recipe import Recipe
 from tests.fuzz.writer import Operand, Writer
 
 GROWING = frozenset(["concat", "concat_flat", "stacked", "transposed"])
-CAPACITY = 9
-"""Keys of a cache of one length."""
+
+
+def capacity(recipe: Recipe) -> int:
+    """Keys of a cache of one length."""
+    return max(9, recipe.window + 4)
 
 
 class Frame:
@@ -29,9 +33,8 @@ class Frame:
     def length(self, dim: str) -> Operand:
         """b, s, t or p, as a scalar; a number where it is static and written so."""
         if dim == "t" and self.recipe.cache.startswith("static"):
-            return CAPACITY
-        static = self.recipe.dims == "static" or (self.recipe.dims == "batch" and dim != "b")
-        if static and self.recipe.reshapes == "literal":
+            return capacity(self.recipe)
+        if self.g.is_static(dim) and self.recipe.reshapes == "literal":
             return self.g.sizes.of(dim)
         if dim not in self._found:
             self._found[dim] = self._length(dim)
@@ -63,7 +66,7 @@ class Frame:
     @property
     def keys(self) -> str | int:
         """The axis of keys as inputs declare it."""
-        return CAPACITY if self.recipe.cache.startswith("static") else self.long
+        return capacity(self.recipe) if self.recipe.cache.startswith("static") else self.long
 
     @property
     def new(self) -> str:

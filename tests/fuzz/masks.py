@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from tests.fuzz.recipe import BIASES, Mask
 from tests.fuzz.writer import Dims, Writer
 from tests.support.bundled import Array
 
-LONGEST = 24
+LONGEST = 80
 """Positions that constant tables have."""
 _FILLS = {"lowest": None, "-inf": -np.inf, "nan": np.nan}
-WINDOW, PREFIX, BLOCK = 3, 2, 2
+PREFIX, BLOCK = 2, 2
 _IN_SCORES = frozenset(["where", "where_not", "mixed", "mul", "floor", "min", "branches", "mixed_branches"])
+_JOINING = {"min": "Min", "max": "Max"}
 _OTHERS = {"and": "And", "or": "Or", "xor": "Xor"}
 
 
@@ -36,19 +38,25 @@ class Masks:
     def applied(self, scores: str, layer: int) -> str:
         """Scores with all masks applied."""
         masks = self.recipe.masks
-        if self.recipe.chain == "each":
-            for number, mask in enumerate(masks):
-                scores = scores if number == self.behind else self._one(scores, mask, number, layer)
-            return scores
-        added = [self._added(mask, number, layer) for number, mask in enumerate(masks) if number != self.behind]
-        if not added:
-            return scores
-        total = added[0]
-        for item in added[1:]:
-            total = self.g.op("Add", total, item)
-        if self.recipe.chain == "summed_floor":
-            total = self.g.op("Max", total, self.fill("lowest"))
-        return self.g.op("Add", scores, total)
+        numbers = [number for number in range(len(masks)) if number != self.behind]
+        if not self.recipe.chain.startswith("each"):
+            return self.g.op("Add", scores, self.summed(numbers, layer)) if numbers else scores
+        for number in numbers:
+            scores = self._one(scores, masks[number], number, layer)
+        return scores
+
+    def summed(self, numbers: Sequence[int], layer: int) -> str:
+        """Masks as one bias: their sum, or a minimum or a maximum of them."""
+        added = [self._added(self.recipe.masks[number], number, layer) for number in numbers]
+        total = functools.reduce(functools.partial(self.g.op, _JOINING.get(self.recipe.chain, "Add")), added)
+        return self._cut_short(total) if self.recipe.chain.startswith("summed_") else total
+
+    def _cut_short(self, bias: str) -> str:
+        """A bias that is nowhere below a number."""
+        floor = self.fill(self.recipe.floor)
+        if self.recipe.chain.endswith("_floor"):
+            return self.g.op("Max", bias, floor)
+        return self.g.op("Clip", bias, floor, self.g.num(0))
 
     def fill(self, name: str) -> Array:
         """A fill as a constant of the graph's type."""
@@ -110,8 +118,10 @@ class Masks:
 
     def _added(self, mask: Mask, number: int, layer: int) -> str:
         if mask.kind in BIASES:
-            return self._cut_off(mask, self._once(("bias", number), layer, lambda: self._bias(mask, number)))
-        return self._once(("added", number), layer, lambda: self._as_bias(mask, number, layer))
+            found = self._cut_off(mask, self._once(("bias", number), layer, lambda: self._bias(mask, number)))
+        else:
+            found = self._once(("added", number), layer, lambda: self._as_bias(mask, number, layer))
+        return self._cut_short(found) if self.recipe.chain.startswith("each_") else found
 
     def _as_bias(self, mask: Mask, number: int, layer: int) -> str:
         """A mask as what is added to scores."""
@@ -126,6 +136,9 @@ class Masks:
         if how == "inverted":
             inverted = g.op("Sub", g.num(1), g.cast_float(kept))
             return g.op("Where", g.cast(inverted, "bool"), fill, inverted)
+        if how == "integers":
+            number = int(max(float(fill), -1e9)) if np.isfinite(fill) else -(10**9)
+            return g.cast_float(g.op("Mul", g.op("Sub", 1, g.cast(kept, "int64")), number))
         if how == "log":
             return g.op("Log", g.cast_float(kept))
         return g.op("Where", kept, g.num(0), fill)
@@ -206,11 +219,11 @@ class Masks:
         return g.compare("LessOrEqual", j, i)
 
     def _window(self, i: str, j: str) -> str:
-        near = self.g.op("Less", self.g.op("Sub", i, j), WINDOW)
+        near = self.g.op("Less", self.g.op("Sub", i, j), self.recipe.window)
         return self.g.op("And", self.g.compare("LessOrEqual", j, i), near)
 
     def _band(self, i: str, j: str) -> str:
-        return self.g.op("Less", self.g.op("Abs", self.g.op("Sub", i, j)), WINDOW)
+        return self.g.op("Less", self.g.op("Abs", self.g.op("Sub", i, j)), self.recipe.window)
 
     def _prefix(self, i: str, j: str) -> str:
         return self.g.op("Or", self.g.op("Less", j, PREFIX), self.g.compare("LessOrEqual", j, i))
@@ -220,7 +233,7 @@ class Masks:
 
     def _sinks_window(self, i: str, j: str) -> str:
         g = self.g
-        near = g.op("Or", g.op("Less", g.op("Sub", i, j), WINDOW), g.op("Less", j, 1))
+        near = g.op("Or", g.op("Less", g.op("Sub", i, j), self.recipe.window), g.op("Less", j, 1))
         return g.op("And", g.compare("LessOrEqual", j, i), near)
 
     def _parity(self, i: str, j: str) -> str:
@@ -229,7 +242,7 @@ class Masks:
     def _small_ints(self, i: str, j: str) -> str:
         g = self.g
         gap = g.op("Sub", g.cast(i, "int32"), g.cast(j, "int32"))
-        return g.op("Less", g.cast(g.cast(gap, "uint8"), "int32"), np.int32(WINDOW))
+        return g.op("Less", g.cast(g.cast(gap, "uint8"), "int32"), np.int32(self.recipe.window))
 
     def _bits(self, i: str, j: str) -> str:
         return self.g.equal(self.g.op("BitwiseAnd", i, j), 0)

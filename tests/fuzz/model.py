@@ -9,8 +9,10 @@ import numpy as np
 import onnx
 
 from tests.fuzz.frame import Frame
+from tests.fuzz.functions import Outliner, Span
 from tests.fuzz.masks import Masks
 from tests.fuzz.operands import Sources
+from tests.fuzz.operators import CAP, Operator
 from tests.fuzz.recipe import BIASES, Recipe
 from tests.fuzz.writer import Dims, Given, Operand, Sizes, Writer
 
@@ -23,6 +25,8 @@ class Written:
     """A model and what its inputs are."""
 
     model: onnx.ModelProto
+    flat: onnx.ModelProto
+    """The model without functions."""
     inputs: Mapping[str, Given]
     results: Sequence[Dims]
     scores: Sequence[str]
@@ -42,7 +46,18 @@ def write(recipe: Recipe, sizes: Sizes) -> Written:
         if not last:
             x = layer.next_states(x, result)
     g.gives_as(result, "out", *layer.shape())
-    return Written(g.model(), g.inputs, g.results, layer.scores)
+    flat = g.model()
+    return Written(_with_functions(g, flat), flat, g.inputs, g.results, layer.scores)
+
+
+def _with_functions(g: Writer, flat: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with those parts in functions that the recipe names."""
+    how, outliner = g.recipe.function, Outliner(flat, g.recipe.numbers)
+    if how == "none":
+        return flat
+    if how == "whole":
+        return outliner.outlined([((0, g.place), None)])
+    return outliner.outlined((span, inner if how == "nested" else None) for span, inner in g.spans)
 
 
 class _Layer:
@@ -51,7 +66,8 @@ class _Layer:
     def __init__(self, frame: Frame, sources: Sources, masks: Masks) -> None:
         self.frame, self.sources, self.masks = frame, sources, masks
         self.g, self.recipe = frame.g, frame.recipe
-        self._kept: str | None = None
+        self.operator = Operator(frame, sources, masks)
+        self._inner: Span | None = None
         self.scores: list[str] = []
 
     def result(self, x: str | None, number: int) -> str:
@@ -60,10 +76,28 @@ class _Layer:
         operands = self.sources.operands(x, number)
         key, value = self.sources.cached(operands.key, operands.value, number)
         self.frame.stored["keys"] = key
+        start = g.place
+        if recipe.operator == "none":
+            mixed, weights = self._spelled(operands.query, key, value, number)
+        else:
+            self.frame.stored["repeated"] = key
+            query, key, _ = self._scaled(operands.query, key)
+            mixed, weights = self.operator.applied(query, key, value, number)
+        if recipe.weights_used:
+            g.gives_as(weights, f"weights{number}", "b", recipe.heads, "s", self.frame.keys)
+        if recipe.guard == "isnan_result":
+            mixed = g.op("Where", g.op("IsNaN", mixed), g.num(0), mixed)
+        g.spans.append(((start, g.place), self._inner))
+        return self._joined(mixed, last=number == recipe.layers - 1)
+
+    def _spelled(self, query: str, key: str, value: str, number: int) -> tuple[str, str]:
+        """The result and the weights, in many nodes."""
+        g, recipe = self.g, self.recipe
         key, value = self.sources.repeated(key, recipe.size), self.sources.repeated(value, recipe.v_size)
         self.frame.stored["repeated"] = key
-        query, key, late = self._scaled(operands.query, key)
+        query, key, late = self._scaled(query, key)
         scores = self._entered(query, key)
+        start = g.place
         scores = self._steps(scores, late if late is None or not self._retyped else g.cast_float(late), number)
         if recipe.product == "keys_first":
             turned = g.op("Softmax", g.transpose(scores, 0, 1, 3, 2), axis=2) if recipe.opset >= 13 else None
@@ -71,12 +105,8 @@ class _Layer:
         else:
             weights = self._weights(scores)
         weights = self._left(self._guarded(weights, number))
-        if recipe.weights_used:
-            g.gives_as(weights, f"weights{number}", "b", recipe.heads, "s", self.frame.keys)
-        mixed = self._mixed(weights, value)
-        if recipe.guard == "isnan_result":
-            mixed = g.op("Where", g.op("IsNaN", mixed), g.num(0), mixed)
-        return self._joined(mixed, last=number == recipe.layers - 1)
+        self._inner = (start, g.place)
+        return self._mixed(weights, value), weights
 
     def shape(self) -> Dims:
         """Axes of the result of the last layer."""
@@ -191,7 +221,7 @@ class _Layer:
 
     def _capped(self, scores: str) -> str:
         g = self.g
-        return g.op("Mul", g.op("Tanh", g.op("Div", scores, g.num(20))), g.num(20))
+        return g.op("Mul", g.op("Tanh", g.op("Div", scores, g.num(CAP))), g.num(CAP))
 
     # Weights
 

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from tests.fuzz.frame import CAPACITY, Frame
+from tests.fuzz.frame import Frame, capacity
 from tests.fuzz.masks import LONGEST
 from tests.fuzz.writer import Operand, Writer
 from tests.support.bundled import Array
@@ -39,7 +39,7 @@ class Sources:
     def operands(self, x: str | None, layer: int) -> Operands:
         """Those of a layer, whose input is `x`; of the first it is None."""
         source = self.recipe.source
-        self._pasts(layer)
+        self.pasts(layer)
         if source.startswith("packed"):
             q, k, v = self._packed(x or self._states("x", "s"))
         elif source == "projected":
@@ -48,7 +48,7 @@ class Sources:
             q, k, v = self._projected(states, other)
         else:
             q, k, v = self._separate(x)
-        q, k = self._turned(q), self._turned(k)
+        q, k = self._turned(self._normed(q)), self._turned(self._normed(k))
         return Operands(q, k, v)
 
     def _states(self, name: str, long: str) -> str:
@@ -151,7 +151,21 @@ class Sources:
         q, k, v = (self._to_heads(part, heads, size, "s") for part, (heads, size) in zip(parts, shapes, strict=True))
         return q, k, v
 
-    # Rotation
+    # Normalization and rotation
+
+    def _normed(self, value: str) -> str:
+        """Heads whose squares have a mean of 1."""
+        g, how = self.g, self.recipe.norm
+        if how == "none":
+            return value
+        weight = np.abs(g.weight(self.recipe.size))
+        if how == "operator":
+            return g.op("RMSNormalization", value, weight, epsilon=1e-6)
+        square = g.op("Mul", value, value)
+        last = [-1]
+        mean = g.op("ReduceMean", square, last) if g.opset >= 18 else g.op("ReduceMean", square, axes=last)
+        root = g.op("Sqrt", g.op("Add", mean, g.num(1e-6)))
+        return g.op("Mul", g.op("Div", value, root), weight)
 
     def _turned(self, value: str) -> str:
         """Rotary embeddings on (b, heads, s, size)."""
@@ -159,6 +173,8 @@ class Sources:
         if how == "none":
             return value
         cos, sin = self._tables()
+        if how == "operator":
+            return g.op("RotaryEmbedding", value, cos, sin, interleaved=self.recipe.numbers % 2)
         if how == "partial":
             turned, rest = g.split(value, -1, size // 2, size - size // 2)
             return g.op("Concat", self._halves(turned, cos, sin, size // 2), rest, axis=-1)
@@ -206,12 +222,16 @@ class Sources:
             angle = g.op("Mul", g.unsqueeze(g.cast(at, "float32"), 2), frequencies)
             angle = g.op("Concat", angle, angle, axis=-1) if wide else angle
             found = [g.cast_float(g.op(kind, angle)) for kind in ("Cos", "Sin")]
+        if recipe.rotary == "operator":
+            shape = g.vector(self.frame.length("b"), self.frame.length("s"), turned // 2)
+            cos, sin = (g.op("Expand", table, shape) for table in found)
+            return cos, sin
         cos, sin = (g.unsqueeze(table, 1) for table in found)
         return cos, sin
 
     # Cache and groups
 
-    def _pasts(self, layer: int) -> list[str]:
+    def pasts(self, layer: int) -> list[str]:
         """Keys and values of the past as inputs, or both in one."""
         g, recipe, how = self.g, self.recipe, self.recipe.cache
         kv, d, e = recipe.kv_heads, recipe.size, recipe.v_size
@@ -229,11 +249,11 @@ class Sources:
     def cached(self, key: str, value: str, layer: int) -> tuple[str, str]:
         """Keys and values with those of the past; both are outputs too."""
         g, recipe, how = self.g, self.recipe, self.recipe.cache
-        if how == "none":
+        if how == "none" or recipe.operator == "past":
             return key, value
         if how.startswith("static"):
             return self._in_place(key, value, layer)
-        pasts, kv = self._pasts(layer), recipe.kv_heads
+        pasts, kv = self.pasts(layer), recipe.kv_heads
         if how == "stacked":
             old = [g.op("Gather", pasts[0], part, axis=0) for part in (0, 1)]
             key, value = (g.op("Concat", left, new, axis=2) for left, new in zip(old, (key, value), strict=True))
@@ -262,7 +282,7 @@ class Sources:
         g, recipe = self.g, self.recipe
         results: list[str] = []
         for name, new, size in (("k", key, recipe.size), ("v", value, recipe.v_size)):
-            dims = ("b", recipe.kv_heads, CAPACITY, size)
+            dims = ("b", recipe.kv_heads, capacity(recipe), size)
             results.append(self._written(g.feed(f"{name}_cache{layer}", dims), new))
             g.gives_as(results[-1], f"present_{name}{layer}", *dims)
         return results[0], results[1]
@@ -270,6 +290,9 @@ class Sources:
     def _written(self, cache: str, new: str) -> str:
         """A cache of one length with new rows at their places."""
         g, frame = self.g, self.frame
+        if self.recipe.cache == "static_operator":
+            start = g.op("Expand", g.wide(frame.first_row), g.vector(frame.length("b")))
+            return g.op("TensorScatter", cache, new, start, axis=2)
         places: Operand = g.count(frame.length("s"), frame.first_row)
         if self.recipe.cache == "static_elements":
             wide = g.reshape(places, 1, 1, -1, 1)

@@ -65,18 +65,26 @@ class Recipe:
     repeat: str = "expand"
     """How heads of keys are repeated."""
     cache: str = "none"
+    norm: str = "none"
+    """How heads of queries and keys are normalized."""
     rotary: str = "none"
     tables: str = "positions"
     """Where cosines and sines come from."""
     masks: tuple[Mask, ...] = ()
     chain: str = "each"
-    """Masks are applied one by one, or summed first."""
+    """Masks are applied one by one, or summed or joined by a minimum or a maximum first."""
+    floor: str = "lowest"
+    """Where sums of masks are cut off, in chains that do."""
+    window: int = 3
+    """Keys that masks with a window see; one of the lengths is longer."""
     shared: bool = True
     """Layers share one mask."""
     cap: str = "none"
     temperature: str = "none"
     between: str = "own"
     """The type between the products: the graph's own, or a wider or narrower one."""
+    operator: str = "none"
+    """Attention of ai.onnx in the place of products, masks and softmax: with heads as an axis, flat, or with a cache inside."""
     softmax: str = "softmax"
     guard: str = "none"
     sink: str = "none"
@@ -87,6 +95,8 @@ class Recipe:
     """Axes (b, h, s) of masks and biases with a symbol of their own, which is 1 at run time."""
     batches: str = "same"
     """Queries and keys may have a symbol each for the batch; one of them may be 1."""
+    function: str = "none"
+    """What stands in functions of the model."""
     ep: str = "cpu"
     target: str = "auto"
     padding: str = "auto"
@@ -141,15 +151,15 @@ MASK_CHOICES: Table = {
     "other": KINDS,
     "applied": (
         "where", "add_where", "where_not", "add_scaled", "sub_scaled", "mixed", "inverted", "log", "floor", "mul", "min",
-        "branches", "mixed_branches", "in_place",
+        "branches", "mixed_branches", "in_place", "integers",
     ),
-    "fill": ("lowest", "-inf", "-1e9", "-1e4", "-65504", "-1e5", "-1000", "-100", "-30000", "nan", "-1"),
+    "fill": ("lowest", "-inf", "-1e9", "-1e4", "-65504", "-1e5", "-1000", "-100", "-30000", "nan", "-1", "-1e6", "-1e8", "-50"),
     "rows": ("offset", "slice", "zero"),
     "cut": ("none", "repeated", "keys"),
 }  # fmt: skip
 CHOICES: Table = {
     "dtype": ("float32", "float16"),
-    "opset": (18, 17, 14, 13, 12, 11, 20, 21, 23),
+    "opset": (18, 17, 14, 13, 12, 11, 20, 21, 23, 24, 25),
     "layers": (1, 2, 3),
     "kv_heads": (2, 1, 3, 0),
     "group": (1, 2, 3),
@@ -168,14 +178,18 @@ CHOICES: Table = {
         "q_div", "odd",
     ),
     "repeat": ("expand", "tile", "gather", "concat", "five", "expand_shapes"),
-    "cache": ("none", "concat", "concat_flat", "stacked", "transposed", "static", "static_elements"),
-    "rotary": ("none", "halves", "interleaved", "partial", "strided"),
+    "cache": ("none", "concat", "concat_flat", "stacked", "transposed", "static", "static_elements", "static_operator"),
+    "norm": ("none", "operator", "spelled"),
+    "rotary": ("none", "halves", "interleaved", "partial", "strided", "operator"),
     "tables": ("positions", "range", "gathered"),
-    "chain": ("each", "summed", "summed_floor"),
+    "chain": ("each", "summed", "summed_floor", "summed_clip", "min", "max", "each_floor", "each_clip"),
+    "floor": ("lowest", "-inf", "-1e9", "-1e4", "-65504", "-1e6", "-100", "-50"),
+    "window": (3, 1, 2, 8, 40, 70),
     "shared": (True, False),
     "cap": ("none", "before", "after"),
     "temperature": ("none", "before", "after"),
     "between": ("own", "wide", "wide_product", "narrow", "rounded"),
+    "operator": ("none", "heads", "flat", "past"),
     "softmax": (
         "softmax", "axis3", "upcast", "exp_max", "exp", "logsumexp", "log_softmax",
         "exp_max_of_all", "exp_max_of_columns", "exp_inverse",
@@ -185,9 +199,10 @@ CHOICES: Table = {
     ),
     "sink": ("none", "column", "column_max", "zero", "column_first", "column_split"),
     "weights_used": (False, True),
-    "dims": ("symbolic", "static", "batch", "anonymous", "shared", "total", "expression"),
+    "dims": ("symbolic", "static", "batch", "anonymous", "shared", "total", "expression", "apart", "step"),
     "ones": ("", "b", "h", "s", "bh", "bhs"),
     "batches": ("same", "query_one", "keys_one", "named_apart"),
+    "function": ("none", "layers", "nested", "whole"),
     "ep": ("cpu", "cuda"),
     "target": ("auto", "MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "packed"),
     "padding": ("auto", "exact", "guarded", "assume-right", "assume-none"),
@@ -200,9 +215,10 @@ CHOICES: Table = {
 }  # fmt: skip
 _PLAIN: Mapping[str, float] = {
     "layers": 0.85, "opset": 0.4, "source": 0.3, "scale": 0.35, "cache": 0.7, "rotary": 0.8, "cap": 0.92, "temperature": 0.93,
-    "softmax": 0.75, "guard": 0.75, "sink": 0.93, "weights_used": 0.95, "dims": 0.45, "ones": 0.75, "batches": 0.95, "ep": 0.75,
+    "softmax": 0.75, "guard": 0.75, "sink": 0.93, "weights_used": 0.95, "dims": 0.4, "ones": 0.75, "batches": 0.95, "ep": 0.75,
     "target": 0.5, "padding": 0.7, "assume": 0.9, "always": 0.85, "keep_outputs": 0.93, "hint": 0.85, "any_size": 0.6,
-    "journey": 0.75, "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.7, "shared": 0.7, "size": 0.5, "v_size": 0.7,
+    "journey": 0.75, "dtype": 0.8, "cross": 0.85, "group": 0.7, "chain": 0.6, "floor": 0.5, "window": 0.7,
+    "norm": 0.9, "operator": 0.85, "function": 0.8, "shared": 0.7, "size": 0.5, "v_size": 0.7,
     "between": 0.85, "applied": 0.3, "fill": 0.25, "kind": 0.12, "other": 0.1, "join": 0.7, "spelled": 0.4, "rows": 0.6,
     "cut": 0.85, "dtype of mask": 0.4,
 }  # fmt: skip
@@ -241,7 +257,7 @@ _CACHED_SOURCES = frozenset(["heads", "flat", "projected", "packed_split", "pack
 
 def consistent(recipe: Recipe) -> Recipe:
     """The recipe with choices taken back that do not go together."""
-    for settled in (_of_heads, _of_journey, _of_source, _of_sizes, _of_softmax, _of_halves):
+    for settled in (_of_heads, _of_journey, _of_source, _of_operator, _of_sizes, _of_softmax, _of_halves):
         recipe = dataclasses.replace(recipe, **settled(recipe))
     masks = tuple(_consistent(mask) for mask in recipe.masks)
     if recipe.padding.startswith("assume") or recipe.target == "packed":
@@ -260,7 +276,17 @@ def _of_heads(recipe: Recipe) -> dict[str, Any]:
     """Without heads hardly any spelling runs: reshapes divide by their number."""
     if recipe.kv_heads:
         return {}
-    plain = {"source": "heads", "product": "four", "keys": "swapped", "joined": "heads", "cache": "none", "layers": 1, "group": 1}
+    plain = {
+        "operator": "none",
+        "norm": "none",
+        "source": "heads",
+        "product": "four",
+        "keys": "swapped",
+        "joined": "heads",
+        "cache": "none",
+        "layers": 1,
+        "group": 1,
+    }
     return plain | {"target": "auto" if recipe.target == "packed" else recipe.target, "sink": "none"}
 
 
@@ -297,11 +323,25 @@ def _of_halves(recipe: Recipe) -> dict[str, Any]:
     return {"between": "own" if plain else between} | ({"scale": "mul"} if large else {})
 
 
+def _of_operator(recipe: Recipe) -> dict[str, Any]:
+    """What an attention in one node can say."""
+    if recipe.operator == "none":
+        return {}
+    plain = recipe.scale in {"given", "after_masks", "div", "sqrt_runtime", "negative"}
+    found: dict[str, Any] = {"product": "four", "keys": "swapped", "sink": "none", "temperature": "none", "softmax": "softmax"}
+    found |= {"between": "own", "batches": "same", "scale": "mul" if plain else recipe.scale}
+    found["guard"] = recipe.guard if recipe.guard == "isnan_result" else "none"
+    if recipe.operator == "past" and recipe.cache != "concat":
+        found["operator"] = "heads"
+    return found
+
+
 def _of_sizes(recipe: Recipe) -> dict[str, Any]:
     """Channels that have to agree."""
     size = {2: 4, 3: 4}.get(recipe.size, recipe.size) if recipe.rotary != "none" else recipe.size
+    first = recipe.dims == "step" and (recipe.cross or recipe.cache == "none")  # queries of another length than keys
     same = recipe.source in {"packed_five", "packed_heads"} or recipe.layers > 1 or recipe.cache == "stacked"
-    return {"size": size, "v_size": size if same else recipe.v_size}
+    return {"size": size, "v_size": size if same else recipe.v_size, "dims": "symbolic" if first else recipe.dims}
 
 
 def _of_softmax(recipe: Recipe) -> dict[str, Any]:
@@ -321,6 +361,7 @@ def _differentiable(recipe: Recipe) -> dict[str, Any]:
     """Choices taken back so that there is a gradient."""
     found: dict[str, Any] = {"dtype": "float32", "opset": 17, "layers": 1, "dims": "static", "batches": "same", "cache": "none"}
     found |= {"target": "auto", "rotary": "none", "sink": "none", "weights_used": False, "repeat": "expand", "ones": ""}
+    found |= {"operator": "none", "norm": "none", "function": "none"}
     found["softmax"] = recipe.softmax if recipe.softmax in {"softmax", "axis3"} else "softmax"
     found["product"] = recipe.product if recipe.product in {"four", "three", "three_runtime"} else "four"
     found["source"] = recipe.source if recipe.source not in {"packed_five", "packed_slice"} else "packed_split"
@@ -341,6 +382,10 @@ def _of_padding(mask: Mask) -> Mask:
 
 def _least_opset(recipe: Recipe) -> int:
     least = 12 if recipe.product == "einsum" else 11
+    if recipe.operator != "none" or "operator" in {recipe.norm, recipe.rotary}:
+        least = 23
+    if recipe.cache == "static_operator":
+        least = 24
     for mask in recipe.masks:
         kinds = {mask.kind} if mask.join == "none" else {mask.kind, mask.other}
         if "causal" in kinds and mask.spelled in {"trilu", "triu_fill", "trilu_runtime"}:

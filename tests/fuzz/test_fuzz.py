@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import onnx_attnfuse
 from tests.fuzz.feeds import sizes_of
+from tests.fuzz.functions import DOMAIN
 from tests.fuzz.judging import Subject
 from tests.fuzz.model import write
 from tests.fuzz.opinions import Opinions
@@ -124,6 +126,82 @@ def test_an_exception_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(onnx_attnfuse, "optimize", broken)
     assert Subject(Recipe()).outcome("none").kind == "traceback"
+
+
+@pytest.mark.parametrize("how", ["layers", "nested", "whole"])
+@pytest.mark.parametrize("numbers", [2, 3])
+def test_functions_are_called_and_compute_what_their_nodes_did(how: str, numbers: int) -> None:
+    recipe = Recipe(function=how, layers=2, numbers=numbers, masks=(Mask(kind="causal"), Mask(kind="alibi")), opset=17)
+    written = write(recipe, sizes_of(recipe)[0])
+    assert written.model.functions
+    assert not written.flat.functions
+    calls = [node.op_type for function in written.model.functions for node in function.node if node.domain == DOMAIN]
+    assert bool(calls) is (how == "nested")
+    flat = Subject(dataclasses.replace(recipe, function="none"))
+    cases = Subject(recipe).cases()
+    assert cases
+    for (_, _, inputs, old), (_, _, same, new) in zip(flat.cases(), cases, strict=True):
+        assert all(np.array_equal(inputs[name], same[name]) for name in inputs)
+        assert all(np.array_equal(left, right) for left, right in zip(old, new, strict=True))
+
+
+def test_layers_of_one_body_call_one_function() -> None:
+    recipe = Recipe(function="layers", layers=3, source="projected", reshapes="literal", dims="static", product="einsum")
+    for numbers, kept in ((0, 1), (1, 1)):
+        model = write(dataclasses.replace(recipe, numbers=numbers), sizes_of(recipe)[0]).model
+        assert len(model.functions) == kept
+        assert sum(node.domain == DOMAIN for node in model.graph.node) == 3
+
+
+def _symbols(recipe: Recipe) -> list[str]:
+    inputs = write(recipe, sizes_of(recipe)[0]).model.graph.input
+    return [dim.dim_param for entry in inputs for dim in entry.type.tensor_type.shape.dim if not dim.dim_value]
+
+
+def test_axes_apart_have_a_symbol_each() -> None:
+    recipe = Recipe(cache="concat", masks=(Mask(),))
+    apart, named = (_symbols(dataclasses.replace(recipe, dims=dims)) for dims in ("apart", "symbolic"))
+    assert len(set(apart)) == len(apart) == len(named)
+    assert set(named) == {"batch", "seq", "past", "keys"}
+    assert not any(_symbols(dataclasses.replace(recipe, dims="anonymous")))
+
+
+def _attention(recipe: Recipe) -> onnx.NodeProto:
+    (node,) = [node for node in write(recipe, sizes_of(recipe)[0]).model.graph.node if node.op_type == "Attention"]
+    return node
+
+
+def test_one_node_says_what_its_opset_lets_it_say() -> None:
+    recipe = Recipe(operator="heads", masks=(Mask(kind="band"),), window=8, opset=25)
+    newest, older = _attention(recipe), _attention(dataclasses.replace(recipe, opset=24))
+    sides = {item.name: item.i for item in newest.attribute}
+    assert (sides, len(newest.input)) == ({"left_window_size": 7, "right_window_size": 7}, 3)
+    assert (len(older.attribute), len(older.input)) == (0, 4)
+    lengths = dataclasses.replace(recipe, masks=(Mask(kind="lengths"), Mask(kind="causal")))
+    assert list(_attention(lengths).input)[5:] == ["", "lengths0"]
+    assert len(_attention(dataclasses.replace(lengths, opset=23)).input) == 4
+
+
+def test_a_lost_window_is_noticed_as_one_length_is_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_window(model: Any, **choices: Any) -> Any:
+        for tensor in model.graph.initializer:
+            if onnx.numpy_helper.to_array(tensor).tolist() == 40:
+                tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(1000), tensor.name))
+        return _OPTIMIZE(model, **choices)
+
+    monkeypatch.setattr(onnx_attnfuse, "optimize", without_window)
+    for window, kind in ((40, "wrong"), (70, "fused")):
+        assert Subject(Recipe(masks=(Mask(kind="window"),), window=window)).outcome("sites").kind == kind
+
+
+def test_biases_mask_with_several_numbers() -> None:
+    recipe = Recipe(masks=(Mask(kind="given_bias", dtype="float"), Mask(kind="given_bias", dtype="float")))
+    found: set[tuple[float, ...]] = set()
+    for numbers in range(20):
+        for _, _, inputs, _ in Subject(dataclasses.replace(recipe, numbers=numbers)).cases():
+            biases = [array for name, array in inputs.items() if name.startswith("bias")]
+            found.add(tuple(float(array.min()) for array in biases))
+    assert any(left < -1e30 and -1e10 < right < -1e3 for left, right in found)
 
 
 def test_simpler_recipes_are_simpler() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.fuzz.functions import Span
 from tests.fuzz.recipe import Recipe
 from tests.support.bundled import Array
 from tests.support.graph_builder import GraphBuilder, Operand
@@ -58,6 +59,8 @@ class Writer(GraphBuilder):
         self.inputs: dict[str, Given] = {}
         self.results: list[Dims] = []
         """Axes of the outputs."""
+        self.spans: list[tuple[Span, Span | None]] = []
+        """Attentions as spans of nodes, each with one inside of it."""
         self.type = recipe.dtype
         """The type of the numbers that are written now."""
 
@@ -66,17 +69,36 @@ class Writer(GraphBuilder):
         if name not in self.inputs:
             dtype = dtype or self.type
             self.inputs[name] = Given(name, dims, dtype, role)
-            self.given(name, [self.declared(dim, name) for dim in dims], TYPES[dtype])
+            self.given(name, self.shape(name, dims), TYPES[dtype])
         return name
 
+    def without_outputs(self, last: int, between: int) -> None:
+        """Leaves out the last outputs of the latest node, and as many before the very last that stay in their places, empty."""
+        outputs = self._nodes[-1].output
+        kept = [*outputs[: len(outputs) - 1 - between], *[""] * between, *outputs[len(outputs) - 1 :]]
+        kept = kept[: len(kept) - last]
+        while not kept[-1]:
+            kept.pop()
+        del outputs[:]
+        outputs.extend(kept)
+
+    def shape(self, name: str, dims: Dims) -> list[Any]:
+        """How the axes of an input or an output are declared."""
+        apart = self.recipe.dims == "apart"
+        return [f"{name}_{axis}" if apart and isinstance(dim, str) else self.declared(dim, name) for axis, dim in enumerate(dims)]
+
+    def is_static(self, dim: str) -> bool:
+        """Whether an axis has one length."""
+        return {"static": True, "batch": dim != "b", "step": dim == "s"}.get(self.recipe.dims, False)
+
     def declared(self, dim: str | int, name: str) -> Any:
-        """How an axis is declared."""
+        """How an axis is declared where axes that are equal have one name."""
         if isinstance(dim, int):
             return dim
         if dim.endswith("?"):
             return f"{name}_{dim[:-1]}"
         how = self.recipe.dims
-        if how == "static" or (how == "batch" and dim != "b"):
+        if self.is_static(dim):
             return self.sizes.of(dim)
         if how == "anonymous":
             return None
@@ -85,6 +107,11 @@ class Writer(GraphBuilder):
         if how == "shared" and dim in {"s", "t"}:
             return "seq"
         return {"b": "batch", "s": "seq", "t": "keys", "p": "past"}[dim]
+
+    @property
+    def place(self) -> int:
+        """The number of the next node."""
+        return len(self._nodes)
 
     @property
     def float(self) -> type[np.floating[Any]]:
@@ -174,4 +201,4 @@ class Writer(GraphBuilder):
     def gives_as(self, value: str, name: str, *dims: str | int) -> None:
         """Makes a value an output."""
         self.results.append(dims)
-        self.gives(value, name, [self.declared(dim, name) for dim in dims], TYPES[self.recipe.dtype])
+        self.gives(value, name, self.shape(name, dims), TYPES[self.recipe.dtype])
