@@ -8,8 +8,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.classify import split_added, understand
 from onnx_attnfuse.attention.masks.expression import Apply, Expression
-from onnx_attnfuse.attention.masks.fully_masked import SUMMED_IN_HALF, lowest_sum
+from onnx_attnfuse.attention.masks.fully_masked import SUMMED_IN_HALF
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
+from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
 from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Gain, Scaled
 from onnx_attnfuse.graph.dtypes import HALVES, largest

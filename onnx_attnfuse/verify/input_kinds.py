@@ -21,6 +21,8 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import info_of
+from onnx_attnfuse.verify.inputs import Slot
+from onnx_attnfuse.verify.subgraph import is_addend
 
 KindName = Literal["ids", "types", "positions", "mask", "bias", "lengths", "last", "total", "image", "numbers"]
 """Ids of tokens and of their types; ..., the place of the last key of each entry, the number of keys."""
@@ -61,6 +63,14 @@ class Kind:
 def kinds(graph: ir.Graph, facts: Facts) -> dict[str, Kind]:
     """The kind of every input that is fed, by name."""
     return {value.name or "": _kind(value, facts) for value in graph.inputs if value.const_value is None}
+
+
+def slot_of(value: ir.Value, facts: Facts, kind: Kind) -> Slot:
+    """The input of a whole model as one to fill."""
+    name, dtype, rank = value.name or "", facts.dtype(value) or ir.DataType.FLOAT, facts.rank(value) or 0
+    masklike = kind.name == "bias" or not dtype.is_floating_point()
+    role = "given" if masklike else "activation" if kind.name == "image" else "operand"
+    return Slot(name, role, dtype, rank, blank=False, addend=is_addend(value))
 
 
 def _kind(value: ir.Value, facts: Facts) -> Kind:

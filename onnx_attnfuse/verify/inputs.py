@@ -8,6 +8,7 @@ All of it is a pure function of the case, so the same piece gets the same number
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,8 +22,9 @@ from onnx_attnfuse.verify.subgraph import Role
 Array = npt.NDArray[Any]
 Pattern = Literal["full", "right", "left", "holes", "empty", "index"]
 """Which positions are kept: all; a prefix; a suffix; most of them; none in one row; as `full`, but integers count up."""
-Encoding = Literal["plain", "lowest", "infinite", "normal"]
-"""How a float input says it: 1 and 0; 0 and the lowest number; 0 and -inf; not at all, it is an ordinary bias."""
+Encoding = Literal["plain", "lowest", "infinite", "thousands", "normal", "mixed"]
+"""How a float input says it: 1 and 0; 0 and the lowest number, -inf or -10000; not at all, it is an ordinary bias; each input in
+another of these ways."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +35,31 @@ class Case:
     encoding: Encoding
     factor: float
     """Operands are normal numbers times this, so that scores are about its square."""
+    turn: int = 0
+    """Which operands `_SHIFT` is added to and which it is taken from, so that all scores are far below 0; 0 for none. Which
+    addend has which encoding, where these are mixed."""
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether scores are so large or so low that half types show nothing but rounding."""
+        return self.factor == LARGE or bool(self.turn and self.encoding != "mixed")
 
     def __str__(self) -> str:
         what = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
         name = what.get(self.pattern) or {"empty": "a fully masked row", "index": "counting inputs"}[self.pattern]
-        encoding = {"plain": "1/0", "lowest": "0/lowest", "infinite": "0/-inf", "normal": "a bias"}[self.encoding]
-        return f"{name}, float inputs {encoding}, operands times {self.factor:g}"
+        encoding = {"plain": "1/0", "normal": "a bias", "mixed": "of several kinds"}.get(self.encoding, f"0/{self.encoding}")
+        shifted = ", shifted" if self.is_extreme and self.turn else ""
+        return f"{name}, float inputs {encoding.replace('infinite', '-inf')}, operands times {self.factor:g}{shifted}"
 
 
 _DISTINCT = 65537
 """Different numbers in a weight: a prime, so that no two rows are alike."""
 LARGE = 6.0
 """The factor that makes large logits: scores of about 36."""
+_SHIFT = 2.5
+"""Two operands of 64 channels, shifted against each other by this much, have scores around -50."""
+_ADDENDS: tuple[Encoding, ...] = ("lowest", "normal", "thousands", "infinite")
+"""Encodings of inputs that are added to something computed, in the order in which a mixed case takes them."""
 _GROUPS: tuple[tuple[Case, ...], ...] = (
     (
         Case("holes", "lowest", 1.5),
@@ -55,9 +70,16 @@ _GROUPS: tuple[tuple[Case, ...], ...] = (
         Case("empty", "lowest", 1.0),
         Case("empty", "infinite", 1.0),
         Case("holes", "plain", LARGE),
+        Case("empty", "mixed", 1.0, turn=1),
+        Case("holes", "mixed", 1.0, turn=2),
     ),
-    (Case("full", "lowest", 0.5), Case("right", "lowest", 0.5), Case("index", "normal", 1.0), Case("empty", "plain", 1.0)),
-    (Case("full", "plain", 1.0), Case("left", "infinite", 1.0), Case("holes", "normal", 0.5)),
+    (
+        Case("full", "lowest", 0.5),
+        Case("right", "lowest", 0.5, turn=1),
+        Case("index", "normal", 1.0),
+        Case("empty", "plain", 1.0),
+    ),
+    (Case("full", "plain", 1.0), Case("left", "infinite", 0.5, turn=2), Case("holes", "normal", 0.5)),
 )
 
 
@@ -73,6 +95,8 @@ class Slot:
     """Nothing but its shape is looked at."""
     summed: int = 1
     """Along how many elements a product with it sums, if it is a weight."""
+    addend: bool = False
+    """Something that is computed has this input added to it as it stands."""
     array: Array | None = None
     """The array of a constant, which fills this input in every case; None for other inputs."""
 
@@ -80,11 +104,13 @@ class Slot:
 def case_groups(slots: Sequence[Slot]) -> list[list[Case]]:
     """The cases for a first, second and third choice of sizes, without those that would repeat one."""
     masked = [slot for slot in slots if slot.rank > 1 and _is_masklike(slot)]
-    floats = any(slot.dtype.is_floating_point() for slot in masked)
+    floats = sum(slot.dtype.is_floating_point() for slot in masked)
     groups: list[list[Case]] = []
     for group in _GROUPS:
         kept: dict[tuple[object, ...], Case] = {}
         for case in group:
+            if case.encoding == "mixed" and floats < 2:
+                continue
             large = case.factor == LARGE
             key = (case.pattern, case.encoding, large) if floats else (case.pattern, large) if masked else (large,)
             kept.setdefault(key, case)
@@ -101,7 +127,23 @@ def _is_masklike(slot: Slot) -> bool:
 def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case, seed: int = 0) -> dict[str, Array]:
     """An array for every slot; another seed draws other ones."""
     rng = np.random.default_rng((len(slots), seed) if seed else len(slots))
-    return {slot.name: np.asarray(_filled(slot, tuple(shape), case, rng)) for slot, shape in zip(slots, shapes, strict=True)}
+    places = {True: itertools.count(), False: itertools.count()}
+    found: dict[str, Array] = {}
+    for slot, shape in zip(slots, shapes, strict=True):
+        own = _for_one(case, slot, next(places[slot.addend])) if slot.addend or slot.role in {"given", "operand"} else case
+        found[slot.name] = np.asarray(_filled(slot, tuple(shape), own, rng))
+    return found
+
+
+def _for_one(case: Case, slot: Slot, place: int) -> Case:
+    """A case as one of its inputs has it: the encoding of that input, the direction in which that operand is shifted."""
+    if slot.role == "operand":
+        return dataclasses.replace(case, turn=(-1) ** (place // case.turn) if case.is_extreme and case.turn else 0)
+    if case.encoding != "mixed":
+        return case
+    encoding = _ADDENDS[(place + case.turn) % len(_ADDENDS)] if slot.addend else "plain"
+    # a row of -10000 alone is rounded: reading refuses it where a model has that number
+    return dataclasses.replace(case, encoding="lowest" if encoding == "thousands" and case.pattern == "empty" else encoding)
 
 
 def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Generator) -> Array:
@@ -136,7 +178,7 @@ def _weight(shape: tuple[int, ...], summed: int, rng: np.random.Generator) -> Ar
 def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Generator, lowest: float) -> Array:
     normal = rng.standard_normal(shape, np.float32)
     if role == "operand":
-        return normal * np.float32(case.factor)
+        return normal * np.float32(case.factor) + np.float32(_SHIFT * case.turn)
     if role == "activation" or (case.encoding == "normal" and len(shape) > 1):
         return normal
     if role == "factor" and case.encoding != "plain":
@@ -146,7 +188,7 @@ def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Gener
     kept = kept_positions(case.pattern, shape, rng)
     if case.encoding == "plain":
         return kept.astype(np.float32)
-    return np.where(kept, 0.0, -np.inf if case.encoding == "infinite" else lowest)
+    return np.where(kept, 0.0, {"infinite": -np.inf, "thousands": -1e4}.get(case.encoding, lowest))
 
 
 def kept_positions(pattern: Pattern, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.bool_]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from onnx_attnfuse.json_report import JsonReport
+from onnx_attnfuse.verify.tolerance import Comparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,3 +64,16 @@ class Verification(JsonReport):
     def to_dict(self) -> dict[str, Any]:
         """The verification as plain JSON types."""
         return {**super().to_dict(), "kinds": dict(self.kinds)}
+
+
+def finding(name: str, results: Sequence[Comparison]) -> OutputFinding:
+    """The comparisons of one output in all cases, together."""
+    errors, parts = ([getattr(result, field) for result in results] for field in ("max_abs_error", "relative"))
+    return OutputFinding(
+        name,
+        sum(not result.equal for result in results),
+        max(errors) if np.isfinite(errors).all() else None,
+        max(parts) if np.isfinite(parts).all() else None,
+        sum(result.nan_lost for result in results),
+        sum(result.nan_found for result in results),
+    )

@@ -13,7 +13,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.kernels.operators import info_of
-from onnx_attnfuse.verify.inputs import LARGE, Array, Case, Pattern, case_groups, describe, feeds
+from onnx_attnfuse.verify.inputs import Array, Case, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, load, without_kernel
 from onnx_attnfuse.verify.subgraph import Subgraph
 from onnx_attnfuse.verify.submodel import Functions, Submodel
@@ -304,7 +304,7 @@ class Trial:
         return None
 
     def _runs(self, case: Case, *, without: Collection[Pattern]) -> bool:
-        if case.factor == LARGE and self._tolerance == LOOSE:
+        if case.is_extreme and self._tolerance == LOOSE:
             return False
         return case.pattern not in without
 

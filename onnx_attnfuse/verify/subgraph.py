@@ -154,6 +154,20 @@ def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[i
     return multiplies
 
 
+def is_addend(value: ir.Value) -> bool:
+    """Whether a value, or a view of it, is a term of a sum whose other term is no constant."""
+    pending, seen = [value], {value}
+    while pending:
+        current = pending.pop()
+        for node, place in current.uses():
+            if node.op_type in {"Add", "Sub"} and constant_tensor(node.inputs[1 - place]) is None:
+                return True
+            fresh = [item for item in node.outputs if item not in seen] if (node.op_type, place) in _MOVED else []
+            seen.update(fresh)
+            pending.extend(fresh)
+    return False
+
+
 class _Walk:
     def __init__(self, frontier: frozenset[ir.Value], results: tuple[ir.Value, ...], facts: Facts) -> None:
         self._stops = frontier

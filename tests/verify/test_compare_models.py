@@ -131,7 +131,7 @@ def test_a_fused_model_is_equal(path: pathlib.Path) -> None:
 def test_what_holds_for_some_batches_only_differs_at_the_first_attention() -> None:
     path = next(path for path in BUNDLED if path.stem == "bert__dyn18__sdpa")
     fused = onnx_attnfuse.optimize(path, verify="none", ep="cpu", padding="assume-none")
-    found = verify_models(path, fused._ir)
+    found = verify_models(path, fused.model)
     assert not found.equal
     assert found.divergence is not None
     assert found.divergence.site == fused.report.sites[0].name
@@ -236,6 +236,26 @@ def test_choices_out_of_bounds(choices: dict[str, Any], error: type[Exception], 
         verify_models(model, model, **choices)
 
 
+PROJECTED = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[b, s, 8] x, bool[b, s] mask) => (float[b, 1, s, 8] out)
+<float fill = {%s}, int64[2] axes = {1, 2}, int64[1] one = {1}, float zero = {0}, float w = {0}>
+{ q = MatMul(x, w) q4 = Unsqueeze(q, one) k4 = Unsqueeze(x, one) kt = Transpose<perm = [0, 1, 3, 2]>(k4) scores = MatMul(q4, kt)
+  kept = Unsqueeze(mask, axes) low = Where(kept, zero, fill) masked = Add(scores, low) found = Softmax(masked)
+  any = Cast<to = 1>(kept) most = ReduceMax(any) some = Cast<to = 9>(most)
+  weights = Where(some, found, zero) out = MatMul(weights, k4) }"""
+
+
+@pytest.mark.parametrize(("fill", "equal"), [("-1e30", True), ("-50", False)])
+def test_scores_of_projections_are_large_and_low_enough_to_tell_a_fill_from_a_mask(fill: str, equal: bool) -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32) / 3
+    models = [onnx.parser.parse_model(PROJECTED % number) for number in ("-1e38", fill)]
+    for model in models:
+        del model.graph.initializer[-1]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    found = verify_models(models[0], models[1])
+    assert found.equal is equal, found.detail
+
+
 @pytest.fixture
 def files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Models as files in the working directory."""
@@ -250,7 +270,7 @@ def files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["a.onnx", "a.onnx"], 0, "equal in 12 cases"),
+        (["a.onnx", "a.onnx"], 0, "equal in 13 cases"),
         (["a.onnx", "b.onnx"], 3, "the models differ: output 'old'"),
         (["a.onnx", "other.onnx"], 2, "not the same inputs: only one has"),
         (["a.onnx", "none.onnx"], 2, "does not exist"),

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
-from tests.support.pairs import GUARDED, GUARDED_FUSED, MASKED, PADDED, PADDED_FUSED, PLAIN, PLAIN_FUSED, graph, judged
+from onnx_attnfuse.verify.inputs import Slot, case_groups, feeds
+from tests.support.pairs import (
+    GUARDED,
+    GUARDED_FUSED,
+    MASKED,
+    PADDED,
+    PADDED_FUSED,
+    PLAIN,
+    PLAIN_FUSED,
+    SEPARATE,
+    SPELLED,
+    graph,
+    judged,
+)
 
 pytest.importorskip("onnxruntime")
 
@@ -80,7 +95,7 @@ def test_causal_attention_and_its_fused_form_are_equal() -> None:
 )
 def test_what_is_slightly_wrong_is_caught(old: str, wrong: str, inputs: str | None) -> None:
     closed = "inf" if old is GUARDED else "-3.4028234663852886e38"
-    verdict = judged(graph(old + wrong, closed=closed, **({} if inputs is None else {"inputs": inputs})))
+    verdict = judged(graph(old + wrong, closed=closed, inputs=SEPARATE if inputs is None else inputs))
     assert not verdict.equal
     assert verdict.undecided is None, verdict.detail
     assert "; case: " in verdict.detail
@@ -202,3 +217,44 @@ def test_a_claim_about_no_batch_shows_nothing() -> None:
     verdict = judged(graph(PADDED + LENGTHS, inputs=MASKED, closed="-10000"), given="never")
     assert not verdict.equal
     assert verdict.undecided is not None
+
+
+TWO_FLOATS = SEPARATE + ", float[b, 1, s, t] bias, float[b, 1, 1, t] fed"
+BIASED = SPELLED.format(
+    mask="first = Add(scaled, bias)\n    {turned}\n    masked = Add(first, low)", guard="guarded = Identity(weights)"
+)
+SUMMED = """
+    length = Shape<start = 1, end = 2>(q)
+    both = Add(low, bias)
+    whole = Concat<axis = 0>(one, one, length, one)
+    full = Expand(both, whole)
+    new = com.microsoft.MultiHeadAttention<num_heads = 4, scale = 0.25>(q, k, v, , , full)
+"""
+COMPUTED = "float1 = Constant<value_float = 1.0>() lost = Sub(float1, fed) low = Mul(lost, closed)"
+
+
+@pytest.mark.parametrize(("fill", "equal"), [("-3.4028234663852886e38", True), ("-1000000", False)])
+def test_a_mask_of_ones_and_a_bias_of_numbers_are_fed_together(fill: str, equal: bool) -> None:
+    verdict = judged(graph(BIASED.format(turned=COMPUTED) + SUMMED, inputs=TWO_FLOATS, closed=fill))
+    assert verdict.equal is equal, verdict.detail
+    assert equal or "float inputs of several kinds" in verdict.detail
+
+
+def test_each_of_several_masks_that_are_added_has_an_encoding_of_its_own() -> None:
+    slots = [Slot(name, "given", ir.DataType.FLOAT, 4, blank=False, addend=name != "truth") for name in ("a", "b", "truth")]
+    (first, second) = (case for case in case_groups(slots)[0] if case.encoding == "mixed")
+    found = [feeds(slots, [(2, 1, 8, 9)] * 3, case) for case in (first, second)]
+    lows = [{name: float(array.min()) for name, array in fed.items()} for fed in found]
+    assert [fed["truth"] for fed in lows] == [0.0, 0.0]
+    assert len({fed["a"] for fed in lows} | {fed["b"] for fed in lows}) == 4
+    assert all(set(np.unique(fed["truth"])) == {0.0, 1.0} for fed in found)
+    assert not [case for case in case_groups(slots[1:2])[0] if case.encoding == "mixed"]
+
+
+@pytest.mark.parametrize(("fill", "equal"), [("inf", True), ("-50", False)])
+def test_a_fill_that_large_or_low_scores_reach_is_no_mask(fill: str, equal: bool) -> None:
+    weak = f"weak = Where(row, open, {'closed' if equal else 'fifty'})\n    full = Expand(weak,"
+    fused = PADDED_FUSED.replace("full = Expand(bias,", weak)
+    extra = "    fifty = Constant<value_float = -50.0>()\n"
+    verdict = judged(graph(extra + PADDED + fused, inputs=MASKED, closed="inf"))
+    assert verdict.equal is equal, verdict.detail

@@ -203,7 +203,7 @@ def _multiplied(part: Expression, gain: float) -> Expression:
         return part
     if isinstance(part, Apply) and part.op == "Add":
         return Apply("Add", tuple(_multiplied(argument, gain) for argument in part.arguments))
-    product = simplify.apply("Mul", (part, Number(gain)), ir.DataType.FLOAT)
+    product = simplify.apply("Mul", (part, Number(gain)), ir.DataType.DOUBLE)  # what was rounded is not rounded again
     return Apply("Mul", (part, Number(gain))) if product is None else product
 
 

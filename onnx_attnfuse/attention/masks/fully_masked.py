@@ -23,15 +23,21 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condition, split_added
-from onnx_attnfuse.attention.masks.expression import And, Apply, Choice, Element, Expression
+from onnx_attnfuse.attention.masks.classify import Meaning, keep_condition, split_added
+from onnx_attnfuse.attention.masks.expression import And, Apply, Expression
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
+from onnx_attnfuse.attention.masks.rounded_sums import (
+    ROUNDED_AWAY,
+    is_near_next_float,
+    is_scaling,
+    is_summed_in_half,
+    rounded_among,
+    rounded_before_scaling,
+)
 from onnx_attnfuse.attention.masks.traverse import parts_of
-from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, MaskStep, Replaced, Scaled, step_gains
+from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled, step_gains
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import (
     ABOVE_NEARLY_LOWEST,
@@ -42,7 +48,6 @@ from onnx_attnfuse.thresholds import (
     NEARLY_LOWEST,
     ROUNDS,
     ROUNDS_ALL,
-    ROUNDS_SCALED,
 )
 
 Fills = Literal["lowest", "exact"]
@@ -51,8 +56,6 @@ own fill, with the queries of rows that are replaced throughout set to zero."""
 
 SUMMED_IN_HALF = "a mask is summed with a bias, or multiplied, in float16, which the device computes in float32 in some places"
 _MAX_EVENTS = 6
-_ROUNDED_AWAY = 32.0
-"""Scores up to this are rounded away by numbers from `ROUNDS_ALL` down."""
 _ROUNDED_AWAY_HALF = 4.0
 """Scores up to this are rounded away by numbers from `LEVELS_HALF` down, where sums are rounded to float16."""
 _DIGITS = 1e-6
@@ -80,7 +83,7 @@ class MaskedKey:
             gain: What the numbers were multiplied by after the additions.
         """
         low, high = self.low / gain, self.high / gain
-        return low > ROUNDS_ALL or _near_next_float(low) or _near_next_float(high)
+        return low > ROUNDS_ALL or is_near_next_float(low) or is_near_next_float(high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +150,19 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     first = next((place for place, step in enumerate(mask) if isinstance(step, (Replaced, Floored))), len(mask))
     later = any(isinstance(step, Added) for step in mask[first:])
     floored = any(isinstance(step, Floored) for step in mask)
-    rounding = [step for step in mask if isinstance(step, Added) or _is_scaling(step)]
+    rounding = [step for step in mask if isinstance(step, Added) or is_scaling(step)]
     scaled = any(isinstance(step, Scaled) for step in mask)
     others = mask if absorbs == ABSORBS else rounding  # a device that rounds all sums does so between other steps, too
-    summed = any(_is_summed_in_half(step, others, reader, bounds) for step in mask)
-    fills, small = _added_numbers(mask, reader, MASKS), _ROUNDED_AWAY if absorbs == ABSORBS else _ROUNDED_AWAY_HALF
+    summed = any(is_summed_in_half(step, others, reader, bounds) for step in mask)
+    fills, small = _added_numbers(mask, reader, MASKS), ROUNDED_AWAY if absorbs == ABSORBS else _ROUNDED_AWAY_HALF
     return MaskedKeys(
         tuple(found),
         biased,
         later,
         floored,
         len(rounding),
-        _rounded(mask, reader, bounds),
+        rounded_before_scaling(mask, reader, bounds)
+        or (rounded_among(mask, reader, bounds, absorbs) if len(rounding) > 1 else None),
         summed,
         scaled,
         weakest=max(fills, default=-math.inf),
@@ -173,17 +177,6 @@ def _added_numbers(mask: Mask, reader: Reader, limit: float) -> frozenset[float]
     return frozenset(fill for step, gain in sums for fill in split_added(step, gain, reader, limit).fills)
 
 
-def _near_next_float(number: float) -> bool:
-    """Whether an ordinary score beside a sum of float32 may bring it to the float next to that which the numbers alone give.
-
-    -1e9 - 1e4 lies 16 from a float, and floats lie 64 apart there: a score of -17 brings it to the next.
-    """
-    if number <= ABSORBS:
-        return False
-    nearest = np.float32(number)
-    return abs(number - float(nearest)) + _ROUNDED_AWAY > abs(float(np.spacing(nearest))) / 2
-
-
 def _gain(mask: Mask) -> float:
     gains = {gain for step, gain in zip(mask, step_gains(mask), strict=True) if isinstance(step, Added)}
     only = gains.pop() if len(gains) == 1 else Gain()
@@ -194,57 +187,6 @@ def _refuse_rounding(number: float | None) -> None:
     if number is not None:
         message = f"with {number:g} added, rows without a key depend on the order of float32 additions"
         raise Refused("rounded-mask", message)
-
-
-def _rounded(mask: Mask, reader: Reader, bounds: Bounds) -> float | None:
-    """A number whose sum with a score is rounded visibly before it is multiplied."""
-    last = max((place for place, step in enumerate(mask) if _is_scaling(step)), default=0)
-    sums = [split_added(step, Gain(), reader, MASKS) for step in mask[:last] if isinstance(step, Added)]
-    numbers = [fill for parts in sums for fill in parts.fills if fill > ROUNDS_ALL]
-    numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
-    return next((number for number in numbers if number < ROUNDS_SCALED), None)
-
-
-def _is_scaling(step: MaskStep) -> bool:
-    """Whether a step multiplies by a factor that changes the digits: none that is a power of two."""
-    return isinstance(step, Scaled) and (isinstance(step.factor, IndexedValue) or abs(math.frexp(step.factor)[0]) != 0.5)
-
-
-def _is_summed_in_half(step: MaskStep, others: Sequence[MaskStep], reader: Reader, bounds: Bounds) -> bool:
-    """Whether a float16 mask is summed with another or a bias so that it is rounded, or goes through further steps.
-
-    A CPU rounds such sums in some places only.
-    """
-    if not isinstance(step, Added) or reader.facts.dtype(step.indexed.value) != ir.DataType.FLOAT16:
-        return False
-    if len(others) > 1:
-        return True
-    parts = split_added(step, Gain(), reader, MASKS)
-    computed = [bias for bias in parts.biases if not isinstance(bias, Element)]
-    if len(parts.biases) > 1 and any(map(bounds.may_mask, parts.biases)):
-        return True
-    lowest = lowest_sum(step, reader, bounds)
-    return bool(parts.biases and parts.fills) or any(map(bounds.may_mask, computed)) or _in_half(lowest) != lowest
-
-
-def lowest_sum(step: Added, reader: Reader, bounds: Bounds) -> float:
-    """The lowest finite number that a step adds to a score, as several masks in one sum may."""
-    part = element(step.indexed, reader)
-    return _lowest_sum(Apply("Neg", (part,)) if step.negative else part, bounds)
-
-
-def _lowest_sum(part: Expression, bounds: Bounds) -> float:
-    if isinstance(part, Choice):
-        return min(_lowest_sum(part.chosen, bounds), _lowest_sum(part.other, bounds))
-    if isinstance(part, Apply) and part.op == "Add":
-        return sum(_lowest_sum(argument, bounds) for argument in part.arguments)
-    low = bounds.expression(part)[0]
-    return low if math.isfinite(low) else 0.0
-
-
-def _in_half(number: float) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.float16(number))
 
 
 def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
@@ -353,15 +295,25 @@ def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:
 
 def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -> MaskedKey:
     scored, low, high = True, 0.0, 0.0
+    is_scaled = any(isinstance(step, Scaled) for step in mask)
     for place, (step, gain) in enumerate(zip(mask, step_gains(mask), strict=True)):
         for event in active:
             if event.step == place and event.replaces:
                 scored, (low, high) = False, event.number
             elif event.step == place:
                 low, high = added((low, high), event.number)
+        if not scored and is_scaled and gain.number and math.isfinite(low) and _overflows(low / gain.number):
+            message = f"masked scores come to {low / gain.number:g}, which float32 does not hold; rows without a key are NaN"
+            raise Refused("weak-fill", message)
         if isinstance(step, Floored):
             scored, low, high = _floored(scored, (low, high), step.low * gain.number, bounds.masked_from, absorbs)
     return MaskedKey(scored, low, high)
+
+
+def _overflows(number: float) -> bool:
+    """Whether a number is infinite in float32."""
+    with np.errstate(over="ignore"):
+        return bool(np.isinf(np.float32(number)))
 
 
 def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs: float) -> tuple[bool, float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.expression import (
@@ -44,6 +45,9 @@ _NARROW = {
     ir.DataType.UINT64: (0, (1 << 64) - 1),
 }
 """Integer types that wrap around at numbers which positions and their differences may reach."""
+_ROUNDED = frozenset(["Add", "Div", "Max", "Min", "Mul", "Sub"])
+_MAX_NUMBERS = 16
+"""Numbers that a sum of choices may come to, to be written as one choice."""
 
 
 def apply(op: str, operands: Sequence[Expression], dtype: ir.DataType | None) -> Expression | None:
@@ -55,7 +59,19 @@ def apply(op: str, operands: Sequence[Expression], dtype: ir.DataType | None) ->
         dtype: Element type of the result.
     """
     found = _applied(op, operands, dtype not in FLOATS)
-    return found if found is None or fits(found, dtype) else None
+    if found is None or not fits(found, dtype):
+        return None
+    return _stored(found, dtype) if dtype is not None and dtype in FLOATS and op in _ROUNDED else found
+
+
+def _stored(part: Expression, dtype: ir.DataType) -> Expression:
+    """A choice between computed numbers as the element type holds them: the sum of two lowest numbers is -inf."""
+    if isinstance(part, Choice):
+        return choice(part.condition, _stored(part.chosen, dtype), _stored(part.other, dtype))
+    if not isinstance(part, Number):
+        return part
+    with np.errstate(over="ignore"):
+        return Number(float(np.asarray(part.value).astype(dtype.numpy())))
 
 
 def fits(part: Expression, dtype: ir.DataType | None) -> bool:
@@ -243,9 +259,9 @@ def _binary(op: str, left: Expression, right: Expression, integer: bool) -> Expr
             if parts[0] is None or parts[1] is None:
                 return None
             return choice(first.condition, parts[0], parts[1])
-    masked = _complement(op, left, right)
-    if masked is not None:
-        return masked
+    found = _complement(op, left, right) or _bounded_sum(op, left, right)
+    if found is not None:
+        return found
     one, two = as_form(left), as_form(right)
     if one is None or two is None or (not integer and not (isinstance(left, Linear) and isinstance(right, Linear))):
         return _neutral(op, left, right)
@@ -282,6 +298,44 @@ def _numbers(op: str, left: float, right: float) -> Expression | None:
         "Sub": lambda a, b: a - b,
     }
     return Number(table[op](left, right))
+
+
+def _bounded_sum(op: str, left: Expression, right: Expression) -> Expression | None:
+    """`max(a + b, number)` or `min(a + b, number)` for choices between numbers a and b, as a choice between numbers."""
+    for part, bound in ((left, right), (right, left)):
+        if op in {"Max", "Min"} and isinstance(bound, Number) and isinstance(part, Apply) and part.op == "Add":
+            total = _total(part)
+            return None if total is None else _binary(op, total, bound, integer=False)
+    return None
+
+
+def _total(part: Expression) -> Expression | None:
+    """A sum of choices between numbers as one choice between few numbers; None if it is something else."""
+    match part:
+        case Number():
+            return part
+        case Choice(condition, chosen, other):
+            both = _total(chosen), _total(other)
+            return None if both[0] is None or both[1] is None else choice(condition, both[0], both[1])
+        case Apply("Add", (left, right)):
+            one, two = _total(left), _total(right)
+            if one is None or two is None or _count(one) * _count(two) > _MAX_NUMBERS:
+                return None
+            return _plus(one, two)
+        case _:
+            return None
+
+
+def _count(part: Expression) -> int:
+    return _count(part.chosen) + _count(part.other) if isinstance(part, Choice) else 1
+
+
+def _plus(one: Expression, two: Expression) -> Expression | None:
+    """The sum of two choices between numbers, which are the first's branches with the second in each."""
+    if not isinstance(one, Choice):
+        return _binary("Add", one, two, integer=False)
+    both = _plus(one.chosen, two), _plus(one.other, two)
+    return None if both[0] is None or both[1] is None else choice(one.condition, both[0], both[1])
 
 
 def _complement(op: str, left: Expression, right: Expression) -> Expression | None:

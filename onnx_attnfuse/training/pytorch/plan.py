@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.masks.classify import Meaning
-from onnx_attnfuse.attention.masks.fully_masked import lowest_sum
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.predicates import Other, Padding
+from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Replaced, mask_values
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.policy import Policy
