@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, refined
 from onnx_attnfuse.attention.axes.rearrange import arrange
-from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, upward
+from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, is_short, upward
 from onnx_attnfuse.attention.masks.classify import element, position
 from onnx_attnfuse.attention.masks.expression import TRUE, Element, Expression
 from onnx_attnfuse.attention.masks.index_reader import Reader
@@ -59,11 +59,12 @@ class DataLayout:
     def _unpicked(self, indexed: IndexedValue, node: ir.Node) -> IndexedValue | None:
         """The data, or what it is a view of, if it is taken in its place."""
         data, at = node.inputs[0], tuple(map(position, indexed.axes))
+        every = not is_short(indexed, self._reader.facts)
         while data is not None:
             found = _UpTo(data, self._reader).element(indexed.value, at)
             laid = None
             if isinstance(found, Element) and found.value is data:
-                laid = laid_out(self._builder, found, indexed.axes, is_long=True)
+                laid = laid_out(self._builder, found, indexed.axes, is_long=every)
             if laid is not None:
                 return self.of(laid)
             view = data.producer()

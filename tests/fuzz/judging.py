@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnxruntime
 
 from onnx_attnfuse.errors import ModelError, OptionError, VerificationError
@@ -131,7 +132,7 @@ class Subject:
         if self.recipe.journey == "gradients":
             return Runs(self.model)
         rounded = self.recipe.ep == "cuda" and self.recipe.dtype == "float16"
-        return Reference(self.model) if rounded else _Session(self.model)
+        return Reference(self.written.flat) if rounded else _Session(self.model)
 
     @functools.cached_property
     def opinions(self) -> Opinions:
@@ -307,14 +308,14 @@ class _Result:
         if self._session is not None:
             return
         if self._foreign and (recipe.dtype == "float16" or recipe.journey == "convert_optimize"):
-            self._reference = Reference(model)
+            self._reference = _reference(model)
             return
         try:
             self._session = _Session(model, enabled=self.enabled)
         except RuntimeRefusal:
             if not self._foreign:
                 raise
-            self._reference = Reference(model)
+            self._reference = _reference(model)
 
     def __call__(self, inputs: Mapping[str, Array]) -> list[Array]:
         """All outputs; inputs are given in the types that the model has now."""
@@ -328,8 +329,13 @@ class _Result:
                 if not self._foreign:
                     raise
                 refused = str(refusal)
-        self._reference = self._reference or Reference(self.model)
+        self._reference = self._reference or _reference(self.model)
         try:
             return self._reference.run(None, inputs)
         except RuntimeRefusal as refusal:
             raise RuntimeRefusal(f"{refused}; by the reference: {refusal}" if refused else str(refusal)) from refusal
+
+
+def _reference(model: onnx.ModelProto) -> Reference:
+    """A model in the reference, which knows no fused operators in functions."""
+    return Reference(onnx.inliner.inline_local_functions(model) if model.functions else model)

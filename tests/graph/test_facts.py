@@ -194,3 +194,18 @@ def test_a_number_is_known_behind_a_view_whatever_it_is(number: str) -> None:
     dims = facts.dims(model.graph.outputs[0])
     assert dims is not None
     assert (str(dims[0]) == "s") == (number == "0")
+
+
+@pytest.mark.parametrize(
+    ("mask", "shorter"), [("m, h, s, s", (True, True)), ("b, 2, s, s", (False, False)), ("h, s, s", (False, True))]
+)
+@pytest.mark.parametrize(
+    "node", ["Attention(q, k, v, mask)", "com.microsoft.MultiHeadAttention<num_heads = 2>(x, x, x, , , mask)"]
+)
+def test_a_mask_of_an_attention_may_have_one_entry_or_one_head_for_all(node: str, mask: str, shorter: tuple[bool, bool]) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 23, "com.microsoft": 1]>
+        g (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, float[b, s, 8] x, float[{mask}] mask) => (float y)
+        {{ y = {node} }}"""
+    facts = Facts(ir.from_proto(onnx.parser.parse_model(text)).graph)
+    entries, heads = sizes.symbol("m"), sizes.symbol("h")
+    assert (facts.is_shorter(entries, sizes.symbol("b")), facts.is_shorter(heads, 2)) == shorter

@@ -158,14 +158,17 @@ def _width_of_packed(node: ir.Node, total: Dim, facts: Known) -> Dim:
 
 
 def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -> None:
-    """Notes that the last axes of a mask are as long as there are rows and keys, those of the past with them."""
+    """Notes that the last axes of a mask are as long as there are rows and keys, the past's with them; others may be 1."""
     given, key, earlier = (input_dims(node, place, facts) for place in (mask, 1, past))
-    if given is None or key is None or len(given) < 2:
+    if given is None or key is None or not 2 <= len(given) <= 4:
         return
     facts.meet(given[-2], query[-2])
     facts.meet(given[-1], key[2 if len(key) == 4 else 1] + (earlier[2] if earlier is not None and len(earlier) == 4 else 0))
-    if len(given) == 4:
-        facts.meet(given[0], query[0])
+    heads = query[1] if len(query) == 4 else attribute(node, "q_num_heads") or attribute(node, "num_heads")
+    for dim, size in zip(given[:-2], (query[0], heads)[4 - len(given) :], strict=True):
+        if size is not None:
+            facts.meet(dim, size)
+            facts.spread(dim, size)
 
 
 PRODUCTS: dict[str, ShapeRule] = {
