@@ -285,7 +285,8 @@ class _Models:
                 break
             before = self._cases
             for case in groups[fitting]:
-                ran = None if case.is_extreme and not self._takes_extremes else self._ran(shapes, values, case, seed)
+                taken = case if self._takes_extremes else case.tame()
+                ran = None if taken is None else self._ran(shapes, values, taken, seed)
                 if ran is not None:
                     yield ran
             fitting += self._cases > before
@@ -320,7 +321,8 @@ class _Models:
             self._refused += 1
             return None
         if case.is_extreme and not self._is_stable(inputs, old):
-            return None
+            tame = case.tame()
+            return None if tame is None else self._ran(shapes, values, tame, seed)
         self._cases += 1
         where = f"case: {case}; sizes: {describe({slot.name: shape for slot, shape in zip(self._slots, shapes, strict=True)})}"
         try:

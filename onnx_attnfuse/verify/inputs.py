@@ -44,6 +44,12 @@ class Case:
         """Whether scores are so large or so low that half types show nothing but rounding."""
         return self.factor == LARGE or bool(self.turn and self.encoding != "mixed")
 
+    def tame(self) -> Case | None:
+        """The case with scores of ordinary size, where large or low ones tell nothing; None if others have it already."""
+        if self.factor == LARGE:
+            return None
+        return dataclasses.replace(self, turn=0) if self.is_extreme else self
+
     def __str__(self) -> str:
         what = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
         name = what.get(self.pattern) or {"empty": "a fully masked row", "index": "counting inputs"}[self.pattern]

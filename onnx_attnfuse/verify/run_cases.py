@@ -287,10 +287,10 @@ class Trial:
     def _tried(self, choice: Choice, cases: Iterable[Case], *, without: Collection[Pattern]) -> Verdict | None:
         """Runs cases with one choice of sizes; the verdict if one differs."""
         before = self._cases
-        for case in cases:
+        for case in cases if self._tolerance != LOOSE else filter(None, (case.tame() for case in cases)):
             if self._cases and self._work + choice.largest > _MAX_ELEMENTS_OVER_CASES:
                 break
-            found = self._differing(choice, case) if self._runs(case, without=without) else None
+            found = self._differing(choice, case) if case.pattern not in without else None
             if found is None:
                 continue
             unfit = self._sides.unfit(found, choice, self._facts)
@@ -302,11 +302,6 @@ class Trial:
         if self._cases > before:
             self.fitting.append(choice)
         return None
-
-    def _runs(self, case: Case, *, without: Collection[Pattern]) -> bool:
-        if case.is_extreme and self._tolerance == LOOSE:
-            return False
-        return case.pattern not in without
 
     def _differing(self, choice: Choice, case: Case) -> Verdict | None:
         """Runs one case; the verdict if the results differ."""
