@@ -240,6 +240,19 @@ def minimum(left: Dim, right: Dim) -> Dim:
     return _function(f"min({left}, {right})", (left, right), min)
 
 
+def not_empty(dim: Dim, present: Set[Dim]) -> Dim:
+    """The size where those of `present` are at least 1: the smaller of one of them and 1 is 1."""
+    if isinstance(dim, int):
+        return dim
+    result: Dim = dim.factor
+    for atom in dim.atoms:
+        if atom.evaluate is min and 1 in atom.parts and set(atom.parts) <= {1, *present}:
+            continue
+        parts = [not_empty(part, present) for part in atom.parts] if atom.evaluate is sum else [Size(1, (atom,))]
+        result = result * functools.reduce(add, parts)
+    return result
+
+
 def _function(key: str, parts: tuple[Dim, ...], evaluate: Callable[[list[int]], int]) -> Size:
     return Size(1, (Atom(key, parts, evaluate),))
 

@@ -195,3 +195,11 @@ def test_a_dimension_name_that_is_a_number_says_nothing(text: str) -> None:
 def test_a_symbol_without_a_value_is_an_error() -> None:
     with pytest.raises(KeyError):
         evaluate(symbol("seq") + 1, {"batch": 1})
+
+
+@pytest.mark.parametrize(
+    ("present", "length"),
+    [({symbol("seq")}, symbol("seq") + 1), ({symbol("past")}, symbol("seq") + sizes.minimum(1, symbol("seq")))],
+)
+def test_the_smaller_of_one_and_what_is_not_empty_is_one(present: set[Dim], length: Dim) -> None:
+    assert sizes.not_empty(symbol("seq") + sizes.minimum(1, symbol("seq")), present) == length

@@ -28,14 +28,18 @@ from onnx_attnfuse.attention.masks.expression import (
 from onnx_attnfuse.attention.masks.reshape_index import At, regrouped
 from onnx_attnfuse.attention.masks.running_sums import running_sum
 from onnx_attnfuse.attention.masks.slice_index import cut_from
+from onnx_attnfuse.attention.masks.traverse import index_factors, is_larger
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, given, has_unknown_attribute, is_constant, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim
 
 _MAX_EXPRESSION_DEPTH = 400
-_LARGEST = 4096
-"""Parts of an expression from which on it is not looked into: a value that is used twice over and over has 2^n of them."""
+_LARGEST = 256
+"""Parts of an expression beyond which it is not looked into: a value that is used twice over and over has 2^n of them."""
+_MAX_READS = 1 << 13
+"""Elements that are read on the way to one; from there on what is left is not looked into."""
 
 
 class Reader:
@@ -43,21 +47,18 @@ class Reader:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._known: dict[tuple[ir.Value, At], tuple[Expression, int]] = {}
-        self._parts = 0
-        """Parts of what was read for the element that is being read."""
+        self._known: dict[tuple[ir.Value, At], Expression] = {}
+        self._reads = 0
+        """Elements that were read for the one that is being read."""
 
     def element(self, value: ir.Value, at: At, depth: int = 0) -> Expression:
         """The element of `value` at an index given as one integer expression per axis."""
         key = (value, at)
-        known = self._known.get(key)
-        if known is None:
-            around, self._parts = self._parts, 1
-            found = self._read(value, at, depth)
-            known = self._known[key] = (found, self._parts) if self._parts <= _LARGEST else (Element(value, at), 1)
-            self._parts = around
-        self._parts += known[1]
-        return known[0]
+        if key not in self._known:
+            self._reads = self._reads + 1 if depth else 1
+            found = self._read(value, at, depth) if self._reads <= _MAX_READS else Element(value, at)
+            self._known[key] = Element(value, at) if is_larger(found, _LARGEST) else found
+        return self._known[key]
 
     def _read(self, value: ir.Value, at: At, depth: int) -> Expression:
         constant_element = element_of(value, at, self.facts)
@@ -87,10 +88,12 @@ class Reader:
         own = at[len(at) - len(dims) :]
         return self.element(value, tuple(constant(0) if dim == 1 else item for dim, item in zip(dims, own, strict=True)), depth)
 
-    def input_dims(self, node: ir.Node, position: int) -> Sequence[Dim] | None:
-        """The shape of an input."""
+    def input_dims(self, node: ir.Node, position: int, at: At = ()) -> Sequence[Dim] | None:
+        """The shape of an input, where there is an element at an index of the result: no axis that it runs over is empty."""
         value = given(node, position)
-        return None if value is None else self.facts.dims(value)
+        dims = None if value is None else self.facts.dims(value)
+        present = {factor.size for item in at for factor in index_factors(item)}
+        return None if dims is None else [sizes.not_empty(dim, present) for dim in dims]
 
 
 _Rule: TypeAlias = Callable[[Reader, ir.Node, At, int], "Expression | None"]
@@ -184,7 +187,7 @@ def _tile(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | Non
 
 
 def _slice(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
-    dims = reader.input_dims(node, 0)
+    dims = reader.input_dims(node, 0, at)
     if dims is None:
         return None
 
@@ -250,7 +253,7 @@ def _concat(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | N
     start: Dim = 0
     parts: list[tuple[Dim, Expression]] = []
     for position in range(len(node.inputs)):
-        dims = reader.input_dims(node, position)
+        dims = reader.input_dims(node, position, at)
         if dims is None:
             return None
         inner = combine(place, constant(start), -1)

@@ -19,7 +19,7 @@ _COUNTED = frozenset([ir.DataType.INT64, ir.DataType.INT32])
 
 def running_sum(reader: Reader, node: ir.Node, at: At, depth: int) -> Expression | None:
     """An element of a CumSum of integers that are one number at every place of the axis; None where they are not."""
-    dims, own = reader.input_dims(node, 0), reader.facts.number(node.inputs[1]) if node.inputs[1] is not None else None
+    dims, own = reader.input_dims(node, 0, at), reader.facts.number(node.inputs[1]) if node.inputs[1] is not None else None
     if dims is None or own is None or reader.facts.dtype(node.outputs[0]) not in _COUNTED:
         return None
     axis = int(own) % len(at)

@@ -142,6 +142,20 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         "causal",
         "j <= i",
     ),
+    "documents, the first position cut out": (
+        "",
+        f"{POSITIONS} places = Unsqueeze(i1, axis) {PACKED}".replace(
+            "Gather<axis=1>(places, axis)", "Slice(places, axis, a1, a1)"
+        ),
+        "causal",
+        "j <= i",
+    ),
+    "documents, another position cut out": (
+        "",
+        f"{POSITIONS} places = Unsqueeze(i1, axis) {PACKED}".replace("Gather<axis=1>(places, axis)", "Slice(places, a1, a2, a1)"),
+        "causal + segments",
+        "j <= i and number",
+    ),
     "documents at positions that are given": (
         ", int64[b, s] places",
         f"{POSITIONS} {PACKED}",
@@ -161,6 +175,21 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a bias": (", float[b, 4, s, t] bias", "m = Identity(bias)", "computed_bias", "+ bias"),
     "zeros": ("", "z = Constant<value=float[1, 1, 1, 1] {0.0}>() m = Identity(z)", "no_mask", ""),
 }
+
+
+def _alternating(count: int) -> tuple[str, str]:
+    """Inputs and a mask with as many exclusive alternatives, each of which has the ones before twice."""
+    each = " ".join(f"y{n + 1} = Xor(y{n}, kept{n % 2})" for n in range(count))
+    mask = f"{KEYS} kept0 = Unsqueeze(one, a1) kept1 = Unsqueeze(other, a1) y0 = Identity(kept0) {each}"
+    mask = f"{mask} c = Unsqueeze(y{count}, a1) {FILL}"
+    return ", bool[b, t] one, bool[b, t] other", f"{mask} m = Where(c, nothing, fill)"
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_an_expression_that_grows_with_each_step_is_looked_into_so_far(count: int) -> None:
+    (site,) = onnx_attnfuse.explain(_model(*_alternating(count)), verify="sites").sites
+    assert (site.status, site.mask) == ("fused", "padding")
+    assert len(site.mask_text or "") < 4000
 
 
 def _model(inputs: str, mask: str) -> onnx.ModelProto:
