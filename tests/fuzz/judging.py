@@ -197,7 +197,7 @@ class Subject:
             run = _Result(model, self.recipe)
         except RuntimeRefusal as refusal:
             return "invalid", str(refusal), None
-        packed = _has(model.graph, "RestorePadding")
+        packed = any(_has(part, "RestorePadding") for part in (model.graph, *model.functions))
         for pattern, sizes, inputs, old in self.cases():
             where = f"{pattern}, b={sizes.b} s={sizes.s} t={sizes.t} p={sizes.p}"
             try:
@@ -246,7 +246,7 @@ class Subject:
         return kept
 
 
-def _has(graph: onnx.GraphProto, operator: str) -> bool:
+def _has(graph: onnx.GraphProto | onnx.FunctionProto, operator: str) -> bool:
     """Whether an operator is in the graph or in a branch."""
     inner = [item.g for node in graph.node for item in node.attribute if item.HasField("g")]
     return any(node.op_type == operator for node in graph.node) or any(_has(item, operator) for item in inner)

@@ -249,6 +249,19 @@ def test_refuses_what_it_cannot_say_exactly(attributes: str, inputs: str, s: str
     assert [(site.name, site.reason and site.reason.code) for site in report.sites] == [("attention", code)]
 
 
+@pytest.mark.parametrize(("fill", "code"), [("inf", "nan-fill"), ("1000", None)])
+def test_a_mask_that_is_nan_where_it_masks_nothing_is_left(fill: str, code: str | None) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 23]>
+        g (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, bool[s, s] seen) => (float[b, 2, s, 4] out)
+        <float one = {{1}}, float fill = {{-{fill}}}>
+        {{ kept = Cast<to = 1>(seen)
+           lost = Sub(one, kept)
+           mask = Mul(lost, fill)
+           [attention] out = Attention(q, k, v, mask) }}"""
+    report = onnx_attnfuse.unfuse(onnx.parser.parse_model(text)).report
+    assert [site.reason and site.reason.code for site in report.sites] == [code]
+
+
 @pytest.mark.parametrize(
     ("parameters", "call", "attributes", "code"),
     [("", "", "", None), ("<causal>", "<causal = 1>", ", unidirectional: int = @causal", "function-attribute")],

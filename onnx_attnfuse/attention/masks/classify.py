@@ -82,7 +82,7 @@ class Meaning:
     @property
     def nan(self) -> Reason | None:
         """Why a mask with NaN in it cannot be handed over, or None."""
-        if any(map(_has_nan, self.biases)):
+        if any(map(has_nan, self.biases)):
             return Reason("nan-fill", "the mask has NaN in it, which makes whole rows NaN")
         return None
 
@@ -180,8 +180,9 @@ def split_added(step: Added, gain: Gain, reader: Reader, limit: float | None = N
     return Parts(biases=(_scaled(part, gain.values, reader),))
 
 
-def _has_nan(part: Expression) -> bool:
-    return math.isnan(part.value) if isinstance(part, Number) else any(map(_has_nan, parts_of(part)))
+def has_nan(part: Expression) -> bool:
+    """Whether an expression has NaN in it somewhere."""
+    return math.isnan(part.value) if isinstance(part, Number) else any(map(has_nan, parts_of(part)))
 
 
 def keep_condition(condition: IndexedValue, keep_where: bool, reader: Reader) -> Expression:

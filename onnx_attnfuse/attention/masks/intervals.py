@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression, Linear, Number
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled
-from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, GATHERS, REARRANGES, REPEATS, SLICES
 from onnx_attnfuse.thresholds import LARGEST_FLOAT16, MASKS, ORDINARY
@@ -29,6 +29,7 @@ _ORDINARY: Interval = (-ORDINARY, ORDINARY)
 """What activations and weights lie in: the scores that they are added to are no larger."""
 _UNIT: Interval = (0.0, 1.0)
 _MOVING = REARRANGES | REPEATS | SLICES | GATHERS | CASTS | {"CastLike"}
+_EXTREMES = frozenset(["MaxPool", "ReduceMax", "ReduceMin"])
 _MAX_EXPRESSION_DEPTH = 64
 _OUTCOMES: Mapping[str, Callable[[float, float], float]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Max": max, "Min": min,
@@ -148,13 +149,24 @@ class Bounds:
             fill = attribute(node, "value")
             number = 0.0 if fill is None else float(fill.numpy().flat[0])
             return _between(number, number)
-        if op in _UNBOUNDED:
+        if op in _UNBOUNDED or attribute(node, "reduction", "none") != "none":
             return _ANY
+        inputs = [item for item in node.inputs if item is not None]
+        if op == "Clip":
+            lifted = _maximum(self.of(inputs[0], depth), self._option(node, 1, "min", -math.inf))
+            return _minimum(lifted, self._option(node, 2, "max", math.inf))
+        if op == "Pad":
+            return _union(self.of(inputs[0], depth), self._option(node, 2, "value", 0.0))
         read = _READ.get(op)
         if read is None:
             return self._ordinary
-        inputs = [item for item in node.inputs if item is not None]
         return _COMBINED[op](*(self.of(inputs[index], depth) for index in read if index < len(inputs)))
+
+    def _option(self, node: ir.Node, place: int, name: str, default: float) -> Interval:
+        """The interval of what is an input of newer opsets and an attribute of older ones."""
+        value = given(node, place)
+        number = float(attribute(node, name, default))
+        return _between(number, number) if value is None else self.of(value)
 
 
 def _constant(value: ir.Value) -> Interval:
@@ -237,7 +249,7 @@ def _minimum(*parts: Interval) -> Interval:
 
 _UNBOUNDED = frozenset(["Log", "Reciprocal"])
 _COMBINED: dict[str, Callable[..., Interval]] = {
-    **dict.fromkeys(_MOVING, _union),
+    **dict.fromkeys(_MOVING | _EXTREMES, _union),
     "Add": added,
     "Concat": _union,
     "Div": _divide,
@@ -245,7 +257,6 @@ _COMBINED: dict[str, Callable[..., Interval]] = {
     "Min": _minimum,
     "Mul": _multiply,
     "Neg": _negative,
-    "Pad": _with_zero,
     "ScatterElements": _union,
     "ScatterND": _union,
     "Sub": _subtract,
@@ -253,7 +264,7 @@ _COMBINED: dict[str, Callable[..., Interval]] = {
     "Where": _union,
 }
 _READ: dict[str, Sequence[int]] = {
-    **dict.fromkeys([*_MOVING, "Neg", "Pad", "Trilu"], (0,)),
+    **dict.fromkeys([*_MOVING, *_EXTREMES, "Neg", "Trilu"], (0,)),
     **dict.fromkeys(["Add", "Div", "Mul", "Sub"], (0, 1)),
     **dict.fromkeys(["Concat", "Max", "Min"], range(64)),
     **dict.fromkeys(["ScatterElements", "ScatterND"], (0, 2)),

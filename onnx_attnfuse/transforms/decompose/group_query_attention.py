@@ -45,6 +45,8 @@ def spelled(site: Site) -> Answer:
     """
     site.takes_only(*_UNKNOWN, **_PLAIN)
     build, dtype, added = site.build, site.dtype(), site.given("attention_bias")
+    if added is not None:
+        site.refuse_nan(added)
     query, key, value = _operands(site)
     query, key = (_normalized(site, item, f"{name}_norm_weight") for item, name in ((query, "q"), (key, "k")))
     _, heads, rows, size = dims_of(build, query)

@@ -48,6 +48,7 @@ def spelled(site: Site) -> Answer:
     seen: list[ir.Value] = []
     if mask is not None:
         _check(site, mask, columns)
+        site.refuse_nan(mask)
         if build.facts.dtype(mask) == ir.DataType.BOOL:
             seen.append(mask)
     if lengths is not None:

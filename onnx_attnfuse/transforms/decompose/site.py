@@ -8,6 +8,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.axes.factors import new_axes
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import element, has_nan
+from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
@@ -118,6 +122,12 @@ class Site:
         if found is None:
             raise Refused("unknown-size", f"{what} is unknown: {count} heads in {dim} channels", self.node.name)
         return self.number(found, what)
+
+    def refuse_nan(self, mask: ir.Value) -> None:
+        """Refuses a mask with NaN in it: its rows are NaN, and not without a key."""
+        facts = self.build.facts
+        if has_nan(element(IndexedValue(mask, new_axes(self.dims(mask))), Reader(facts))):
+            raise Refused("nan-fill", "the mask has NaN in it, which makes whole rows NaN", self.node.name)
 
     def takes_only(self, *inputs: str, **attributes: object) -> None:
         """Refuses inputs and attributes that nothing is spelled out for.
