@@ -16,6 +16,7 @@ from onnx_attnfuse.fusion import capturing
 from onnx_attnfuse.fusion.pipeline import Fusion
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.ort_settings import Session
+from onnx_attnfuse.language.registry.registry import BUILT_IN
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.model import Report
 from onnx_attnfuse.transforms.decompose.report import UnfuseReport
@@ -85,7 +86,8 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     if before is not None:
         # a decoder whose cache is shared has other inputs, and was judged in a loop; what lacks roundings was judged without any
         judged = report.decoder is not None or report.dequantised is not None
-        note = None if judged else verifier.check_model(before, loaded)
+        own = [item.name for item in report.patterns if item.hits and item.owner != BUILT_IN]
+        note = None if judged else verifier.check_model(before, loaded, own)
         notes = (*report.notes, note) if note else report.notes
         report = dataclasses.replace(report, notes=notes, steps=dict(verifier.timer.seconds))
     return Result(io.to_kind(loaded, kind), report, loaded)

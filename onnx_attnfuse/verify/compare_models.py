@@ -285,7 +285,7 @@ class _Models:
                 break
             before = self._cases
             for case in groups[fitting]:
-                taken = case if self._takes_extremes else case.tame()
+                taken = case if self._takes_extremes and case.is_extreme else case.tame(1.0)
                 ran = None if taken is None else self._ran(shapes, values, taken, seed)
                 if ran is not None:
                     yield ran
@@ -321,7 +321,7 @@ class _Models:
             self._refused += 1
             return None
         if case.is_extreme and not self._is_stable(inputs, old):
-            tame = case.tame()
+            tame = case.tame(1.0)
             return None if tame is None else self._ran(shapes, values, tame, seed)
         self._cases += 1
         where = f"case: {case}; sizes: {describe({slot.name: shape for slot, shape in zip(self._slots, shapes, strict=True)})}"

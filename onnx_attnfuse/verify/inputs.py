@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -44,11 +45,15 @@ class Case:
         """Whether scores are so large or so low that half types show nothing but rounding."""
         return self.factor == LARGE or bool(self.turn and self.encoding != "mixed")
 
-    def tame(self) -> Case | None:
-        """The case with scores of ordinary size, where large or low ones tell nothing; None if others have it already."""
+    def tame(self, factor: float = math.inf) -> Case | None:
+        """The case with scores of ordinary size, where large or low ones tell nothing; None if others have it already.
+
+        Args:
+            factor: Operands are normal numbers times this at most.
+        """
         if self.factor == LARGE:
             return None
-        return dataclasses.replace(self, turn=0) if self.is_extreme else self
+        return dataclasses.replace(self, turn=0 if self.is_extreme else self.turn, factor=min(self.factor, factor))
 
     def __str__(self) -> str:
         what = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
@@ -64,6 +69,8 @@ LARGE = 6.0
 """The factor that makes large logits: scores of about 36."""
 _SHIFT = 2.5
 """Two operands of 64 channels, shifted against each other by this much, have scores around -50."""
+_LOW = 20
+"""Operands that are scores are shifted by this many times as much, downwards."""
 _ADDENDS: tuple[Encoding, ...] = ("lowest", "normal", "thousands", "infinite")
 """Encodings of inputs that are added to something computed, in the order in which a mixed case takes them."""
 _GROUPS: tuple[tuple[Case, ...], ...] = (
@@ -103,6 +110,8 @@ class Slot:
     """Along how many elements a product with it sums, if it is a weight."""
     addend: bool = False
     """Something that is computed has this input added to it as it stands."""
+    score: bool = False
+    """The input, or its sum with others, is what an exponential is taken of."""
     array: Array | None = None
     """The array of a constant, which fills this input in every case; None for other inputs."""
 
@@ -111,6 +120,7 @@ def case_groups(slots: Sequence[Slot]) -> list[list[Case]]:
     """The cases for a first, second and third choice of sizes, without those that would repeat one."""
     masked = [slot for slot in slots if slot.rank > 1 and _is_masklike(slot)]
     floats = sum(slot.dtype.is_floating_point() for slot in masked)
+    scores = any(slot.score for slot in slots)
     groups: list[list[Case]] = []
     for group in _GROUPS:
         kept: dict[tuple[object, ...], Case] = {}
@@ -118,7 +128,13 @@ def case_groups(slots: Sequence[Slot]) -> list[list[Case]]:
             if case.encoding == "mixed" and floats < 2:
                 continue
             large = case.factor == LARGE
-            key = (case.pattern, case.encoding, large) if floats else (case.pattern, large) if masked else (large,)
+            key = (
+                (case.pattern, case.encoding, large)
+                if floats
+                else (case.pattern, large)
+                if masked
+                else (large, scores and case.turn == 1)
+            )
             kept.setdefault(key, case)
         groups.append(list(kept.values()))
     return groups
@@ -144,7 +160,8 @@ def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case, se
 def _for_one(case: Case, slot: Slot, place: int) -> Case:
     """A case as one of its inputs has it: the encoding of that input, the direction in which that operand is shifted."""
     if slot.role == "operand":
-        return dataclasses.replace(case, turn=(-1) ** (place // case.turn) if case.is_extreme and case.turn else 0)
+        shift = 0 if not case.turn or not case.is_extreme else -_LOW if slot.score else (-1) ** (place // case.turn)
+        return dataclasses.replace(case, turn=shift)
     if case.encoding != "mixed":
         return case
     encoding = _ADDENDS[(place + case.turn) % len(_ADDENDS)] if slot.addend else "plain"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import onnx_ir as ir
@@ -40,6 +40,7 @@ _VIEWS = REARRANGES | SLICES
 _PRODUCTS = frozenset([("Div", 0), ("Einsum", 0), ("Einsum", 1), ("MatMul", 0), ("MatMul", 1), ("Mul", 0), ("Mul", 1)])
 _SUMS = frozenset([("Add", 0), ("Add", 1), ("Sub", 0), ("Sub", 1), ("Where", 1), ("Where", 2)])
 _MOVED = frozenset((op, 0) for op in _VIEWS | REPEATS | CASTS | {"Neg", "ReduceMean", "ReduceSum"})
+_EXPONENTIALS = frozenset(["Exp", "LogSoftmax", "ReduceLogSumExp", "Softmax"])
 _LINEAR = _PRODUCTS | _MOVED | _SUMS
 """Operators by the places of inputs that their output is linear in."""
 _LIGHT = (ELEMENTWISE | REARRANGES | REPEATS | SLICES | GATHERS | CASTS | REDUCTIONS | ASKS_SHAPE).union(
@@ -156,16 +157,24 @@ def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[i
 
 def is_addend(value: ir.Value) -> bool:
     """Whether a value, or a view of it, is a term of a sum whose other term is no constant."""
+    uses = _uses_as_it_is(value, _MOVED)
+    return any(node.op_type in {"Add", "Sub"} and constant_tensor(node.inputs[1 - place]) is None for node, place in uses)
+
+
+def is_score(value: ir.Value) -> bool:
+    """Whether a value reaches a softmax or an exponential with nothing but sums on the way."""
+    return any(node.op_type in _EXPONENTIALS for node, _ in _uses_as_it_is(value, _MOVED | _SUMS))
+
+
+def _uses_as_it_is(value: ir.Value, through: Container[tuple[str, int]]) -> Iterator[tuple[ir.Node, int]]:
+    """The uses of a value and of what some operators, by the places of inputs, make of it."""
     pending, seen = [value], {value}
-    while pending:
-        current = pending.pop()
-        for node, place in current.uses():
-            if node.op_type in {"Add", "Sub"} and constant_tensor(node.inputs[1 - place]) is None:
-                return True
-            fresh = [item for item in node.outputs if item not in seen] if (node.op_type, place) in _MOVED else []
+    while pending and len(seen) < _MAX_NODES_BELOW_FRONTIER:
+        for node, place in pending.pop().uses():
+            yield node, place
+            fresh = [item for item in node.outputs if item not in seen] if (node.op_type, place) in through else []
             seen.update(fresh)
             pending.extend(fresh)
-    return False
 
 
 class _Walk:

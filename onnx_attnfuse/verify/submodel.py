@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.constants import constant_tensor, read_tensor
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.inputs import Array, Slot
-from onnx_attnfuse.verify.subgraph import Input, Subgraph, is_addend
+from onnx_attnfuse.verify.subgraph import Input, Subgraph, is_addend, is_score
 
 _IR_VERSION = 10
 _TYPE_ATTRIBUTES = frozenset(["to", "dtype", "softmax_precision", "stash_type"])
@@ -72,6 +72,7 @@ class Submodel:
                 summed=item.summed,
                 blank=item.value not in read,
                 addend=is_addend(item.value),
+                score=is_score(item.value),
                 array=self._fed(item),
             )
             for item, value in zip(subgraph.inputs, inputs, strict=True)

@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from onnx_attnfuse.thresholds import LEAST_SUM
 from onnx_attnfuse.verify.inputs import Array
 
 TIGHT = 1e-4
@@ -55,7 +56,7 @@ def compare(old: Array, new: Array, tolerance: float | Bounds) -> Comparison:
     finite = np.isfinite(left) & np.isfinite(right)
     same = finite | (np.isnan(left) & np.isnan(right)) | (left == right)
     error = np.abs(np.where(finite, left, 0) - np.where(finite, right, 0))
-    magnitude = float(np.abs(left[finite]).max(initial=0.0)) or 1.0
+    magnitude = max(float(np.abs(left[finite]).max(initial=0.0)), LEAST_SUM) if left[finite].any() else 1.0
     largest = float(error.max(initial=0.0))
     wrong = ~same | (error > _allowed(tolerance, left, magnitude))
     lost, found = np.isnan(left), np.isnan(right)

@@ -48,6 +48,13 @@ class Verified:
     cases: int
 
 
+def together(last: Verified | None, first: Verified | None) -> Verified | None:
+    """The verdict on two rewrites, the second of what the first gave; None where the second was not judged."""
+    if last is None or first is None:
+        return last
+    return Verified(last.max_abs_error + first.max_abs_error, min(last.cases, first.cases))
+
+
 def undecided(reason: str) -> Verdict:
     """The verdict where nothing could be compared."""
     return Verdict(equal=False, max_abs_error=0.0, cases=0, detail=f"undecided: {reason}", undecided=reason)

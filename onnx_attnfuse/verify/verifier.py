@@ -196,8 +196,15 @@ class Verifier:
             self.differing += 1
             raise Refused("differs", verdict.detail)
 
-    def check_model(self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model) -> str | None:
+    def check_model(
+        self, before: str | os.PathLike[str] | onnx.ModelProto | ir.Model, after: ir.Model, patterns: Iterable[str] = ()
+    ) -> str | None:
         """Judges whole models, if asked for; returns a line for the report.
+
+        Args:
+            before: The source.
+            after: The result.
+            patterns: The patterns that are not built in and had a part in it.
 
         Raises:
             VerificationError: They differ.
@@ -221,7 +228,9 @@ class Verifier:
             return f"the whole model could not be verified: {verdict.undecided}"
         if not verdict.equal:
             self._keep(verdict, "model")
-            raise VerificationError(f"the fused model differs: {verdict.detail}; report it with the evidence in {self._evidence}")
+            names = ", ".join(f"'{name}'" for name in patterns)
+            advice = f"look into the patterns that had a part in it, {names}" if names else "report it"
+            raise VerificationError(f"the fused model differs: {verdict.detail}; {advice}, with the evidence in {self._evidence}")
         return f"whole model verified on {verdict.cases} inputs, largest error {verdict.max_abs_error:.1e}"
 
     def _keep(self, verdict: Verdict, name: str) -> None:

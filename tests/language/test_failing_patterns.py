@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.language import Tensor, concat, equation, pattern, softmax
+from onnx_attnfuse.errors import VerificationError
+from onnx_attnfuse.language import Tensor, concat, equation, exp, pattern, softmax
 from onnx_attnfuse.language import sum as total
+from onnx_attnfuse.verify.verifier import Verifier
 from onnx_attnfuse_cli.main import main
+from tests.support.bundled import run_in, session
 from tests.support.small_models import ATTENTION, parsed, written
 
 GATED = ATTENTION.replace("float[b, 2, t, 4] v)", "float[b, 2, t, 4] v, float[b, 2, s, t] g)").replace(
@@ -90,6 +96,50 @@ def test_a_pattern_that_is_wrong_is_not_taken_whatever_is_verified(verify: str) 
     assert note.startswith("pattern 'twice': at [")
 
 
+@pattern
+def with_column(scores: Tensor, v: Tensor):
+    return equation(written=exp(scores) / (total(exp(scores)) + 1e-6) @ v, meaning=softmax(scores, sink=math.log(1e-6)) @ v)
+
+
+@pattern
+def without_column(scores: Tensor, v: Tensor):
+    return equation(written=exp(scores) / (total(exp(scores)) + 1e-6) @ v, meaning=softmax(scores) @ v)
+
+
+DIVIDED = ATTENTION.replace("float scale", "float little = {0.000001}, int64[1] last = {-1}, float scale").replace(
+    SOFTMAX, "raised = Exp(scaled) sums = ReduceSum(raised, last) more = Add(sums, little) [softmax] weights = Div(raised, more)"
+)
+
+
+def test_a_pattern_that_forgets_a_small_number_is_taken_back_and_named() -> None:
+    report = onnx_attnfuse.optimize(parsed(DIVIDED), patterns=(without_column,)).report
+    assert (report.fused, report.differing) == (0, 1)
+    assert [reason.code for reason in report.sites[0].reasons][:1] == ["differs"]
+    assert report.sites[0].reasons[0].message.startswith("pattern 'without_column': at [")
+
+
+def test_the_error_of_a_pattern_is_a_part_of_that_of_the_attention() -> None:
+    result = onnx_attnfuse.optimize(parsed(DIVIDED), patterns=(with_column,))
+    (site,) = result.report.sites
+    assert (result.report.fused, site.pattern, result.report.differing) == (1, "with_column", 0)
+    assert site.verified is not None
+    assert 0 < site.verified.max_abs_error < 1e-4
+    random = np.random.default_rng(0)
+    fed = {name: random.standard_normal((2, 2, 5, 4)).astype(np.float32) for name in "kv"}
+    fed |= {"q": -4 * np.ones((2, 2, 3, 4), np.float32)}
+    before, after = (run_in(session(model), fed)["out"] for model in (parsed(DIVIDED), result.model))
+    np.testing.assert_allclose(after, before, atol=1e-5)
+
+
+def test_models_that_differ_name_the_patterns_that_had_a_part_in_it(tmp_path: pathlib.Path) -> None:
+    verifier = Verifier(onnx_attnfuse.Options(verify="model", evidence=tmp_path))
+    before, after = (ir.from_proto(parsed(text)) for text in (ATTENTION, ATTENTION.replace("{0.5}", "{0.25}")))
+    with pytest.raises(VerificationError, match="look into the patterns that had a part in it, 'halved', with the evidence"):
+        verifier.check_model(before, after, ["halved"])
+    with pytest.raises(VerificationError, match="; report it, with the evidence"):
+        verifier.check_model(before, after)
+
+
 READER = '''
 from onnx_attnfuse import steps
 from onnx_attnfuse.language import score_step
@@ -115,7 +165,10 @@ def test_what_a_reader_makes_of_a_site_is_verified_whatever_is_verified(verify: 
 
 
 def test_where_nothing_can_verify_it_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnx_attnfuse.verify.verifier.importlib.util.find_spec", lambda name: None)
+    def absent(name: str) -> None:
+        """No package of any name is found."""
+
+    monkeypatch.setattr("onnx_attnfuse.verify.verifier.importlib.util.find_spec", absent)
     line = "patterns that are not built in are not verified, as onnxruntime is not installed"
     report = onnx_attnfuse.optimize(parsed(ATTENTION), patterns=(doubled,), verify="none").report
     assert line in report.notes

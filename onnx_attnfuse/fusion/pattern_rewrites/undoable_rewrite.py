@@ -18,6 +18,7 @@ from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.verify.verdict import Verified, together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,8 @@ class UndoableRewrite:
     removed: Detached
     judged: bool
     """Whether it was held against what stood there."""
+    verified: Verified | None = None
+    """The verdict on that; None where verification is off."""
 
     @property
     def was_useful(self) -> bool:
@@ -98,12 +101,13 @@ class PatternRewriter:
         with self.graph.rewrite(node, self.catalogue.subject(name)) as edit:
             made = make()
             new = edit.own(made.new)
+            verified = None
             if made.judged:
                 doubted = not self.catalogue.is_built_in(name)
-                self.graph.verify([(old, new)], made.frontier, node.name or pattern, doubted=doubted)
+                verified = self.graph.verify([(old, new)], made.frontier, node.name or pattern, doubted=doubted)
             larger = len(edit.added) >= made.replaced
             edit.connect([(old, new)])
-            change = UndoableRewrite(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged)
+            change = UndoableRewrite(pattern, places[0], old, new, made.softmaxes, detach([old]), made.judged, verified)
             if softmaxes and larger and self._is_needless(kinds, made.softmaxes) and self._put_back(change, {}):
                 self.undone.remove(change)
                 self.needless[places[0]] = name
@@ -184,7 +188,8 @@ class PatternRewriter:
             if site.name not in names:
                 continue
             count = f" ({names.index(site.name) + 1} of {len(names)})" if len(names) > 1 else ""
-            reported = dataclasses.replace(site, name=change.stood + count, pattern=change.pattern)
+            verified = together(site.verified, change.verified)
+            reported = dataclasses.replace(site, name=change.stood + count, pattern=change.pattern, verified=verified)
             if site.name not in undone or not site.is_rewritten:
                 return reported
             reason = Reason("part-unfused", f"another part of '{change.pattern}' could not be fused")
