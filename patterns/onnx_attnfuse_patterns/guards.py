@@ -1,6 +1,7 @@
 """Guards after Softmax: what is done to rows without a legal key.
 
     Softmax ── IsNaN ── Where(·, 0, weights) ── ·V        torch's scaled_dot_product_attention: such rows give 0
+    Softmax ── Equal(w, w) ── Where(·, weights, 0)        the same, as NaN alone is not equal to itself
     Softmax ── Where(mask, 0, weights) ── ·V              DeBERTa's XSoftmax: masked weights are 0, so such rows give 0
     Softmax ── Where(max(scores) < -104, NaN, weights)    what exponentials give whose maximum is not subtracted first
     Softmax ── Where(IsInf(weights) & weights > 0, 3.4e38, weights)     the rest of nan_to_num, as no weight is infinite
@@ -15,15 +16,31 @@ import onnx_ir as ir
 from onnx_attnfuse import Facts, steps, weight_step
 
 
-@weight_step("IsNaN")
+@weight_step("Equal", "IsNaN")
 def nan_test(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | None:
-    """`where(isnan(weights), 0, weights)`, met at its test."""
-    for user, index in node.outputs[0].uses():
-        if user.op_type == "Where" and index == 0 and _is_zero(user.inputs[1], facts):
-            once_more = steps.same_rounded(user.inputs[2], weights, facts)
-            if once_more is not None:
-                return steps.NaNZeroed(user.outputs[0], also=(*once_more, user))
+    """`where(isnan(weights), 0, weights)`, met at its test, or `where(weights == weights, weights, 0)`."""
+    tests = [node.outputs[0], *(user.outputs[0] for user, _ in node.outputs[0].uses() if user.op_type == "Not")]
+    for user, index in (use for test in tests for use in test.uses()):
+        if user.op_type == "Where" and index == 0 and (guard := _nan_guard(user, weights, facts)) is not None:
+            return steps.NaNZeroed(user.outputs[0], also=(*guard, user))
     return None
+
+
+def _nan_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node, ...] | None:
+    """The nodes of the test by which a Where makes weights 0 where they are NaN; None if it does something else."""
+    condition, chosen, other = node.inputs
+    test = None if condition is None else condition.producer()
+    turned = test if test is not None and test.op_type == "Not" and test.inputs[0] is not None else None
+    if turned is not None and turned.inputs[0] is not None:
+        test = turned.inputs[0].producer()
+    if test is None or test.op_type not in {"Equal", "IsNaN"} or test.inputs[0] is not test.inputs[-1]:
+        return None
+    is_where = (test.op_type == "IsNaN") != (turned is not None)
+    filled, kept = (chosen, other) if is_where else (other, chosen)
+    once_more = steps.same_rounded(test.inputs[0], weights, facts)
+    if kept is not weights or once_more is None or not _is_zero(filled, facts):
+        return None
+    return (*once_more, test, *([] if turned is None else [turned]))
 
 
 @weight_step("Where")
@@ -32,11 +49,9 @@ def where(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | 
     condition, chosen, other = node.inputs
     if condition is None:
         return None
-    test = condition.producer()
-    if test is not None and test.op_type == "IsNaN" and other is weights:
-        once_more = steps.same_rounded(test.inputs[0], weights, facts)
-        if once_more is not None:
-            return steps.NaNZeroed(node.outputs[0], also=(*once_more, test)) if _is_zero(chosen, facts) else None
+    test, guard = condition.producer(), _nan_guard(node, weights, facts)
+    if guard is not None:
+        return steps.NaNZeroed(node.outputs[0], also=guard)
     if chosen is not None and other is weights and test is not None and not math.isfinite(number := facts.number(chosen) or 0.0):
         also = _no_exponential(test, weights, facts)
         return steps.Voided(node.outputs[0], also, defined=math.isnan(number)) if also else None
