@@ -2,6 +2,7 @@
 
     Softmax ── IsNaN ── Where(·, 0, weights) ── ·V        torch's scaled_dot_product_attention: such rows give 0
     Softmax ── Equal(w, w) ── Where(·, weights, 0)        the same, as NaN alone is not equal to itself
+    Softmax ── Where(max(scores) > low, weights, 0)       rows of which every score is as low as what masks
     Softmax ── Where(mask, 0, weights) ── ·V              DeBERTa's XSoftmax: masked weights are 0, so such rows give 0
     Softmax ── Where(max(scores) < -104, NaN, weights)    what exponentials give whose maximum is not subtracted first
     Softmax ── Where(IsInf(weights) & weights > 0, 3.4e38, weights)     the rest of nan_to_num, as no weight is infinite
@@ -11,9 +12,12 @@ Safety: the guard is part of the meaning; it is never dropped unless no such row
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse import Facts, steps, weight_step
+
+_MIRRORED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual", "Less": "Greater", "LessOrEqual": "GreaterOrEqual"}
 
 
 @weight_step("Equal", "IsNaN")
@@ -29,18 +33,46 @@ def nan_test(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep
 def _nan_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node, ...] | None:
     """The nodes of the test by which a Where makes weights 0 where they are NaN; None if it does something else."""
     condition, chosen, other = node.inputs
-    test = None if condition is None else condition.producer()
-    turned = test if test is not None and test.op_type == "Not" and test.inputs[0] is not None else None
-    if turned is not None and turned.inputs[0] is not None:
-        test = turned.inputs[0].producer()
+    test, turned = _tests(condition)
     if test is None or test.op_type not in {"Equal", "IsNaN"} or test.inputs[0] is not test.inputs[-1]:
         return None
-    is_where = (test.op_type == "IsNaN") != (turned is not None)
+    is_where = (test.op_type == "IsNaN") != bool(turned)
     filled, kept = (chosen, other) if is_where else (other, chosen)
     once_more = steps.same_rounded(test.inputs[0], weights, facts)
     if kept is not weights or once_more is None or not _is_zero(filled, facts):
         return None
-    return (*once_more, test, *([] if turned is None else [turned]))
+    return (*once_more, test, *turned)
+
+
+def _tests(condition: ir.Value | None) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
+    """The node that computes a condition, None if there is none, and the Not behind it if there is one."""
+    node = None if condition is None else condition.producer()
+    if node is None or node.domain not in {"", "ai.onnx"}:
+        return None, ()
+    if node.op_type != "Not" or node.inputs[0] is None:
+        return node, ()
+    return _tests(node.inputs[0])[0], (node,)
+
+
+def _low_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.LowZeroed | None:
+    """The step of a Where that zeroes weights of rows whose largest score is a number or less; None if it is something else."""
+    condition, chosen, other = node.inputs
+    test, turned = _tests(condition)
+    softmax = weights.producer()
+    if test is None or test.op_type not in _MIRRORED or softmax is None or softmax.op_type != "Softmax":
+        return None
+    for largest, number, op in ((*test.inputs, test.op_type), (*test.inputs[::-1], _MIRRORED[test.op_type])):
+        top = None if largest is None else largest.producer()
+        bound = None if number is None else facts.number(number)
+        if largest is None or top is None or bound is None or top.op_type != "ReduceMax":
+            continue
+        kept, filled = (chosen, other) if op.startswith("Greater") != bool(turned) else (other, chosen)
+        if top.inputs[0] is not softmax.inputs[0] or kept is not weights or not _is_zero(filled, facts):
+            return None
+        if op in {"GreaterOrEqual", "Less"}:
+            bound = float(np.nextafter(np.float32(bound), np.float32(-np.inf)))
+        return steps.LowZeroed(node.outputs[0], largest, bound, (top, test, *turned))
+    return None
 
 
 @weight_step("Where")
@@ -52,6 +84,9 @@ def where(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | 
     test, guard = condition.producer(), _nan_guard(node, weights, facts)
     if guard is not None:
         return steps.NaNZeroed(node.outputs[0], also=guard)
+    low = _low_guard(node, weights, facts)
+    if low is not None:
+        return low
     if chosen is not None and other is weights and test is not None and not math.isfinite(number := facts.number(chosen) or 0.0):
         also = _no_exponential(test, weights, facts)
         return steps.Voided(node.outputs[0], also, defined=math.isnan(number)) if also else None

@@ -13,6 +13,7 @@ from onnx_attnfuse.attention.match.scores import ScorePath
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
+    LowZeroed,
     NaNZeroed,
     Negated,
     Renormalized,
@@ -78,7 +79,7 @@ def _role(step: object, node: ir.Node) -> dict[ir.Node, Role]:
             role = "mask"
         case Squashed():
             role = "softcap"
-        case NaNZeroed() | Zeroed() | Voided():
+        case LowZeroed() | NaNZeroed() | Zeroed() | Voided():
             role = "guard"
         case Rounded() | RoundedWeights():
             role = "rounding"

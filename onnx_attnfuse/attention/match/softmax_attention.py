@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import onnx_ir as ir
 
@@ -10,7 +11,9 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, len
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
 from onnx_attnfuse.attention.masks.classify import element
 from onnx_attnfuse.attention.masks.expression import is_binary
+from onnx_attnfuse.attention.masks.fully_masked import masked_keys
 from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
@@ -23,15 +26,26 @@ from onnx_attnfuse.attention.match.scores import Product, ScorePath, read_scores
 from onnx_attnfuse.attention.match.settling import settle, wider
 from onnx_attnfuse.attention.match.softmax import Softmax
 from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.match.steps import NaNZeroed, ScoreStep, Shifted, Taken, Voided, Weighted, WeightStep, Zeroed
+from onnx_attnfuse.attention.match.steps import (
+    LowZeroed,
+    NaNZeroed,
+    ScoreStep,
+    Shifted,
+    Taken,
+    Voided,
+    Weighted,
+    WeightStep,
+    Zeroed,
+)
 from onnx_attnfuse.attention.match.weights import WeightPath, read_weights
 from onnx_attnfuse.attention.roundings import Rounding
-from onnx_attnfuse.attention.spec import AttentionSpec, RowRule, ScaleValue, mask_operands
+from onnx_attnfuse.attention.spec import AttentionSpec, Mask, RowRule, ScaleValue, mask_operands
 from onnx_attnfuse.graph.constants import has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 
 
 def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:
@@ -63,7 +77,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     output = operands.readings(weights.output, facts)
     queries, keys = [source.indexed for source in query], [source.indexed for operand in (value, key) for source in operand]
     indexed = [*reversed(queries), *reversed(output), *reversed(keys)]
-    row_rules, result_scales = _row_rules(weights, key_axis, reader), _result_scales(weights, key_axis, facts)
+    row_rules, result_scales = _row_rules(weights, key_axis, reader, folded.mask), _result_scales(weights, key_axis, facts)
     beside = (*mask_operands(folded.mask), *_beside((*folded.scale_values, *result_scales), row_rules))
     spec = AttentionSpec(
         name=softmax.node.name or softmax.weights.name or "softmax",
@@ -193,7 +207,7 @@ def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: 
         return None
     if not facts.assumed.finite_exponentials:
         raise Refused("unshifted-exponentials", "exp may overflow, as no maximum is subtracted first", softmax.node.name)
-    if any(isinstance(taken.step, NaNZeroed) for taken in weights.steps):
+    if any(isinstance(taken.step, (LowZeroed, NaNZeroed)) for taken in weights.steps):
         message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
         raise Refused("guarded-exponentials", message, softmax.node.name)
     is_shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
@@ -230,12 +244,14 @@ def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
                 raise Refused("inner-value-used", message, node.name)
 
 
-def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader) -> tuple[RowRule, ...]:
+def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader, mask: Mask) -> tuple[RowRule, ...]:
     facts, rules = reader.facts, list[RowRule]()
     for taken in weights.steps:
         match taken.step:
             case NaNZeroed():
                 rules.append(RowRule(None))
+            case LowZeroed(_, largest, bound):
+                rules.append(_low_rule(_operand(largest, taken, facts), bound, taken, key_axis, reader, mask))
             case Zeroed(_, condition, keep_where):
                 rules.append(RowRule(_operand(condition, taken, facts), keep_where))
             case Weighted(_, operand, divide) if varies_along(_operand(operand, taken, facts), key_axis):
@@ -247,6 +263,20 @@ def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader) -> tuple[Row
             case _:
                 pass
     return tuple(rules)
+
+
+def _low_rule(
+    largest: IndexedValue, bound: float, taken: Taken[WeightStep], key_axis: Axis, reader: Reader, mask: Mask
+) -> RowRule:
+    """The rule for rows whose largest score is low: rows without a key, if what masks keys is all as low and nothing else is."""
+    others = {leaf for axis in taken.axes for leaf in leaves(axis)} - set(leaves(key_axis))
+    keys = masked_keys(mask, reader, Bounds(reader.facts)).keys
+    lowest = [key for key in keys if key.high != -math.inf]
+    told = all(key.high <= NEARLY_LOWEST for key in lowest) and (not lowest or bound >= LOWEST_FLOAT32)
+    if {leaf for axis in largest.axes for leaf in leaves(axis)} != others or bound > reader.facts.assumed.masked_from or not told:
+        message = f"weights are set to 0 where '{largest.value.name}' is {bound:g} or less, which rows with a key may be, too"
+        raise Refused("weights-zeroed", message, taken.node.name)
+    return RowRule(None, lowest_counts=bool(lowest))
 
 
 def _result_scales(weights: WeightPath, key_axis: Axis, facts: Facts) -> tuple[ScaleValue, ...]:

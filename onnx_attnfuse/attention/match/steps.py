@@ -125,6 +125,17 @@ class NaNZeroed:
 
 
 @dataclasses.dataclass(frozen=True)
+class LowZeroed:
+    """Weights become zero in `output` in rows whose largest score is `bound` or less, or NaN."""
+
+    output: ir.Value
+    largest: ir.Value
+    """The largest of the scores along some axes; those have to be the keys', which only the walk knows."""
+    bound: float
+    also: tuple[ir.Node, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Zeroed:
     """Weights become zero in `output` where `condition` is not `keep_where`."""
 
@@ -185,7 +196,7 @@ class RoundedWeights:
         return (self.pair.dequantize,)
 
 
-WeightStep: TypeAlias = Kept | NaNZeroed | Zeroed | Weighted | Renormalized | Voided | RoundedWeights
+WeightStep: TypeAlias = Kept | NaNZeroed | LowZeroed | Zeroed | Weighted | Renormalized | Voided | RoundedWeights
 
 _Step = TypeVar("_Step", ScoreStep, WeightStep)
 
