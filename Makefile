@@ -17,7 +17,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs reasons provider-pages coverage fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs reasons provider-pages coverage drift fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ record-training: .venv-training/done .venv-training-newest/done  ## Gradient gra
 coverage: .venv/models  ## Export the zoo, fuse all of it, compare the outputs.
 	$(BIN)/python -m models.export --out build/zoo
 	$(BIN)/python -m models.coverage build/zoo
+
+drift:  ## The zoo's small recipes and the bundled models over versions of onnx, onnxruntime, onnxscript and transformers, each in an environment of its own, into benchmarks/results; hours.
+	$(PYTHON) -m benchmarks.drift --to benchmarks/results/drift.md
 
 fuzz: .venv/dev  ## N generated graphs, each held against itself fused; SEED, JOBS, VERIFY=sites|none|both, EP.
 	$(BIN)/python -m tests.fuzz --graphs $(N) --seed $(SEED) --jobs $(JOBS) --verify $(VERIFY) $(if $(EP),--ep $(EP)) --out build/fuzz

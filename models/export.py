@@ -22,6 +22,8 @@ from models.isolate import Crash, call
 from models.references import file_name
 
 LOG = "exports.jsonl"
+EXPORTERS, HALF_EXPORTERS = ("dyn18", "dyn23", "ts17"), ("dyn18", "ts17")
+"""Dynamo or TorchScript, each with an opset; and those of half precision."""
 SLOW_IMPORTS = ("models.exporters", "models.recipes")
 
 
@@ -40,17 +42,17 @@ class Job:
         return file_name(self.recipe, self.exporter, self.attention, self.dtype)
 
 
-def jobs(only: Iterable[str] = ()) -> Iterator[Job]:
+def jobs(only: Iterable[str] = (), exporters: Iterable[str] = EXPORTERS) -> Iterator[Job]:
     """Yields all exports, of the families and names in `only` if any are given.
 
-    Half precision is exported with both exporters, but not at opset 23 as well.
+    Half precision is exported with those exporters only that `HALF_EXPORTERS` has.
     """
     from models.recipes import RECIPES
 
-    wanted = set(only)
+    wanted, exporters = set(only), tuple(exporters)
     for recipe in RECIPES.values():
         for dtype in recipe.dtypes:
-            for exporter in ("dyn18", "ts17") if dtype != "fp32" else ("dyn18", "dyn23", "ts17"):
+            for exporter in exporters if dtype == "fp32" else (tag for tag in exporters if tag in HALF_EXPORTERS):
                 for attention in recipe.attentions:
                     job = Job(recipe.name, exporter, attention, dtype)
                     if not wanted or wanted & {recipe.name, job.name}:
@@ -156,11 +158,12 @@ def main(arguments: list[str] | None = None) -> int:
     target.add_argument("--out", type=Path, help="folder for the exports")
     target.add_argument("--bundled", action="store_true", help="make models/bundled again")
     parser.add_argument("--only", default="", help="families or export names, with commas")
+    parser.add_argument("--exporters", default=",".join(EXPORTERS), help="dyn or ts with an opset each, with commas")
     parser.add_argument("--jobs", type=int, default=2, help="exports at a time")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one export")
     options = parser.parse_args(arguments)
     only = bundle.NAMES if options.bundled else tuple(filter(None, options.only.split(",")))
-    wanted = list(jobs(only))
+    wanted = list(jobs(only, options.exporters.split(",")))
     if not wanted:
         parser.error(f"nothing is called {options.only}")
     started = time.perf_counter()

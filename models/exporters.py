@@ -14,12 +14,6 @@ from torch import nn
 from models import references
 from models.recipe import Recipe
 
-#: The exporters by the tag they leave in file names: TorchScript or not, and the opset.
-EXPORTERS: dict[str, tuple[bool, int]] = {
-    "dyn18": (True, 18),
-    "dyn23": (True, 23),
-    "ts17": (False, 17),
-}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -61,7 +55,7 @@ def export(recipe: Recipe, exporter: str, attention: str, dtype: str, folder: Pa
 
     Args:
         recipe: What to export.
-        exporter: A key of `EXPORTERS`.
+        exporter: ``dyn`` or ``ts``, for dynamo or TorchScript, and the opset; file names have it.
         attention: One of the recipe's attention implementations.
         dtype: A key of `DTYPES`.
         folder: Where the files go.
@@ -122,7 +116,7 @@ def export_module(
     dynamic: frozenset[str],
 ) -> None:
     """Calls the exporter."""
-    dynamo, opset = EXPORTERS[exporter]
+    dynamo, opset = said_by(exporter)
     axes = {name: {at: axis.replace("+", "_plus_") for at, axis in named.items()} for name, named in recipe.axes(dynamic).items()}
     names: dict[str, Any] = {
         "input_names": list(example),
@@ -138,6 +132,16 @@ def export_module(
         torch.onnx.export(module, arguments, path, dynamic_shapes=shapes, external_data=False, **names)
     else:
         torch.onnx.export(module, arguments, path, dynamic_axes=axes if dynamic else None, **names)
+
+
+def said_by(exporter: str) -> tuple[bool, int]:
+    """Whether a tag says dynamo, and its opset.
+
+    >>> said_by("dyn18"), said_by("ts17")
+    ((True, 18), (False, 17))
+    """
+    kind, opset = exporter.rstrip("0123456789"), exporter.lstrip("dynts")
+    return {"dyn": True, "ts": False}[kind], int(opset)
 
 
 def _takes_varargs(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from models import recipes_text
 from models.adapters import Cached, logits
-from models.exporters import EXPORTERS, export_module
+from models.exporters import export_module, said_by
 from models.recipe import Input, Recipe
 from models.recipes_text import GROUPED, IDS, LOCAL, POSITIONS, SIZE
 from onnx_attnfuse.serving.decoder import ServedDecoder
@@ -123,7 +123,7 @@ def model(decoder: Decoder) -> Any:
 
 
 def export(decoder: Decoder, exporter: str, path: pathlib.Path) -> None:
-    """Writes an export; `exporter` is a key of `EXPORTERS`."""
+    """Writes an export; `exporter` is ``dyn`` or ``ts`` and the opset."""
     made = recipe(decoder)
     dynamic = frozenset(part for axes in made.axes().values() for axis in axes.values() for part in axis.split("+"))
     with torch.no_grad():
@@ -132,8 +132,8 @@ def export(decoder: Decoder, exporter: str, path: pathlib.Path) -> None:
 
 def exporter_names() -> str:
     """The names of the exporters, in words."""
-    words = {name: f"{'dynamo' if dynamo else 'TorchScript'} at opset {opset}" for name, (dynamo, opset) in EXPORTERS.items()}
-    return ", ".join(f"{name} is {words[name]}" for name in EXPORTED)
+    said = [(name, *said_by(name)) for name in EXPORTED]
+    return ", ".join(f"{name} is {'dynamo' if dynamo else 'TorchScript'} at opset {opset}" for name, dynamo, opset in said)
 
 
 def interface(decoder: Decoder) -> ServedDecoder:

@@ -20,6 +20,8 @@ _SMALL = 0.5
 """What operands are multiplied by where scores are taken to be small: beside a mask number of float16, and in exponentials."""
 _EMPTY = 0.2
 """How often a graph is run with a length of 0, too."""
+GIVEN = -1e4
+"""What leaves something of a score beside it."""
 _PAST_CONSTANTS, _MIXED = 0.5, 0.3
 """How often static axes are longer than constants, and how often one bias masks with several numbers."""
 _WINDOWED, _BYTE = frozenset(["window", "band", "sinks_window", "small_ints"]), 256
@@ -153,7 +155,10 @@ def _encodings(recipe: Recipe, dtype: Any) -> list[float]:
     """Numbers that a bias may mask with."""
     if recipe.journey.startswith("convert"):
         return [-np.inf]  # the lowest float32 is no float16: whoever converts a model converts what it is fed
-    return [-np.inf, float(np.finfo(dtype).min), *((-1e9,) if dtype == np.float32 else ()), -1e4]
+    found = [-np.inf, float(np.finfo(dtype).min), *((-1e9,) if dtype == np.float32 else ())]
+    if dtype == np.float16 and len(recipe.masks) > 1:
+        return found[:1]  # sums are float32 here and float16 there, and the lowest number has no sum
+    return found if recipe.journey == "gradients" else [*found, GIVEN]
 
 
 def _lengths(shape: tuple[int, ...], sizes: Sizes, pattern: str, rng: np.random.Generator, recipe: Recipe) -> Array:

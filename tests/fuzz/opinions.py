@@ -27,6 +27,7 @@ import onnx
 
 from onnx_attnfuse.thresholds import ROUNDS
 from onnx_attnfuse.verify.tolerance import Bounds, compare
+from tests.fuzz.feeds import GIVEN
 from tests.fuzz.recipe import Recipe
 from tests.support.bundled import Array
 
@@ -49,7 +50,9 @@ def tolerance(recipe: Recipe) -> float:
 
 def rounding(recipe: Recipe) -> float:
     """How far scores of a row without a key may be apart by the order alone in which float32 numbers are added to them."""
-    numbers = [-float(mask.fill) for mask in recipe.masks if mask.fill.startswith("-") and float(mask.fill) > ROUNDS]
+    fills = [float(mask.fill) for mask in recipe.masks if mask.fill.startswith("-")]
+    fills += [GIVEN for mask in recipe.masks if mask.kind == "given_bias"]
+    numbers = [-fill for fill in fills if fill > ROUNDS]
     return len(recipe.masks) * float(np.spacing(np.float32(max(numbers)))) / 2 if numbers and len(recipe.masks) > 1 else 0.0
 
 
