@@ -17,7 +17,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs reasons provider-pages coverage drift fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs reasons schemas provider-pages coverage drift fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ docs: .venv/docs  ## The documentation as a site, into build/docs; a link that l
 
 reasons: .venv/cpu  ## The index of reason codes, docs/reasons.md, written anew from the code.
 	$(BIN)/python docs/reasons.py
+
+schemas: .venv/dev  ## graph/schemas.txt anew, with what the installed onnx and onnxruntime have besides; what is new is not read.
+	$(BIN)/python -m benchmarks.operator_schemas
 
 provider-pages: .venv/cpu  ## A page for each execution provider, docs/providers, written anew from records and tables.
 	$(BIN)/python docs/provider_pages.py

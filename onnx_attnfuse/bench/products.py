@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB, is_attention, is_standard
+from onnx_attnfuse.graph.ops import is_attention, is_contrib, is_standard
 from onnx_attnfuse.graph.rules.reading import einsum_terms
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.describe_op import params_of_node
@@ -78,7 +78,7 @@ def operations(node: ir.Node, shapes: Shapes) -> int:
     if not has_products(node):
         return 0
     count = _attention if is_attention(node) else _COUNTED.get(node.op_type)
-    if count is None or has_unknown_attribute(node) or not (is_standard(node) or node.domain == CONTRIB):
+    if count is None or has_unknown_attribute(node) or not (is_standard(node) or is_contrib(node)):
         raise Unknown
     try:
         return 2 * count(node, shapes)
@@ -157,7 +157,7 @@ def _attention(node: ir.Node, shapes: Shapes) -> int:
         columns = rows
     pairs = _pairs(rows, columns, params, int(attribute(node, "local_window_size", -1)))
     inside = 0
-    if node.op_type == "Attention" and node.domain == CONTRIB:
+    if is_contrib(node, "Attention"):
         inside = shapes.count(node.inputs[0]) * shapes.of(node.inputs[1])[-1]
     return batch * params.heads * pairs * (size + v_size) + inside
 

@@ -13,6 +13,7 @@ from onnx_attnfuse.certify.meanings.norms import of_the_sum, sum_beside
 from onnx_attnfuse.certify.terms import Term, add, element, ite, multiply, number, size, substitute, truth
 from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import is_standard
 from onnx_attnfuse.graph.sizes import Dim
 
 _MAX_READ_BYTES = 1 << 22
@@ -106,7 +107,7 @@ class Execution:
         node = value.producer()
         if node is None or constant_tensor(value) is not None or (self._ends(value) and not beyond):
             return None
-        if node.op_type == "If" and node.domain in {"", "ai.onnx"}:
+        if is_standard(node, "If"):
             graphs = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
             self._tests.update((graph, (node.inputs[0], place == 0)) for place, graph in enumerate(graphs))
             return [node.inputs[0], *(graph.outputs[value.index() or 0] for graph in graphs)]
@@ -157,7 +158,10 @@ class Execution:
             return [Array(shape, first.dtype, lambda at: ite(test, first.at(*at), second.at(*at)))]
         meaning = meanings.of(node)
         assert meaning is not None
-        return meaning(Call(node, given, self._opset))
+        call = Call(node, given, self._opset)
+        results = meaning(call)
+        call.finish()
+        return results
 
     def _guarded(self, value: ir.Value, array: Array) -> Array:
         """The array, with elements whose meaning turns out to be unknown left uninterpreted."""

@@ -23,11 +23,11 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.filled import number
 from onnx_attnfuse.graph.known import Content, Dims
-from onnx_attnfuse.graph.ops import CONTRIB, STANDARD
+from onnx_attnfuse.graph.ops import CONTRIB, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
 
-_DOMAINS = STANDARD | {CONTRIB}
+_DOMAINS = frozenset(["", CONTRIB])
 _LOG = logging.getLogger(__name__)
 _Told = TypeVar("_Told")
 _MAX_CONTENT = 64
@@ -191,7 +191,7 @@ class Facts:
             for value in nested.inputs:
                 self._set_from_annotation(value)
             self._read(nested)
-        self._read_node(node, readable=node.domain in _DOMAINS and not has_unknown_attribute(node))
+        self._read_node(node, readable=read_as(node)[0] in _DOMAINS and not has_unknown_attribute(node))
 
     def _read(self, graph: ir.Graph | ir.Function) -> None:
         for node in graph:

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external
+from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import check_payloads, data_tensors
 from onnx_attnfuse.graph.types import check_types
@@ -137,16 +138,22 @@ def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:
     if isinstance(model, (str, os.PathLike)):
         return load(cast("str | os.PathLike[str]", model)), Kind("path")
     if isinstance(model, ir.Model):
-        return model.clone(), Kind("ir")
+        return _copy(model), Kind("ir")
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         return _understood(copy, "the ModelProto")[0], Kind("proto")
     if isinstance(inner := getattr(model, "model", None), ir.Model):
-        return inner.clone(), Kind("program", model)
+        return _copy(inner), Kind("program", model)
     raise ModelError(
         f"a {type(model).__name__} is not a model; pass a path, an onnx.ModelProto, an onnx_ir.Model or an ONNXProgram"
     )
+
+
+def _copy(model: ir.Model) -> ir.Model:
+    copy = model.clone()
+    mark_versions(copy)
+    return copy
 
 
 def to_kind(model: ir.Model, kind: Kind) -> Any:
@@ -207,6 +214,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
         raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
+    mark_versions(model)
     if out_of_order is None:
         return model, beside
     try:

@@ -1,5 +1,7 @@
 """Operators of the standard by what they do to elements, and the domains that operators are in.
 
+A node is known by its name only where all of it is understood (`graph.schemas`).
+
 Whoever needs several classes joins them where they are needed, `REARRANGES | CASTS`, and says there why one is left out.
 """
 
@@ -7,13 +9,15 @@ from __future__ import annotations
 
 import typing
 
+from onnx_attnfuse.graph.schemas import STANDARD, why_unknown
+
 if typing.TYPE_CHECKING:
     import onnx_ir as ir
 
-STANDARD = frozenset(["", "ai.onnx"])
-"""The two names of the standard's domain."""
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
+_UNKNOWN = "?"
+"""The domain that operators are in of which a part is unknown: no reader has one there."""
 
 RESHAPES = frozenset(["Flatten", "Reshape", "Squeeze", "Unsqueeze"])
 """All elements in their order, in another shape."""
@@ -54,8 +58,13 @@ _NO_SOFTMAX = frozenset(["LinearAttention"])
 
 
 def is_standard(node: ir.Node | None, *ops: str) -> typing.TypeGuard[ir.Node]:
-    """Whether there is a node and it is one of the standard's operators: of `ops`, or whichever."""
-    return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops)
+    """Whether there is a node, it is one of the standard's operators, of `ops` or whichever, and nothing of it is unknown."""
+    return node is not None and node.domain in STANDARD and (not ops or node.op_type in ops) and why_unknown(node) is None
+
+
+def is_contrib(node: ir.Node | None, *ops: str) -> typing.TypeGuard[ir.Node]:
+    """Whether there is a node, it is one of com.microsoft's operators, of `ops` or whichever, and nothing of it is unknown."""
+    return node is not None and node.domain == CONTRIB and (not ops or node.op_type in ops) and why_unknown(node) is None
 
 
 def plain_domain(domain: str) -> str:
@@ -63,8 +72,13 @@ def plain_domain(domain: str) -> str:
     return "" if domain in STANDARD else domain
 
 
+def read_as(node: ir.Node) -> tuple[str, str]:
+    """Domain, the standard's as the empty one, and operator that a reader may take a node for; of no domain if it is unknown."""
+    return (plain_domain(node.domain) if why_unknown(node) is None else _UNKNOWN), node.op_type
+
+
 def is_attention(node: ir.Node) -> bool:
     """Whether the node is an attention by itself; com.microsoft calls all of its own so, those to come included."""
     if node.domain == CONTRIB:
         return node.op_type.endswith("Attention") and node.op_type not in _NO_SOFTMAX
-    return is_standard(node, "Attention")
+    return node.domain in STANDARD and node.op_type == "Attention"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute, is_standard
+from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
 from onnx_attnfuse.graph.ops import REDUCTIONS, STANDARD
 from onnx_attnfuse.reasons import Reason
 
@@ -98,7 +98,7 @@ class Opset:
 
     def _nodes(self) -> Iterator[ir.Node]:
         for graph in (self._model.graph, *self._model.functions.values()):
-            yield from (node for node in graph.all_nodes() if is_standard(node))
+            yield from (node for node in graph.all_nodes() if node.domain in STANDARD)
 
 
 def _say_anew(node: ir.Node) -> None:

@@ -20,7 +20,7 @@ from onnx_attnfuse.graph.constants import attribute, attributes, given, is_stand
 from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, SLICES, plain_domain
+from onnx_attnfuse.graph.ops import CASTS, CONTRIB, REARRANGES, REPEATS, SLICES, is_contrib, plain_domain, read_as
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
@@ -136,7 +136,7 @@ class Spellings:
 
 def is_quantised(node: ir.Node) -> bool:
     """Whether a node computes on quantised numbers in a way that can be spelled out."""
-    return (plain_domain(node.domain), node.op_type) in _MEANINGS
+    return read_as(node) in _MEANINGS
 
 
 def spell_out(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> Spellings:
@@ -160,7 +160,7 @@ def spell_out(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> 
 
 
 def _is_softmax(node: ir.Node) -> bool:
-    return is_standard(node, "Softmax") or (node.domain == CONTRIB and node.op_type == "QLinearSoftmax")
+    return is_standard(node, "Softmax") or is_contrib(node, "QLinearSoftmax")
 
 
 def _around(softmax: ir.Node, facts: Facts) -> frozenset[ir.Node]:

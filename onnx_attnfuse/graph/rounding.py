@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor, given
 from onnx_attnfuse.graph.known import Known
-from onnx_attnfuse.graph.ops import CONTRIB, is_standard
+from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.reasons import Reason
 
 _DYNAMIC = "DynamicQuantizeLinear"
@@ -61,7 +61,7 @@ def dequantizes(node: ir.Node | None) -> TypeGuard[ir.Node]:
 
 
 def _is(node: ir.Node | None, op: str) -> bool:
-    return node is not None and node.op_type == op and (is_standard(node) or node.domain == CONTRIB)
+    return is_standard(node, op) or is_contrib(node, op)
 
 
 def read_pair(node: ir.Node | None, facts: Known) -> Pair | None:

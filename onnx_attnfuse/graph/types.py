@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.graph.tensors import all_graphs
 
 
@@ -20,7 +20,7 @@ def check_types(model: ir.Model, where: str) -> None:
     """
     for graph in all_graphs(model):
         for node in graph:
-            if not is_standard(node) or len(node.inputs) < 2:
+            if node.domain not in STANDARD or len(node.inputs) < 2:
                 continue
             for places in _alike(node.op_type):
                 _check(node, [node.inputs[place] for place in places if place < len(node.inputs)], where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 
 _INFO = group_query_attention.INFO
@@ -28,7 +28,7 @@ def normalizes_itself(model: ir.Model) -> bool:
 
 
 def _normalizes(node: ir.Node) -> bool:
-    is_grouped = node.domain == CONTRIB and node.op_type == _INFO.name
+    is_grouped = is_contrib(node, _INFO.name)
     return is_grouped and all(_INFO.input(node, name) is not None for name in _NORMS)
 
 
@@ -36,7 +36,7 @@ def in_front(model: ir.Model, *, rotations: bool = True) -> ir.Model:
     """A copy of the model whose GroupQueryAttention nodes do not normalize themselves, nor rotate where `rotations` are moved."""
     copy = model.clone()
     for node in list(copy.graph.all_nodes()):
-        if node.domain != CONTRIB or node.op_type != _INFO.name:
+        if not is_contrib(node, _INFO.name):
             continue
         if _normalizes(node):
             _normalize(node)

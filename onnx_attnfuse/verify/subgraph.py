@@ -21,7 +21,17 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES, STANDARD
+from onnx_attnfuse.graph.ops import (
+    ASKS_SHAPE,
+    CASTS,
+    ELEMENTWISE,
+    GATHERS,
+    REARRANGES,
+    REDUCTIONS,
+    REPEATS,
+    SLICES,
+    is_standard,
+)
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
 from onnx_attnfuse.reasons import Refused
 
@@ -146,7 +156,7 @@ def _is_factor(value: ir.Value, users: Mapping[ir.Value | None, Sequence[tuple[i
     pending, seen, multiplies = [value], {value}, False
     while pending:
         for node, place in users.get(pending.pop(), ()):
-            if (node.op_type, place) not in _LINEAR or node.domain not in STANDARD:
+            if (node.op_type, place) not in _LINEAR or not is_standard(node):
                 return False
             multiplies |= (node.op_type, place) in _PRODUCTS
             fresh = [output for output in node.outputs if output not in seen]
@@ -310,7 +320,7 @@ def _is_light(node: ir.Node, facts: Facts) -> bool:
     """Whether the node is cheap and reads no weights."""
     if quantizes(node) or dequantizes(node):
         return True
-    if node.op_type not in _LIGHT or node.domain not in STANDARD:
+    if not is_standard(node, *_LIGHT):
         return False
     if node.op_type not in {"Gather", "Div", "Mod"}:
         return True

@@ -239,7 +239,7 @@ attend {parameters} (x, y, z) => (w) {{ [inner] w = com.microsoft.MultiHeadAtten
         (", unidirectional = 1", "", "s", "kernels-disagree"),
         (", unidirectional = 1", "", "t", None),
         (", unidirectional = 1", "", "1", None),
-        ("", ", , , , , , length", "t", "not-spelled"),
+        ("", ", , , , , , length", "t", "unread-part"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import Axes, Axis
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.rules.reading import einsum_terms
 
 Labels = tuple[str, ...]
@@ -38,7 +38,7 @@ def read_contraction(node: ir.Node, facts: Facts) -> Contraction | None:
     standard = is_standard(node)
     if node.op_type == "Einsum" and standard:
         return _einsum(node, facts)
-    if (node.op_type == "MatMul" and standard) or (node.op_type == "FusedMatMul" and node.domain == CONTRIB):
+    if (node.op_type == "MatMul" and standard) or is_contrib(node, "FusedMatMul"):
         return _matmul(node, facts)
     if node.op_type == "Gemm" and standard and (len(node.inputs) < 3 or node.inputs[2] is None):
         return _matmul(node, facts)

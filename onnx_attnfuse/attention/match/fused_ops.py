@@ -20,6 +20,7 @@ from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused
 
@@ -30,6 +31,9 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     Raises:
         Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
     """
+    unknown = why_unknown(node)
+    if unknown is not None:
+        raise Refused("unread-part", unknown, node.name)
     if node.domain == CONTRIB:
         raise Refused("contrib", f"com.microsoft.{node.op_type} is a fused operator of ONNX Runtime already", node.name)
     inputs = [*node.inputs, *[None] * 7][:7]

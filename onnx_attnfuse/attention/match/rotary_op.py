@@ -13,6 +13,7 @@ from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.constants import attribute, given, has_unknown_attribute, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import is_contrib
 
 _Caches = tuple[Table, Table, IndexedValue]
 
@@ -20,7 +21,7 @@ _Caches = tuple[Table, Table, IndexedValue]
 def read_rotary_node(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[IndexedValue, Rotary] | None:
     """The input of a RotaryEmbedding node, laid out like its result, and the rotation; None for other nodes."""
     node, size = indexed.value.producer(), length(channels)
-    if node is None or node.op_type != "RotaryEmbedding" or has_unknown_attribute(node):
+    if not (is_standard(node, "RotaryEmbedding") or is_contrib(node, "RotaryEmbedding")) or has_unknown_attribute(node):
         return None
     if facts.dtype(indexed.value) not in FLOATS_TO_32 or not _has_heads(indexed, channels, node):
         return None

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.match.steps import ScoreStep, WeightStep
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import plain_domain
+from onnx_attnfuse.graph.ops import read_as
 
 ScoreReader: TypeAlias = Callable[[ir.Node, Facts], Sequence[ScoreStep]]
 """Says how a node changes the scores; several answers if either input may carry them, none if it cannot be read."""
@@ -67,12 +67,12 @@ class Readers:
 
     def score(self, node: ir.Node) -> ScoreReader | None:
         """The reader of what this node does to scores, if there is one."""
-        found = self.scores.get((plain_domain(node.domain), node.op_type))
+        found = self.scores.get(read_as(node))
         return None if found is None else found.read
 
     def weight(self, node: ir.Node) -> WeightReader | None:
         """The reader of what this node does to weights, if there is one."""
-        found = self.weights.get((plain_domain(node.domain), node.op_type))
+        found = self.weights.get(read_as(node))
         return None if found is None else found.read
 
 

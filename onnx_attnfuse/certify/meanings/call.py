@@ -12,6 +12,7 @@ from onnx_attnfuse.certify import arithmetic
 from onnx_attnfuse.certify.arrays import Array, Unsupported
 from onnx_attnfuse.certify.terms import Term, add, number
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.schemas import is_default, schema_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +22,17 @@ class Call:
     node: ir.Node
     inputs: Sequence[Array | None]
     opset: int
+    asked: set[str | int] = dataclasses.field(default_factory=set[str | int])
+    """Attributes and places of inputs that the meaning has asked for."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The attribute's value, or `default`."""
+        self.asked.add(name)
         return attribute(self.node, name, default)
 
     def optional(self, place: int) -> Array | None:
         """The input at a place, None if it is not there."""
+        self.asked.add(place)
         return self.inputs[place] if place < len(self.inputs) else None
 
     def array(self, place: int) -> Array:
@@ -41,17 +46,18 @@ class Call:
             raise Unsupported(f"{self.node.op_type} without input {place}")
         return found
 
-    def refuse(self, *places: int, **attributes: Any) -> None:
-        """Ends where an input is given, or an attribute is not at its default, that the meaning does not know.
+    def finish(self) -> None:
+        """Ends where an input is given, or an attribute is not at its default, that the meaning has not asked for.
 
         Raises:
             Unsupported: One is.
         """
-        for place in places:
-            if self.optional(place) is not None:
+        for place, given in enumerate(self.inputs):
+            if given is not None and place not in self.asked:
                 raise Unsupported(f"input {place} of {self.node.op_type}")
-        for name, default in attributes.items():
-            if self.attribute(name, default) != default:
+        schema = schema_of(self.node)
+        for name, given in self.node.attributes.items():
+            if name not in self.asked and (schema is None or not is_default(schema.attributes[name], given)):
                 raise Unsupported(f"{name} of {self.node.op_type}")
 
     def axes(self, place: int, name: str = "axes") -> list[int] | None:

@@ -98,14 +98,14 @@ def _divide(left: Term, right: Term) -> Term:
 
 
 def _modulo(call: Call) -> Sequence[Array]:
-    inputs = [call.array(0), call.array(1)]
+    inputs, takes_sign = [call.array(0), call.array(1)], call.attribute("fmod", 0)
     if inputs[0].sort != "Int":
         raise Unsupported("Mod of floats")
 
     def compute(left: Term, right: Term) -> Term:
         if not (right.op == "const" and right.data > 0) and not arithmetic.is_nonnegative(right):
             raise Unsupported("a remainder of a divisor that may be negative")
-        if call.attribute("fmod", 0) and not arithmetic.is_nonnegative(left):
+        if takes_sign and not arithmetic.is_nonnegative(left):
             raise Unsupported("a remainder of the sign of what is divided")
         return arithmetic.modulo(left, right)
 

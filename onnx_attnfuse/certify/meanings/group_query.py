@@ -42,7 +42,6 @@ def _operands(call: Call) -> tuple[Array, Array, Array]:
 
 
 def _group_query_attention(call: Call) -> Sequence[Array]:
-    call.refuse(12, 13, k_quant_type="NONE", v_quant_type="NONE")
     queries, keys, values = _operands(call)
     for_queries, for_keys, epsilon = call.optional(14), call.optional(15), call.attribute("qk_norm_epsilon", 1e-6)
     if for_queries is not None and for_keys is not None:

@@ -13,6 +13,7 @@ from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
 from onnx_attnfuse.certify.softmaxes import function
 from onnx_attnfuse.certify.terms import Term, add, fresh, multiply, number, subtract, to_real
+from onnx_attnfuse.graph.ops import is_contrib
 
 _FACTORS_ARE_OF_CHANNELS_SINCE = 21
 _NORMALIZED_SUMS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
@@ -51,7 +52,6 @@ def _alone(*, centred: bool) -> Meaning:
 
     def meaning(call: Call) -> Sequence[Array]:
         data, shift = call.array(0), call.optional(2)
-        call.refuse(stash_type=1)
         if axis_of(call.attribute("axis", -1), data.rank) != data.rank - 1:
             raise Unsupported("a normalization over several axes")
         return [normalized(data, call.attribute("epsilon", 1e-5), call.array(1), shift, centred=centred)]
@@ -69,8 +69,7 @@ def _one_branch(call: Call) -> Sequence[Array]:
 def _channels(call: Call) -> Sequence[Array]:
     """InstanceNormalization and GroupNormalization: groups of channels made level, times and plus a number for each channel."""
     data, weight, shift = call.array(0), call.array(1), call.array(2)
-    count, each = data.shape[1], call.attribute("num_groups")
-    call.refuse(stash_type=1)
+    count, each, epsilon = data.shape[1], call.attribute("num_groups"), call.attribute("epsilon", 1e-5)
     if count.op != "const" or (each is not None and call.opset < _FACTORS_ARE_OF_CHANNELS_SINCE):
         raise Unsupported("a normalization of channels whose number is not known, or with factors of groups")
     groups = int(count.data) if each is None else int(each)
@@ -79,7 +78,7 @@ def _channels(call: Call) -> Sequence[Array]:
 
     def level(place: Index) -> Term:
         middle = _mean(rows, place)
-        power = add(_mean(rows, place, squared=True, middle=middle), number(call.attribute("epsilon", 1e-5), "Real"))
+        power = add(_mean(rows, place, squared=True, middle=middle), number(epsilon, "Real"))
         return multiply(subtract(rows.at(*place), middle), function("inverse", function("sqrt", power)))
 
     levelled = arrays.reshaped(Array(rows.shape, data.dtype, level), data.shape)
@@ -106,7 +105,7 @@ def _skip(*, centred: bool) -> Meaning:
 def sum_beside(value: ir.Value) -> ir.Value | None:
     """The sum that a node of com.microsoft gives beside its normalization `value`; None for other values."""
     node = value.producer()
-    if node is None or node.domain != "com.microsoft" or node.op_type not in _NORMALIZED_SUMS:
+    if not is_contrib(node, *_NORMALIZED_SUMS):
         return None
     if value.index() != 0 or len(node.outputs) <= _SUM:
         return None

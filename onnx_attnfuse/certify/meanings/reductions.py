@@ -58,8 +58,8 @@ def _einsum(call: Call) -> Sequence[Array]:
 
 def _reduced(reduce: Callable[[Term, Term], Term]) -> Meaning:
     def meaning(call: Call) -> Sequence[Array]:
-        data, axes = call.array(0), call.axes(1)
-        if not axes and call.attribute("noop_with_empty_axes", 0):
+        data, axes, leaves = call.array(0), call.axes(1), call.attribute("noop_with_empty_axes", 0)
+        if not axes and leaves:
             return [data]
         gone = sorted(axis_of(axis, data.rank) for axis in axes or range(data.rank))
         keeps = bool(call.attribute("keepdims", 1))
@@ -109,7 +109,6 @@ def _softmax(call: Call) -> Sequence[Array]:
 
 def _running_sum(call: Call) -> Sequence[Array]:
     data = call.array(0)
-    call.refuse(reverse=0)
     (axis,) = call.array(1).numbers() if call.array(1).rank else [int(call.array(1).at().data)]
     axis = axis_of(axis, data.rank)
     ask = arithmetic.below if call.attribute("exclusive", 0) else arithmetic.at_most

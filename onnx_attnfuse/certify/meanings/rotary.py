@@ -57,9 +57,11 @@ def _half(cache: Array) -> int:
 
 
 def _split(call: Call, array: Array, half: int) -> Array:
+    heads, turned_channels = call.attribute("num_heads", 0), call.attribute("rotary_embedding_dim", 0)
+    if turned_channels not in {0, 2 * half}:
+        raise Unsupported("a cache of other channels than those that are turned")
     if array.rank == 4:
         return array
-    heads = call.attribute("num_heads", 0)
     if not heads:
         if array.shape[2].op != "const":
             raise Unsupported("an unknown number of heads")
@@ -68,7 +70,6 @@ def _split(call: Call, array: Array, half: int) -> Array:
 
 
 def _contrib_rotary(call: Call) -> Sequence[Array]:
-    call.refuse(is_packed_batching=0)
     data, places, cos, sin = (call.array(place) for place in range(4))
     half = _half(cos)
     array = _split(call, data, half)

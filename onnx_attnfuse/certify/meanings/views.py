@@ -137,7 +137,7 @@ def _slice(call: Call) -> Sequence[Array]:
 def _split(call: Call) -> Sequence[Array]:
     data = call.array(0)
     axis = axis_of(call.attribute("axis", 0), data.rank)
-    count = len(call.node.outputs)
+    count = call.attribute("num_outputs", len(call.node.outputs))
     given = call.attribute("split")
     if given is not None:
         lengths = list(map(number, given))
@@ -221,7 +221,6 @@ def _constant_of_shape(call: Call) -> Sequence[Array]:
 
 def _pad(call: Call) -> Sequence[Array]:
     data = call.array(0)
-    call.refuse(3, mode="constant")
     widths = call.axes(1, "pads") or []
     given = call.optional(2)
     filler = given.at() if given is not None else arrays.literal(0, data.sort)
@@ -240,13 +239,13 @@ def _pad(call: Call) -> Sequence[Array]:
 
 
 def _trilu(call: Call) -> Sequence[Array]:
-    data, given = call.array(0), call.optional(1)
+    data, given, upper = call.array(0), call.optional(1), call.attribute("upper", 1)
     offset = ZERO if given is None else given.items()[0]
     zero = {"Int": ZERO, "Bool": FALSE}.get(data.sort) or number(0, "Real")
 
     def read(place: Index) -> Term:
         gap = subtract(place[-1], place[-2])
-        kept = arithmetic.at_most(offset, gap) if call.attribute("upper", 1) else arithmetic.at_most(gap, offset)
+        kept = arithmetic.at_most(offset, gap) if upper else arithmetic.at_most(gap, offset)
         return ite(kept, data.at(*place), zero)
 
     return [Array(data.shape, data.dtype, read)]
@@ -266,7 +265,6 @@ def _eye_like(call: Call) -> Sequence[Array]:
 
 def _one_hot(call: Call) -> Sequence[Array]:
     indices, depth, values = call.array(0), call.array(1).items()[0], call.array(2)
-    call.refuse(axis=-1)
 
     def read(place: Index) -> Term:
         index = indices.at(*place[:-1])

@@ -16,7 +16,7 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators.rotary_embedding import INFO
 from onnx_attnfuse.targets.rotary import counted_rows
@@ -79,7 +79,7 @@ class _Emptied:
         rotation = None if rotated is None else rotated.producer()
         if test is None or zero is None or zero.any() or rotation is None:
             return None
-        if (rotation.domain, rotation.op_type) != (CONTRIB, INFO.name):
+        if not is_contrib(rotation, INFO.name):
             return None
         result = rotation.outputs[0]
         dims, tested = facts.dims(result), facts.dims(test)

@@ -18,7 +18,7 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import CONTRIB, is_contrib
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.kernels.operators.bias_split_gelu import INFO, WIDTHS
 
@@ -59,7 +59,7 @@ def _gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     """The input and the result of a Gelu with the error function."""
     if is_standard(node, "Erf"):
         return spelled_gelu(node, facts)
-    is_one = node.op_type == "Gelu" and (node.domain == CONTRIB or is_standard(node))
+    is_one = is_contrib(node, "Gelu") or is_standard(node, "Gelu")
     if not is_one or attribute(node, "approximate", "none") != "none" or node.inputs[0] is None:
         return None
     return node.inputs[0], node.outputs[0]

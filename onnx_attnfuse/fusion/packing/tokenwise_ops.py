@@ -12,13 +12,13 @@ from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens
 from onnx_attnfuse.fusion.packing.tokenwise import Step, refusal
 from onnx_attnfuse.fusion.packing.tokenwise_rules import RULES
 from onnx_attnfuse.graph.constants import has_unknown_attribute, subgraphs
-from onnx_attnfuse.graph.ops import plain_domain
+from onnx_attnfuse.graph.ops import read_as
 from onnx_attnfuse.reasons import Reason
 
 
 def read_step(node: ir.Node, value: ir.Value, marks: Marks, tokens: Tokens) -> Step | Reason:
     """How a node runs on packed tokens, or the reason why it cannot be computed token by token."""
-    rule = RULES.get((plain_domain(node.domain), node.op_type))
+    rule = RULES.get(read_as(node))
     if rule is None or has_unknown_attribute(node) or any(True for _ in subgraphs(node)):
         return refusal(node, "is not known to compute every token by itself")
     step = rule(node, value, marks, tokens)

@@ -19,7 +19,7 @@ from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard, subgraphs
 from onnx_attnfuse.graph.edit import connect
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CONTRIB
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 from onnx_attnfuse.reasons import Reason, Refused
 
@@ -176,7 +176,7 @@ class Compaction:
         """Inputs and outputs of a node that computes each token by itself; None if it does not, or is not known to."""
         if is_standard(node, "Gather") and (found := self._embedding(node, marks)) is not None:
             return found, {node.outputs[0]: marks}
-        if node.domain == CONTRIB and node.op_type == rotary_embedding.INFO.name:
+        if is_contrib(node, rotary_embedding.INFO.name):
             return self._rotation(node, marks)
         step = read_step(node, value, marks, self._tokens)
         if isinstance(step, Reason):

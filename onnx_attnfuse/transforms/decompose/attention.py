@@ -18,7 +18,6 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only("past_sequence_length", do_rotary=0, past_present_share_buffer=0)
     build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
     query, key, value = _projected(site, heads, dtype)
     past = site.given("past")

@@ -93,6 +93,7 @@ def _spelled(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Val
         scope.graph.opset_imports.setdefault("", scope.opset)
     site = Site(node, build, tuple(node.inputs))
     answer = spell(site)
+    site.finish()
     return _pairs(node, answer), _judged(graph, site, spell, answer)
 
 

@@ -33,9 +33,6 @@ from onnx_attnfuse.transforms.decompose.pieces import (
 from onnx_attnfuse.transforms.decompose.rotary_embedding import looked_up, rotated
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
-_UNKNOWN = "k_scale", "v_scale"
-_PLAIN = {"sliding_window_cache": 0, "k_quant_type": "NONE", "v_quant_type": "NONE", "kv_cache_bit_width": 0}
-
 
 def spelled(site: Site) -> Answer:
     """The output and both presents; rows behind the length of their entry are left open, as the operator leaves them.
@@ -43,7 +40,6 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only(*_UNKNOWN, **_PLAIN)
     build, dtype, added = site.build, site.dtype(), site.given("attention_bias")
     if added is not None:
         site.refuse_nan(added)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Scalar
-from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.transforms.decompose.pieces import (
     INTEGER,
@@ -145,7 +145,7 @@ def _number(value: ir.Value | None, facts: Facts) -> Scalar:
         if content is not None:
             return content
         node = value.producer()
-        if node is None or node.op_type not in _FILLING or node.domain:
+        if not is_standard(node, *_FILLING):
             return None
         value = node.inputs[0]
     return None

@@ -18,7 +18,6 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only("past_sequence_length", "cache_indirection")
     build, heads, dtype = site.build, site.count("num_heads"), site.dtype()
     query, key, value = _operands(site, heads)
     rows, fresh = dims_of(build, query)[2], dims_of(build, key)[2]

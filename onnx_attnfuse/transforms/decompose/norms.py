@@ -12,7 +12,7 @@ from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import GraphContext
 
@@ -26,12 +26,12 @@ results."""
 
 def is_skip_norm(node: ir.Node) -> bool:
     """Whether the node is one of the two operators of com.microsoft."""
-    return node.domain == CONTRIB and node.op_type in {_PLAIN, _SIMPLIFIED}
+    return is_contrib(node, _PLAIN, _SIMPLIFIED)
 
 
 def is_standard_norm(node: ir.Node) -> bool:
     """Whether the node is a normalization of ai.onnx that can be spelled out."""
-    return node.domain == "" and node.op_type in {_RMS, _GROUP}
+    return is_standard(node, _RMS, _GROUP)
 
 
 def gives_sum(node: ir.Node) -> bool:

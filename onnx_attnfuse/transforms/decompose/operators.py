@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.ops import is_attention
+from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.kernels.operators import info_of, load
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
@@ -21,7 +22,9 @@ def is_fused(node: ir.Node) -> bool:
 
 def speller(node: ir.Node) -> Speller | Reason:
     """The function that spells a fused operator out, or why there is none."""
-    info = info_of(node)
+    info, unknown = info_of(node), why_unknown(node)
+    if unknown is not None:
+        return Reason("unread-part", unknown, node.name)
     if info is not None and info.decomposition is not None:
         return load(f"{info.decomposition}:spelled")
     if info is not None and info.packed:

@@ -19,24 +19,26 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.takes_only(is_packed_batching=0)
     operand = site.operand("X" if is_standard(site.node) else "input")
     cos, sin, positions = map(site.given, ("cos_cache", "sin_cache", "position_ids"))
     if cos is None or sin is None:
         raise Refused("malformed", "the cosines or sines are missing", site.node.name)
     build, dims = site.build, site.dims(operand)
     half = site.number(site.dims(cos)[-1], "the number of cosines of a position")
+    if site.attribute("rotary_embedding_dim", 0) not in {0, 2 * half}:
+        raise Refused("malformed", "the cosines are of other channels than those that are turned", site.node.name)
     by_head = len(dims) == 4
     rows = dims[2] if by_head else dims[1]
-    value = operand if by_head else build.reshape(operand, _split(site, dims, half))
+    heads = site.attribute("num_heads", 0)
+    value = operand if by_head else build.reshape(operand, _split(site, dims, half, heads))
     tables = [_table(site, table, positions, rows, by_head=by_head) for table in (cos, sin)]
     turned = rotated(build, value, tables[0], tables[1], half, interleaved=bool(site.attribute("interleaved", 0)))
     return Answer((turned if by_head else build.reshape(turned, dims),), (operand, cos, sin))
 
 
-def _split(site: Site, dims: Dims, half: int) -> Dims:
+def _split(site: Site, dims: Dims, half: int, heads: int) -> Dims:
     """(b, s, n, h) of (b, s, n·h)."""
-    heads, width = site.attribute("num_heads", 0), site.number(dims[2], "the width of the operand")
+    width = site.number(dims[2], "the width of the operand")
     size = site.share(width, heads, "the head size") if heads else 2 * half
     return (*dims[:2], width // size, size)
 

@@ -16,6 +16,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.schemas import is_default, schema_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.reasons import Refused
@@ -29,6 +30,8 @@ class Site:
     build: Builder
     inputs: tuple[ir.Value | None, ...]
     """Inputs to compute from: the node's own, or in a rehearsal others in the place of some."""
+    asked: set[str] = dataclasses.field(default_factory=set[str])
+    """Names of inputs and attributes that were asked for."""
 
     @functools.cached_property
     def info(self) -> OpInfo:
@@ -39,6 +42,7 @@ class Site:
 
     def given(self, name: str) -> ir.Value | None:
         """An input, or None if it is left out."""
+        self.asked.add(name)
         place = self.info.place(name)
         return self.inputs[place] if place < len(self.inputs) else None
 
@@ -89,6 +93,7 @@ class Site:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute's value, or `default`."""
+        self.asked.add(name)
         return attribute(self.node, name, default)
 
     def count(self, name: str) -> int:
@@ -129,22 +134,20 @@ class Site:
         if has_nan(element(IndexedValue(mask, new_axes(self.dims(mask))), Reader(facts))):
             raise Refused("nan-fill", "the mask has NaN in it, which makes whole rows NaN", self.node.name)
 
-    def takes_only(self, *inputs: str, **attributes: object) -> None:
-        """Refuses inputs and attributes that nothing is spelled out for.
-
-        Args:
-            *inputs: Names of such inputs.
-            **attributes: Such attributes, each with the value that asks for nothing.
+    def finish(self) -> None:
+        """Refuses an input that is given, or an attribute that is not at its default, if nobody has asked for it.
 
         Raises:
             Refused: One is there.
         """
-        for name in inputs:
-            if self.given(name) is not None:
-                raise Refused("not-spelled", f"{self.node.op_type} with {name} is not spelled out", self.node.name)
-        for name, nothing in attributes.items():
-            if self.attribute(name, nothing) != nothing:
-                raise Refused("not-spelled", f"{self.node.op_type} with {name} is not spelled out", self.node.name)
+        schema = schema_of(self.node)
+        given = {name for name, value in zip(self.info.inputs, self.inputs, strict=False) if value is not None}
+        said = {
+            name for name, item in self.node.attributes.items() if schema is None or not is_default(schema.attributes[name], item)
+        }
+        unread = sorted((given | said) - self.asked)
+        if unread:
+            raise Refused("not-spelled", f"{self.node.op_type} with {unread[0]} is not spelled out", self.node.name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ from onnx_attnfuse.verify.references.core import (
     Results,
     in_float32,
     merge_heads,
-    refuse,
     scores,
     softmax,
     split_heads,
@@ -36,17 +35,14 @@ def attention(
     mask_index: Array | None = None,
     past: Array | None = None,
     attention_bias: Array | None = None,
-    past_sequence_length: Array | None = None,
     *,
     num_heads: int,
     qkv_hidden_sizes: Sequence[int] | None = None,
     scale: float = 0.0,
     mask_filter_value: float = -10000.0,
     unidirectional: int = 0,
-    **others: object,
 ) -> Results:
     """The output, and keys and values as (2, b, n, t, h) where they are of one size."""
-    refuse("Attention", past_sequence_length=past_sequence_length, **others)
     queries, keys, values = (split_heads(part, num_heads) for part in projected(input, weights, bias, qkv_hidden_sizes))
     if past is not None:
         keys, values = np.concatenate([past[0], keys], axis=2), np.concatenate([past[1], values], axis=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from onnx.reference.op_run import OpRun
 
 from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.schemas import table
 
 Array: TypeAlias = npt.NDArray[Any]
 Results: TypeAlias = tuple[Array, ...]
@@ -28,7 +30,28 @@ class Operator(OpRun):
     compute: ClassVar[Callable[..., Results]]
 
     def _run(self, *inputs: Any, **attributes: Any) -> Results:
-        return type(self).compute(*inputs, **attributes)
+        return self.called(*inputs, **attributes)
+
+    @classmethod
+    def called(cls, *inputs: Any, **attributes: Any) -> Results:
+        """Computes the operator.
+
+        Raises:
+            NotImplementedError: An input is given, or an attribute is not at its default, that the reference does not take.
+        """
+        compute, schema = cls.compute, table().get((cls.op_domain, cls.__name__))
+        if schema is None:
+            return compute(*inputs, **attributes)
+        taken = inspect.signature(compute).parameters
+        most = sum(item.kind is item.POSITIONAL_OR_KEYWORD for item in taken.values())
+        names = list(schema.inputs)
+        unread = [names[place] for place, value in enumerate(inputs) if place >= most and value is not None]
+        for name, value in attributes.items():
+            if name not in taken and value is not None and not schema.attributes[name].is_default(value):
+                unread.append(name)
+        if unread:
+            raise NotImplementedError(f"the reference of {cls.__name__} does not know {', '.join(unread)}")
+        return compute(*inputs[:most], **{name: value for name, value in attributes.items() if name in taken})
 
 
 def in_float32(compute: _Compute) -> _Compute:
@@ -52,17 +75,6 @@ def in_float32(compute: _Compute) -> _Compute:
 def _wide(item: Any) -> Any:
     dtype = getattr(item, "dtype", None)
     return item if dtype is None or dtype.name not in _HALVES else np.asarray(item, np.float32)
-
-
-def refuse(operator: str, **given: object) -> None:
-    """Ends with an error if an input or attribute is given that the reference does not know; 0 and NONE are defaults.
-
-    Raises:
-        NotImplementedError: One is.
-    """
-    unknown = [name for name, value in given.items() if isinstance(value, np.ndarray) or value not in (None, 0, "NONE")]
-    if unknown:
-        raise NotImplementedError(f"the reference of {operator} does not know {', '.join(unknown)}")
 
 
 def places(count: int) -> Array:

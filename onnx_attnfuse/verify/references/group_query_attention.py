@@ -30,7 +30,6 @@ from onnx_attnfuse.verify.references.core import (
     in_float32,
     merge_heads,
     places,
-    refuse,
     repeat_heads,
     scores,
     softmax,
@@ -59,7 +58,7 @@ def group_query_attention(
     v_scale: Array | None = None,
     q_norm_weight: Array | None = None,
     k_norm_weight: Array | None = None,
-    *unknown: Array | None,
+    *,
     num_heads: int,
     kv_num_heads: int,
     scale: float = 0.0,
@@ -73,14 +72,12 @@ def group_query_attention(
     k_quant_type: str = "NONE",
     v_quant_type: str = "NONE",
     kv_cache_bit_width: int = 0,
-    **others: object,
 ) -> Results:
     """The output and both presents, (b, m, t, h).
 
     Raises:
         ValueError: What is given does not fit together.
     """
-    refuse("GroupQueryAttention", **{f"input {16 + place}": item for place, item in enumerate(unknown)}, **others)
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("GroupQueryAttention takes weights of normalization for queries and keys, or for neither")
     if local_window_size != -1 and (local_window_size < 1 or not causal):

@@ -23,7 +23,6 @@ from onnx_attnfuse.verify.references.core import (
     Results,
     in_float32,
     merge_heads,
-    refuse,
     scores,
     softmax,
     split_heads,
@@ -41,8 +40,6 @@ def multi_head_attention(
     attention_bias: Array | None = None,
     past_key: Array | None = None,
     past_value: Array | None = None,
-    past_sequence_length: Array | None = None,
-    cache_indirection: Array | None = None,
     *,
     num_heads: int,
     scale: float = 0.0,
@@ -54,7 +51,6 @@ def multi_head_attention(
     Raises:
         ValueError: What is given does not fit together, or kernels disagree on it.
     """
-    refuse("MultiHeadAttention", past_sequence_length=past_sequence_length, cache_indirection=cache_indirection)
     if key_padding_mask is not None and key_padding_mask.shape == (2 * len(query),):
         raise ValueError("ends and starts are a mask of Attention only")
     queries, keys, values = _operands(query, key, value, bias, num_heads)

@@ -14,6 +14,7 @@ seen, too. It runs masks of full length only; in those that it refuses the lowes
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from onnx_attnfuse.verify.references.core import (
     in_float32,
     merge_heads,
     places,
-    refuse,
     repeat_heads,
     scores,
     softmax,
@@ -36,13 +36,6 @@ from onnx_attnfuse.verify.references.masking import before
 
 _AFTER_CAP, _AFTER_MASK, _WEIGHTS = 1, 2, 3
 """What `qk_matmul_output_mode` asks for in place of scaled scores."""
-
-
-def onnx_attention(query: Array, key: Array, value: Array, mask: Array | None = None, *rest: Any, **attributes: Any) -> Results:
-    """The output, both presents (b, m, t, h), and scores or weights."""
-    if mask is not None:
-        mask = np.where(mask, 0, -np.inf).astype(query.dtype) if mask.dtype == np.bool_ else _with_unseen(mask, query, key, rest)
-    return _attention(query, key, value, mask, *rest, **attributes)
 
 
 def _with_unseen(mask: Array, query: Array, key: Array, rest: tuple[Array | None, ...]) -> Array:
@@ -71,10 +64,8 @@ def _attention(
     softcap: float = 0.0,
     qk_matmul_output_mode: int = 0,
     softmax_precision: int | None = None,
-    **others: object,
 ) -> Results:
     del softmax_precision  # float32 at least, as in the kernels
-    refuse("Attention", **{name: item for name, item in others.items() if item != -1})
     if scale is not None and scale <= 0:
         raise ValueError(f"a scale of {scale}")
     is_flat = query.ndim == 3
@@ -100,6 +91,14 @@ def _attention(
     output = weights @ repeat_heads(value, heads)
     asked = {_AFTER_CAP: cut, _AFTER_MASK: logits, _WEIGHTS: weights}.get(qk_matmul_output_mode, raw)
     return merge_heads(output) if is_flat else output, key, value, asked
+
+
+@functools.wraps(_attention)
+def onnx_attention(query: Array, key: Array, value: Array, mask: Array | None = None, *rest: Any, **attributes: Any) -> Results:
+    """The output, both presents (b, m, t, h), and scores or weights."""
+    if mask is not None:
+        mask = np.where(mask, 0, -np.inf).astype(query.dtype) if mask.dtype == np.bool_ else _with_unseen(mask, query, key, rest)
+    return _attention(query, key, value, mask, *rest, **attributes)
 
 
 def _padded(mask: Array, columns: int) -> Array:
