@@ -36,7 +36,7 @@ def _nan_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node,
     test, turned = _tests(condition)
     if test is None or test.op_type not in {"Equal", "IsNaN"} or test.inputs[0] is not test.inputs[-1]:
         return None
-    is_where = (test.op_type == "IsNaN") != bool(turned)
+    is_where = (test.op_type == "IsNaN") != (len(turned) % 2 == 1)
     filled, kept = (chosen, other) if is_where else (other, chosen)
     once_more = steps.same_rounded(test.inputs[0], weights, facts)
     if kept is not weights or once_more is None or not _is_zero(filled, facts):
@@ -45,13 +45,14 @@ def _nan_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node,
 
 
 def _tests(condition: ir.Value | None) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
-    """The node that computes a condition, None if there is none, and the Not behind it if there is one."""
+    """The node that computes a condition, None if there is none, and each Not behind it."""
     node = None if condition is None else condition.producer()
     if node is None or node.domain not in {"", "ai.onnx"}:
         return None, ()
     if node.op_type != "Not" or node.inputs[0] is None:
         return node, ()
-    return _tests(node.inputs[0])[0], (node,)
+    test, turned = _tests(node.inputs[0])
+    return test, (*turned, node)
 
 
 def _low_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.LowZeroed | None:
@@ -66,7 +67,7 @@ def _low_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.LowZeroe
         bound = None if number is None else facts.number(number)
         if largest is None or top is None or bound is None or top.op_type != "ReduceMax":
             continue
-        kept, filled = (chosen, other) if op.startswith("Greater") != bool(turned) else (other, chosen)
+        kept, filled = (chosen, other) if op.startswith("Greater") != (len(turned) % 2 == 1) else (other, chosen)
         if top.inputs[0] is not softmax.inputs[0] or kept is not weights or not _is_zero(filled, facts):
             return None
         if op in {"GreaterOrEqual", "Less"}:
