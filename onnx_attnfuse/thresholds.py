@@ -1,8 +1,8 @@
 """Numbers from which on a mask masks, absorbs a score, or is rounded: each threshold of masking once, with its reason.
 
-0 ── ±900 ─── -1000 ────── -2e4 ───────────── -1e9 ────────── -1e12 ───────────── -1e30 ─────── -3.4e38
-scores      masks        float16 absorbs    float32         float32 absorbs     masks any     lowest
-float32 rounds     rounds all      ordinary scores     score         float32
+0 ── ±900 ─── -1000 ──── -2e3 ────────── -2e4 ────────── -1e9 ────────── -1e12 ────────── -1e30 ───── -3.4e38
+     scores   masks      float32 rounds  float16 absorbs float32 rounds  float32 absorbs  masks any   lowest
+                                                         all             ordinary scores  score       float32
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ LEVELS_HALF = -8192.0
 """Added in float16, a number from here down leaves nothing of a score between -4 and 4: floats lie 8 apart there."""
 ROUNDS_HALF = -64.0
 """Added in float16, a number from here down rounds an ordinary score visibly: floats lie 1/16 apart there."""
-ROUNDS = -2e4
-"""Added in float32, a number from here down rounds an ordinary score visibly."""
-ROUNDS_SCALED = -2e3
-"""From here down already, where the sum is multiplied: the digits that are left are not those of a sum with the product."""
+ROUNDS = -2e3
+"""Added in float32, a number from here down rounds an ordinary score visibly: by more than verification tolerates."""
 ROUNDS_ALL = -1e9
 """Added in float32, a number from here down leaves nothing of scores between -32 and 32: floats lie 64 apart there."""
 

@@ -14,7 +14,7 @@ from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Exp
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
 from onnx_attnfuse.attention.spec import Added, Gain, Mask, MaskStep, Scaled, step_gains
-from onnx_attnfuse.thresholds import ABSORBS, MASKS, ROUNDS, ROUNDS_ALL, ROUNDS_SCALED
+from onnx_attnfuse.thresholds import ABSORBS, MASKS, ROUNDS, ROUNDS_ALL
 
 ROUNDED_AWAY = 32.0
 """Scores up to this are rounded away by numbers from `ROUNDS_ALL` down."""
@@ -37,7 +37,7 @@ def rounded_before_scaling(mask: Mask, reader: Reader, bounds: Bounds) -> float 
     sums = [split_added(step, Gain(), reader, MASKS) for step in mask[:last] if isinstance(step, Added)]
     numbers = [fill for parts in sums for fill in parts.fills if fill > ROUNDS_ALL]
     numbers += [bounds.expression(bias)[0] for parts in sums for bias in parts.biases]
-    return next((number for number in numbers if number < ROUNDS_SCALED), None)
+    return next((number for number in numbers if number < ROUNDS), None)
 
 
 def rounded_among(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float) -> float | None:
