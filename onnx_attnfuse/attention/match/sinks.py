@@ -1,6 +1,7 @@
 """A sink: one more column of scores that takes weight and has no value, `softmax(concat(scores, sink))[..., :-1]`.
 
-It stands behind the scores or in front of them, and its weight is dropped by a Slice or a Split.
+It stands behind the scores or in front of them, and its weight is dropped by a Slice or a Split. What it leaves of the other
+weights may be a factor instead, `softmax(scores) * sigmoid(logsumexp(scores) - sink)`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def with_sink(softmax: Softmax, facts: Facts) -> Softmax:
     joined = _joined(softmax, facts)
     kept = None if joined is None else _kept(softmax, joined, facts)
     if joined is None or kept is None:
-        return softmax
+        return _gated(softmax, facts)
     weights, nodes = kept
     nodes = (*joined.nodes, *softmax.nodes, *nodes)
     return dataclasses.replace(softmax, scores=joined.scores, weights=weights, nodes=nodes, sink=joined.sink)
@@ -93,3 +94,43 @@ def _split(node: ir.Node, rank: int, axis: int, joined: _Joined) -> ir.Value | N
         return None
     kept, other = node.outputs if joined.first == 0 else node.outputs[::-1]
     return None if other.uses() or other.is_graph_output() else kept
+
+
+def _gated(softmax: Softmax, facts: Facts) -> Softmax:
+    """The softmax with the factor that stands for a sink, if its weights are multiplied by one; else as it is."""
+    users = [node for node, _ in softmax.weights.uses() if node.op_type != "Shape"]
+    if len(users) != 1 or not is_standard(users[0], "Mul") or softmax.weights.is_graph_output():
+        return softmax
+    (product,), nodes = users, list[ir.Node]()
+    value = next((value for value in product.inputs if value is not softmax.weights), None)
+    for op in ("Sigmoid", "Sub"):
+        node = None if value is None else value.producer()
+        if not is_standard(node, op):
+            return softmax
+        nodes.append(node)
+        value = node.inputs[0]
+    total, sink = nodes[-1].inputs
+    logarithm = () if total is None else _logarithm(total, softmax, facts)
+    same = total is not None and facts.dims(total) == facts.dims(nodes[-1].outputs[0]) is not None
+    if sink is None or not logarithm or not same or facts.dims(product.outputs[0]) != facts.dims(softmax.weights):
+        return softmax
+    own = (*softmax.nodes, *logarithm, *nodes[::-1], product)
+    return dataclasses.replace(softmax, weights=product.outputs[0], nodes=own, sink=sink, is_gated=True)
+
+
+def _logarithm(value: ir.Value, softmax: Softmax, facts: Facts) -> tuple[ir.Node, ...]:
+    """The nodes of the logarithm of the sum of a softmax's exponentials; none if it is something else."""
+    node, rest = value.producer(), tuple[ir.Node, ...]()
+    reduced = softmax.scores
+    if is_standard(node, "Log") and facts.assumed.finite_exponentials and node.inputs[0] is not None:
+        rest, node = (node,), node.inputs[0].producer()
+        inner = None if node is None or node.inputs[0] is None else node.inputs[0].producer()
+        if not is_standard(node, "ReduceSum") or not is_standard(inner, "Exp") or inner.inputs[0] is not reduced:
+            return ()
+        rest, reduced = (*rest, inner), inner.outputs[0]
+    elif not is_standard(node, "ReduceLogSumExp"):
+        return ()
+    rank = facts.rank(softmax.scores)
+    if rank is None or node.inputs[0] is not reduced or not attribute(node, "keepdims", 1):
+        return ()
+    return (*rest, node) if axes_of(node, 1, rank, facts) == [softmax.axis % rank] else ()

@@ -24,6 +24,8 @@ class Softmax:
     nodes: tuple[ir.Node, ...]
     sink: ir.Value | None = None
     """One more score in each row, whose weight is dropped."""
+    is_gated: bool = False
+    """The weights are multiplied by what a sink leaves of them, so that a row of -inf is NaN."""
 
 
 def find_softmax(node: ir.Node, facts: Facts, opset: int) -> Softmax | None:

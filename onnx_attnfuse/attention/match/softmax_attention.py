@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, varies_along
-from onnx_attnfuse.attention.masks.classify import element
+from onnx_attnfuse.attention.masks.classify import element, understand
 from onnx_attnfuse.attention.masks.expression import is_binary
-from onnx_attnfuse.attention.masks.fully_masked import masked_keys
+from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match import operands, roundings
@@ -109,6 +109,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         roundings=_roundings(scores, weights, facts),
         wider=_wider(beside, key_axis, softmax, facts),
     )
+    _check_gate(softmax, spec, reader)
     return with_roles(spec, softmax.nodes, scores, weights, facts)
 
 
@@ -151,6 +152,13 @@ def _check_sink(softmax: Softmax, scores: ScorePath) -> None:
     shifted = next((taken.node for taken in scores.steps if isinstance(taken.step, Shifted)), None)
     if softmax.sink is not None and shifted is not None:
         raise Refused("sink-shifted", "the largest score is subtracted from the scores and not from the sink", shifted.name)
+
+
+def _check_gate(softmax: Softmax, spec: AttentionSpec, reader: Reader) -> None:
+    bounds = Bounds(reader.facts)
+    if softmax.is_gated and bounds.lowest(spec.mask) == -math.inf and not sees_a_key(understand(spec, reader), bounds):
+        message = "rows without a key are NaN, times the factor that stands for a sink, and would be 0"
+        raise Refused("gated-rows", message, softmax.node.name)
 
 
 def _settle(product: Product, weights: WeightPath, key_axis: Axis, axes: Axes, facts: Facts) -> None:
