@@ -8,10 +8,6 @@ NaN and infinities have to be those of one of them. This is the backward error: 
 inputs which no one could tell from those given. A model that is converted to float16 may also give what the original gives in
 float16, rounded at every node or where ONNX Runtime rounds on a CPU, however far that is, but nothing between.
 
-Where several numbers are added to scores and one of them masks without being refused as `rounded-mask`, a row without a key
-keeps of its scores what float32 keeps beside that number, in the order of the additions. The order is not the original's own:
-in rows where its runs show such rounding, half a unit in the last place of that number counts besides for each addition.
-
 Of a float32 original the run in float64 counts only where it is near (`_NEAR`), as a measure of rounding: where it is far, as in
 rows that -1e9 is added to, float32 makes a rule of the rounding, and that rule has to be kept. Of a float16 original, whose
 rounding is another on every device (decision 0003), the run in float32 counts always.
@@ -25,9 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from onnx_attnfuse.thresholds import ROUNDS
 from onnx_attnfuse.verify.tolerance import Bounds, compare
-from tests.fuzz.feeds import GIVEN
 from tests.fuzz.recipe import Recipe
 from tests.support.bundled import Array
 
@@ -35,8 +29,6 @@ _RUNS, _MORE_RUNS = 5, 25
 _WIDER = 2.0
 _LEAST = 1e-3
 """Results are no smaller: operands are of the order of 1, and what is far below is what weights next to 0 leave of them."""
-_SHOWS = 0.1
-"""Part of the tolerance from which on runs that are apart show that a row is rounded."""
 _NEAR = 1e-2
 """Part of the magnitude up to which a difference from float64 is rounding."""
 
@@ -46,14 +38,6 @@ def tolerance(recipe: Recipe) -> float:
     if recipe.journey.startswith("convert"):
         return 2e-2
     return 5e-3 if recipe.dtype == "float16" else 1e-4
-
-
-def rounding(recipe: Recipe) -> float:
-    """How far scores of a row without a key may be apart by the order alone in which float32 numbers are added to them."""
-    fills = [float(mask.fill) for mask in recipe.masks if mask.fill.startswith("-")]
-    fills += [GIVEN for mask in recipe.masks if mask.kind == "given_bias"]
-    numbers = [-fill for fill in fills if fill > ROUNDS]
-    return len(recipe.masks) * float(np.spacing(np.float32(max(numbers)))) / 2 if numbers and len(recipe.masks) > 1 else 0.0
 
 
 def apart(old: Array, new: Array, within: float, among: Sequence[Array] = ()) -> str:
@@ -119,7 +103,7 @@ class Opinions:
             low = np.where(finite, runs, np.inf).min(axis=0)
             high = np.where(finite, runs, -np.inf).max(axis=0)
             within, extent = tolerance(self._recipe) * largest, high - low
-            slack = within + _WIDER * extent + self._rounded(extent, _SHOWS * within) * largest
+            slack = within + _WIDER * extent
             inside = (result >= low - slack) & (result <= high + slack)
         same = ((runs == result) | (np.isnan(runs) & np.isnan(result))).any(axis=0)
         return bool((inside | same | near).all())
@@ -128,11 +112,6 @@ class Opinions:
         """Those of the results that are of the model in float16."""
         count = 1 + (self._wide is not None) + len(self._narrow)
         return [other for place, other in enumerate(others) if place % count >= count - len(self._narrow)]
-
-    def _rounded(self, extent: Array, least: float) -> Array:
-        """The rounding of each row, 0 where runs do not show any: they are `extent` apart, less than `least`."""
-        shown = extent.max(axis=-1, keepdims=True, initial=0.0) > least if extent.ndim else extent > least
-        return np.where(shown, 0.0 if self._half else rounding(self._recipe), 0.0)
 
 
 def _moved(array: Array, step: float, rng: np.random.Generator) -> Array:

@@ -107,19 +107,6 @@ def test_a_lost_output_type_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Subject(Recipe()).outcome("none").kind == "invalid"
 
 
-def test_the_order_of_additions_beside_a_mask_number_is_no_error_and_a_lost_digit_more_is() -> None:
-    recipe = Recipe(masks=(Mask(kind="given_bias"), Mask(applied="add_where", fill="-1e4")))
-    subject = Subject(recipe)
-    pattern, _, inputs, (result, *_) = next(case for case in subject.cases() if case[0] == "empty")
-    others = [run[0] for run in subject.opinions.of(inputs)]
-    large = float(np.abs(result).max())
-    assert pattern == "empty"
-    rows = np.zeros(result.shape, np.float32)
-    rows[-1] = 1.0  # the entry that has no key
-    for error, row, covered in ((6e-4, rows, True), (6e-3, rows, False), (6e-4, 1 - rows, False)):
-        assert subject.opinions.cover(result, result + row * np.float32(error * large), others, ()) is covered
-
-
 def test_an_exception_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: Any, **choices: Any) -> Any:
         raise ZeroDivisionError

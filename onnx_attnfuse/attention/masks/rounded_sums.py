@@ -13,7 +13,9 @@ from onnx_attnfuse.attention.masks.classify import element, split_added
 from onnx_attnfuse.attention.masks.expression import Apply, Choice, Element, Expression
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
+from onnx_attnfuse.attention.masks.traverse import elements_of
 from onnx_attnfuse.attention.spec import Added, Gain, Mask, MaskStep, Scaled, step_gains
+from onnx_attnfuse.graph.constants import constant_tensor
 from onnx_attnfuse.thresholds import ABSORBS, MASKS, ROUNDS, ROUNDS_ALL
 
 ROUNDED_AWAY = 32.0
@@ -47,11 +49,17 @@ def rounded_among(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float) ->
             continue
         parts = split_added(step, gain, reader, MASKS)
         several = {*parts.fills, lowest_sum(step, reader, bounds) * abs(gain.number)} if len(parts.fills) > 1 else set[float]()
-        numbers = several.union(*({bounds.expression(bias)[0], *outcomes(bias)} for bias in parts.biases))
+        numbers = several.union(*(_known_numbers(bias, bounds) for bias in parts.biases))
         for number in sorted(number / abs(gain.number) for number in numbers if gain.number):
             if absorbs < number < ROUNDS and (number > ROUNDS_ALL or is_near_next_float(number)):
                 return number
     return None
+
+
+def _known_numbers(bias: Expression, bounds: Bounds) -> set[float]:
+    """Numbers that a bias comes to by the constants of the model; what is computed from activations is an ordinary number."""
+    is_constant = all(constant_tensor(element.value) is not None for element in elements_of(bias))
+    return {bounds.expression(bias)[0], *outcomes(bias)} if is_constant else {*outcomes(bias)}
 
 
 def is_scaling(step: MaskStep) -> bool:
