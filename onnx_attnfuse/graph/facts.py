@@ -50,6 +50,8 @@ class Facts:
             assumed: What is taken for granted of the model.
         """
         self.assumed = assumed
+        self.opset: int = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
+        """The version of the standard's operators."""
         self._dims: dict[ir.Value, Dims] = {}
         self._dtypes: dict[ir.Value, ir.DataType] = {}
         self._content: dict[ir.Value, Content] = {}

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.masks.classify import Meaning
+from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree, sees_a_key
 from onnx_attnfuse.attention.masks.predicates import Causal
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators.onnx_attention import INFO
@@ -78,6 +79,9 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     builder.opset = max(builder.opset, INFO.since)
     bias = bias_emitter(spec, meaning, context)
     rows = read_rows(spec, meaning, encoding, bias, context, zeroes=True)
+    has_key = spec.sink is not None or sees_a_key(meaning, context.bounds)
+    if rows.bias is not None and not has_key and rows_disagree(rows.bias, context.reader, context.bounds, builder.opset):
+        raise Refused("kernels-disagree", DISAGREEING)
     operands = grouped(builder, spec, rows, cached=encoding.cached)
     if operands.scale <= 0:
         raise Refused("scale-not-positive", f"ai.onnx Attention takes no scale of {operands.scale:g}")

@@ -109,7 +109,7 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     overflowing = recipe.softmax in {"exp", "logsumexp", "exp_max_of_all"}
     several = len(recipe.masks) > 1 or recipe.temperature != "none" or recipe.scale == "after_masks"
     several |= recipe.journey == "gradients"
-    fills = {mask.fill for mask in recipe.masks}
+    fills = {"-1e9" if mask.applied == "integers" else mask.fill for mask in recipe.masks}
     vanishing = several and "-1e9" in fills  # what is left of larger scores is not kept
     beyond = "-1000" in fills  # scores are larger than what is taken to mask them
     lost = recipe.guard.startswith("renormalized")  # what a mask keeps of the weights of large scores is not kept

@@ -97,6 +97,15 @@ class Subject:
             return differentiated(self.written.flat, self.written.inputs)
         return self.written.model
 
+    @functools.cached_property
+    def _is_inferred(self) -> bool:
+        """Whether ONNX's own shape inference finds nothing wrong with the original; in functions it knows no fused operators."""
+        try:
+            onnx.checker.check_model(self.model, full_check=True)
+        except Exception:  # noqa: BLE001 - the checker raises many kinds
+            return False
+        return True
+
     @property
     def _flat(self) -> onnx.ModelProto:
         """The model without functions."""
@@ -188,9 +197,7 @@ class Subject:
         """The kind of failure and what it is, or ''."""
         try:
             if self.recipe.journey != "gradients":
-                onnx.checker.check_model(
-                    model, full_check=not model.functions
-                )  # which has no types for com.microsoft in functions
+                onnx.checker.check_model(model, full_check=self._is_inferred and not model.functions)
         except Exception as error:  # noqa: BLE001 - the checker raises many kinds
             return "invalid", f"checker: {one_line(error)}", None
         try:

@@ -225,6 +225,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1, "own" : 
 CROSS = """{header}
 g (float[b, {s}, 32] q, float[b, t, 32] k, float[b, t, 32] v, int32[1] length) => (float[b, {s}, 32] out)
 {{ [attention] out = com.microsoft.MultiHeadAttention<num_heads = 2 {attributes}>(q, k, v {inputs}) }}"""
+LOWEST = "3.4028234663852886e38"
 FUNCTION = """{header}
 g (float[b, s, 32] q, float[b, s, 32] k, float[b, s, 32] v) => (float[b, s, 32] out)
 {{ out = own.attend{call}(q, k, v) }}
@@ -296,3 +297,19 @@ def test_what_differs_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.P
     assert result.report.differing == 1
     assert [node.op_type for node in result.model.graph.node] == ["MultiHeadAttention"]
     assert list(tmp_path.glob("*.npz"))
+
+
+@pytest.mark.parametrize(
+    ("opset", "fill", "code"),
+    [(24, LOWEST, None), (25, LOWEST, "kernels-disagree"), (25, "inf", None), (25, "1e9", None)],
+)
+def test_what_versions_of_the_runtime_disagree_on_is_left(opset: int, fill: str, code: str | None) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}]>
+        g (float[b, 2, s, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, bool[s, s] seen) => (float[b, 2, s, 4] out)
+        <float none = {{0}}, float fill = {{-{fill}}}>
+        {{ mask = Where(seen, none, fill)
+           [attention] out = Attention(q, k, v, mask) }}"""
+    model = onnx.parser.parse_model(text)
+    spelled, fused = onnx_attnfuse.unfuse(model, verify="none").report, onnx_attnfuse.optimize(model, verify="none").report
+    assert [site.reason and site.reason.code for site in spelled.sites] == [code]
+    assert [[reason.code for reason in site.reasons] for site in fused.sites] == [[] if code is None else [code]]

@@ -23,9 +23,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
+import onnx_ir as ir
 
-from onnx_attnfuse.attention.masks.classify import Meaning, keep_condition, split_added
-from onnx_attnfuse.attention.masks.expression import And, Apply, Expression
+from onnx_attnfuse.attention.axes.views import IndexedValue
+from onnx_attnfuse.attention.masks.classify import Meaning, element, keep_condition, split_added
+from onnx_attnfuse.attention.masks.expression import And, Apply, Choice, Expression, Number
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, Interval, added
 from onnx_attnfuse.attention.masks.rounded_sums import (
@@ -38,11 +40,13 @@ from onnx_attnfuse.attention.masks.rounded_sums import (
 )
 from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import Added, Floored, Gain, Mask, Replaced, Scaled, step_gains
+from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import (
     ABOVE_NEARLY_LOWEST,
     ABSORBS,
     LEVELS_HALF,
+    LOWEST_FLOAT32,
     MASKS,
     MASKS_APART,
     NEARLY_LOWEST,
@@ -55,6 +59,10 @@ Fills = Literal["lowest", "exact"]
 own fill, with the queries of rows that are replaced throughout set to zero."""
 
 SUMMED_IN_HALF = "a mask is summed with a bias, or multiplied, in float16, which the device computes in float32 in some places"
+DISAGREEING = (
+    "of rows that the lowest number masks throughout ONNX Runtime gives 0 up to 1.31, and something else at opset 25 since"
+)
+_LOWEST_ADDED = 25
 _MAX_EVENTS = 6
 _ROUNDED_AWAY_HALF = 4.0
 """Scores up to this are rounded away by numbers from `LEVELS_HALF` down, where sums are rounded to float16."""
@@ -327,3 +335,31 @@ def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs
         return False, floor, floor
     message = f"scores are held above {floor:g}, among the numbers of masked keys; rows without a key would differ"
     raise Refused("floor-near-fill", message)
+
+
+def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int) -> bool:
+    """Whether versions of ONNX Runtime may disagree on rows without a key under a mask that an ai.onnx Attention adds.
+
+    Its kernel of opset 25, which 1.32 has, adds the lowest number of a type as any other; older kernels, and older versions of
+    ONNX Runtime at any opset, take it for -inf and give 0.
+    """
+    dtype = reader.facts.dtype(mask.value)
+    if opset < _LOWEST_ADDED or dtype == ir.DataType.BOOL:
+        return False
+    lowest = LOWEST_FLOAT32 if dtype is None else -largest(dtype)
+    if bounds.of(mask.value)[0] > lowest:
+        return False
+    numbers = _numbers(element(mask, reader))
+    return numbers is None or any(-math.inf < number <= lowest for number in numbers)
+
+
+def _numbers(part: Expression) -> frozenset[float] | None:
+    """The numbers that an expression chooses from, or None if it is no choice of numbers."""
+    match part:
+        case Number(value):
+            return frozenset([value])
+        case Choice(_, chosen, other):
+            pair = _numbers(chosen), _numbers(other)
+            return None if pair[0] is None or pair[1] is None else pair[0] | pair[1]
+        case _:
+            return None

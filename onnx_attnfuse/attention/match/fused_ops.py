@@ -12,6 +12,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, new_axes, regroup
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
+from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match import operands, roundings
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Cache, Mask, Replaced, RowRule, Source
@@ -146,6 +149,8 @@ def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> t
     indexed = IndexedValue(mask, axes)
     if facts.dtype(mask) == ir.DataType.BOOL:
         return (Replaced(indexed, True, -math.inf),), (RowRule(None),)
+    if rows_disagree(indexed, Reader(facts), Bounds(facts), facts.opset):
+        raise Refused("kernels-disagree", DISAGREEING, node.name)
     return (Added(indexed),), (RowRule(None, lowest_counts=runs_as_is(mask, facts)),)
 
 

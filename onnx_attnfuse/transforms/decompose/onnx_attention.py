@@ -9,6 +9,9 @@ import math
 
 import onnx_ir as ir
 
+from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.sizes import Dim
@@ -49,6 +52,8 @@ def spelled(site: Site) -> Answer:
     if mask is not None:
         _check(site, mask, columns)
         site.refuse_nan(mask)
+        if rows_disagree(site.indexed(mask), Reader(build.facts), Bounds(build.facts), build.facts.opset):
+            raise Refused("kernels-disagree", DISAGREEING, site.node.name)
         if build.facts.dtype(mask) == ir.DataType.BOOL:
             seen.append(mask)
     if lengths is not None:

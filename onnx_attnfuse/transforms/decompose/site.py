@@ -128,10 +128,13 @@ class Site:
             raise Refused("unknown-size", f"{what} is unknown: {count} heads in {dim} channels", self.node.name)
         return self.number(found, what)
 
+    def indexed(self, value: ir.Value) -> IndexedValue:
+        """A value by axes of its own."""
+        return IndexedValue(value, new_axes(self.dims(value)))
+
     def refuse_nan(self, mask: ir.Value) -> None:
         """Refuses a mask with NaN in it: its rows are NaN, and not without a key."""
-        facts = self.build.facts
-        if has_nan(element(IndexedValue(mask, new_axes(self.dims(mask))), Reader(facts))):
+        if has_nan(element(self.indexed(mask), Reader(self.build.facts))):
             raise Refused("nan-fill", "the mask has NaN in it, which makes whole rows NaN", self.node.name)
 
     def finish(self) -> None:
