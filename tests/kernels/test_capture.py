@@ -133,6 +133,15 @@ def test_a_kernel_is_for_its_own_version_or_for_a_range_with_an_end() -> None:
     assert table.refusal("", "Softmax", 13, [(0, ir.DataType.INT8)], []) == "Softmax has no kernel for int8 there"
 
 
+def test_operators_of_the_newest_opset_have_their_kernels() -> None:
+    """What is written into a static cache; the kernel takes no float8."""
+    table = read_table("cuda_kernels.txt")
+    kinds = ir.DataType.FLOAT16, ir.DataType.FLOAT8E4M3FN
+    half, eighth = (table.refusal("", "TensorScatter", 24, [(0, kind), (1, kind)], [(0, kind)]) for kind in kinds)
+    assert half is None
+    assert eighth == "TensorScatter has no kernel for float8e4m3fn there"
+
+
 def test_every_operator_with_inputs_on_the_host_has_kernels(capture: Capture) -> None:
     assert set(capture.host_inputs) <= set(capture.kernels().kernels)
     assert "onnxruntime" in capture.kernels().known_from
