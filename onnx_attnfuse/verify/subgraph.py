@@ -303,16 +303,30 @@ def is_fresh(name: str, facts: Facts) -> bool:
 
 
 def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
-    """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only to what gives another."""
+    """The nodes that data of a stop flows into, nearest first, up to a bound; from a result only to what leads to another."""
     found: set[ir.Node] = set()
+    above = _above(frozenset(frontier), results)
     pending = deque(frontier)
     while pending and len(found) < _MAX_NODES_BELOW_FRONTIER:
         value = pending.popleft()
         for node, _ in value.uses():
-            if node in found or node.op_type in ASKS_SHAPE or (value in results and not set(results) & set(node.outputs)):
+            if node in found or node.op_type in ASKS_SHAPE or (value in results and node not in above):
                 continue
             found.add(node)
             pending.extend(node.outputs)
+    return found
+
+
+def _above(frontier: frozenset[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
+    """The nodes that compute the results from the stops, nearest first, up to a bound."""
+    found: set[ir.Node] = set()
+    pending = deque(results)
+    while pending and len(found) < _MAX_NODES_BELOW_FRONTIER:
+        value = pending.popleft()
+        node = None if value in frontier else value.producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending.extend(item for item in node.inputs if item is not None)
     return found
 
 

@@ -287,6 +287,27 @@ def test_imports_what_is_left_only() -> None:
     assert "com.microsoft" not in {entry.domain for entry in spelled_out(model).opset_import}
 
 
+SCORES = """<ir_version: 10, opset_import: ["" : 23]>
+g (float[b, 4, s, 16] q, float[b, 4, s, 16] k, float[b, 4, s, 16] v, {mask}[s, s] m)
+=> (float[b, 4, s, 16] y, float[b, 4, s, s] qk)
+{{ [attention] y, , , qk = Attention<qk_matmul_output_mode = {mode}, is_causal = {causal}>(q, k, v, m) }}"""
+
+
+@pytest.mark.parametrize("mode", range(4))
+@pytest.mark.parametrize(("mask", "causal"), [("float", 0), ("float", 1), ("bool", 1)])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_scores_that_are_given_out_are_judged_with_the_result(
+    mode: int, mask: str, causal: int, wrong: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    from onnx_attnfuse.transforms.decompose import core
+
+    if wrong:
+        monkeypatch.setattr(core, "_times", lambda build, value, factor, dtype: value)
+    result = onnx_attnfuse.unfuse(onnx.parser.parse_model(SCORES.format(mode=mode, mask=mask, causal=causal)), evidence=tmp_path)
+    codes = [site.reason and site.reason.code for site in result.report.sites]
+    assert codes == ["differs" if wrong else None], result.report.sites
+
+
 def test_what_differs_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     from onnx_attnfuse.transforms.decompose import core
 

@@ -52,6 +52,15 @@ def test_heavy_nodes_are_cut_off_unless_data_of_a_stop_flows_into_them() -> None
     assert "weight" not in {value.name for value in unstopped.constants}
 
 
+def test_what_leads_from_a_result_to_another_is_not_cut_off() -> None:
+    """A softmax of scores that are given out themselves is part of the piece; one of other data is not."""
+    nodes = "old = MatMul(x, x) weights = Softmax({operand}) new = MatMul(weights, x)"
+    inside = piece_of(nodes.format(operand="old"), "float[n, n] x, float[n, n] gate", ("x",))
+    assert {item.value.name: item.role for item in inside.inputs} == {"x": "operand"}
+    outside = piece_of(nodes.format(operand="gate"), "float[n, n] x, float[n, n] gate", ("x",))
+    assert {item.value.name: item.role for item in outside.inputs} == {"x": "operand", "weights": "activation"}
+
+
 def test_a_shape_does_not_carry_data() -> None:
     subgraph = piece_of(AROUND.replace("Expand(gate", "Expand(hidden"), "float[n, 2] x, float[2] gate", ("x",))
     assert "hidden" not in {item.value.name for item in subgraph.inputs}

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.graph.build import dims_of
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
@@ -30,6 +30,9 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     split_heads,
 )
 from onnx_attnfuse.transforms.decompose.site import Answer, Site
+
+_MASKED = 2
+"""The mode in which the scores after the mask are given out."""
 
 
 def spelled(site: Site) -> Answer:
@@ -76,10 +79,21 @@ def spelled(site: Site) -> Answer:
     )
     found = spell(build, problem)
     mode: int = site.attribute("qk_matmul_output_mode", 0)
-    asked = (found.raw, found.capped, found.masked, found.weights)[mode]
+    masked = _masked(build, problem, found.capped, mask) if mode == _MASKED else found.masked
+    asked = (found.raw, found.capped, masked, found.weights)[mode]
     result = merge_heads(build, found.result) if len(site.dims(site.operand("Q"))) == 3 else found.result
     frontier = (*map(site.operand, "QKV"), *past)
     return Answer((result, key, value, build.cast(asked, dtype)), frontier)
+
+
+def _masked(build: Builder, problem: AttentionInputs, scores: ir.Value, mask: ir.Value | None) -> ir.Value:
+    """The scores after the mask as they are given out: a mask is added as it is, an unseen key has the lowest number."""
+    wide = build.facts.dtype(scores)
+    if mask is not None and problem.added:
+        scores = build.elementwise("Add", [scores, build.cast(mask, wide)], wide)
+    if problem.seen is None:
+        return scores
+    return chosen(build, problem.seen, scores, build.scalar(-largest(problem.dtype), wide))
 
 
 def _operands(site: Site) -> list[ir.Value]:
