@@ -105,10 +105,10 @@ def say(reason: Reason) -> str:
 
 
 def meaning(site: SiteReport) -> str:
-    """The attention in the field's terms, such as `causal, 32/8×128`."""
+    """The attention in the field's terms, such as `causal, 32/8×128`; of a mask that was not read nothing is said."""
     if site.status == "not-attention":
         return ""
-    parts = [site.mask or "no mask", _heads(site)]
+    parts = [site.mask, _heads(site)]
     if site.scale is not None and site.head_size and abs(site.scale * site.head_size**0.5 - 1) > 1e-3:
         parts.append(f"scale {site.scale:.4g}")
     return ", ".join(filter(None, parts))

@@ -114,7 +114,8 @@ def test_verbose_folds_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "meaning"),
     [
-        ({"mask": None}, "no mask, 12×64,"),
+        ({"mask": "no_mask"}, "MultiHeadAttention, no_mask, 12×64,"),
+        ({"mask": None}, "MultiHeadAttention, 12×64,"),
         ({"kv_num_heads": 4}, "padding, 12/4×64,"),
         ({"v_head_size": 32}, "padding, 12×64/32,"),
         ({"head_size": None}, "padding, 12 heads,"),
