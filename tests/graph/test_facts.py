@@ -177,6 +177,16 @@ def test_an_if_that_sizes_decide_has_the_shape_of_the_branch_that_is_taken(wante
     assert found == dims or (dims is None and found[1] == 3 and not isinstance(found[0], int))
 
 
+@pytest.mark.parametrize(("op", "dtype"), [("SimplifiedLayerNormalization", ir.DataType.FLOAT16), ("Unheard", None)])
+def test_types_of_operators_that_the_runtime_has_put_into_the_standards_domain(op: str, dtype: ir.DataType | None) -> None:
+    """The type of the result is that of the weight, as ONNX Runtime says; of an operator that nobody has nothing is known."""
+    model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 17]>
+    own (float[2, 4] x, float16[4] weight) => (y) {{ y, scale = {op}(x, weight) }}""")
+    facts, result = Facts(model.graph), model.graph.outputs[0]
+    assert facts.dtype(result) == dtype
+    assert facts.dtype(model.graph[0].outputs[1]) is None
+
+
 @pytest.mark.parametrize("number", ["0", "7"])
 def test_a_number_is_known_behind_a_view_whatever_it_is(number: str) -> None:
     model = ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["" : 18]>

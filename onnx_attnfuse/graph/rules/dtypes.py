@@ -29,6 +29,8 @@ _ROUNDING = frozenset(["DequantizeLinear", "QuantizeLinear"])
 """Operators whose type is that of their scale, or of their zero point, unless they state another."""
 _TYPED_BY = {"QGemm": (8, 1), "QLinearConcat": (1,), "QLinearWhere": (1,)}
 """Operators of com.microsoft whose type is that of another input than the first: the first of these that there is."""
+_OWN_OF_RUNTIME = {"SimplifiedLayerNormalization": (1,)}
+"""Operators that ONNX Runtime has put into the standard's domain: the inputs that the first output has its type from."""
 
 
 def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
@@ -59,6 +61,8 @@ def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple
         return (ir.DataType.INT32 if index == 1 else None), (2,)
     if op in _ROUNDING:
         return (None, (1,)) if op == "DequantizeLinear" else (None, (2,))
+    if not domain and op in _OWN_OF_RUNTIME:
+        return None, () if index else _OWN_OF_RUNTIME[op]
     if domain:
         return None, _TYPED_BY.get(op, (0,))
     if not onnx.defs.has(op):
