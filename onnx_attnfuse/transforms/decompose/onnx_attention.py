@@ -13,7 +13,7 @@ from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagre
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
@@ -88,7 +88,7 @@ def spelled(site: Site) -> Answer:
 
 def _masked(build: Builder, problem: AttentionInputs, scores: ir.Value, mask: ir.Value | None) -> ir.Value:
     """The scores after the mask as they are given out: a mask is added as it is, an unseen key has the lowest number."""
-    wide = build.facts.dtype(scores)
+    wide = widened(problem.dtype)
     if mask is not None and problem.added:
         scores = build.elementwise("Add", [scores, build.cast(mask, wide)], wide)
     if problem.seen is None:
