@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from models import references
 from models.recipe import Recipe
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+Naming = Literal["named", "auto", "dynamic"]
+"""Dynamic axes by name; by `Dim.AUTO` or `Dim.DYNAMIC`, which are lists of axes for TorchScript."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,11 @@ def export_module(
     path: Path,
     *,
     dynamic: frozenset[str],
+    naming: Naming = "named",
 ) -> None:
-    """Calls the exporter."""
+    """Calls the exporter; `naming` says what it is told of dynamic axes."""
     dynamo, opset = said_by(exporter)
-    axes = {name: {at: axis.replace("+", "_plus_") for at, axis in named.items()} for name, named in recipe.axes(dynamic).items()}
+    axes: dict[str, Any] = {name: _told(named, naming, dynamo=dynamo) for name, named in recipe.axes(dynamic).items()}
     names: dict[str, Any] = {
         "input_names": list(example),
         "output_names": list(recipe.outputs),
@@ -142,6 +146,15 @@ def said_by(exporter: str) -> tuple[bool, int]:
     """
     kind, opset = exporter.rstrip("0123456789"), exporter.lstrip("dynts")
     return {"dyn": True, "ts": False}[kind], int(opset)
+
+
+def _told(named: dict[int, str], naming: Naming, *, dynamo: bool) -> dict[int, Any] | list[int]:
+    """Returns the dynamic axes of one input as the exporter is told of them."""
+    if naming == "named":
+        return {at: axis.replace("+", "_plus_") for at, axis in named.items()}
+    if not dynamo:
+        return list(named)
+    return dict.fromkeys(named, torch.export.Dim.AUTO if naming == "auto" else torch.export.Dim.DYNAMIC)
 
 
 def _takes_varargs(module: nn.Module) -> bool:

@@ -10,8 +10,8 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.thresholds import MASKS, MASKS_ANY_SCORE
 
 AssumptionName = Literal[
-    "large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes", "masks-fit", "indices-in-range",
-    "finite-exponentials", "kept-weights", "padded-rows-unused", "padding-at-the-ends",
+    "large-fills", "bounded-scores", "level-rows", "named-sizes", "nonempty-axes", "masks-fit", "equal-pasts",
+    "indices-in-range", "finite-exponentials", "kept-weights", "padded-rows-unused", "padding-at-the-ends",
     "small-results", "wide-subgroups",
 ]  # fmt: skip
 
@@ -21,7 +21,8 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "level-rows": "in rows without a key, scores are so small that the number that masks them all leaves nothing of them",
     "named-sizes": "sizes of the same name are the same number",
     "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
-    "masks-fit": "a mask is no longer than the scores that it is added to, which a length of 1 would be repeated for",
+    "masks-fit": "a mask is no longer than what is read of it, or the scores it is added to, as a length of 1 would be repeated",
+    "equal-pasts": "attentions that share a mask have equally many earlier positions",
     "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
     "finite-exponentials": "exponentials do not overflow, nor all of a row vanish, where its maximum is not subtracted first",
     "kept-weights": "where weights are masked behind a softmax and divided by their sum, what is kept is not lost in rounding",
@@ -93,6 +94,11 @@ class Assumed:
     def masks_fit(self) -> bool:
         """Whether masks are taken to be no longer than the scores."""
         return "masks-fit" in self.names
+
+    @property
+    def equal_pasts(self) -> bool:
+        """Whether two sums of earlier and new positions that meet are taken to be equal, and not one of them 1."""
+        return "equal-pasts" in self.names
 
     @property
     def named_sizes(self) -> bool:

@@ -75,7 +75,7 @@ class Options:
     target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
-    """Take only this for granted: large-fills, bounded-scores, level-rows, named-sizes, nonempty-axes, masks-fit,
+    """Take only this for granted: large-fills, bounded-scores, level-rows, named-sizes, nonempty-axes, masks-fit, equal-pasts,
     indices-in-range, finite-exponentials, padded-rows-unused, padding-at-the-ends, small-results, wide-subgroups, none, or
     default, which is all of them but wide-subgroups. Repeatable. docs/assumptions.md says what each is."""
     cuda_graph: bool = False

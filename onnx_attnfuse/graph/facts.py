@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeVar, cast
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
+from onnx_attnfuse.graph.equal_sizes import solved
 from onnx_attnfuse.graph.filled import number
 from onnx_attnfuse.graph.known import Content, Dims
 from onnx_attnfuse.graph.ops import CONTRIB, read_as
@@ -52,6 +53,33 @@ class Facts:
         self.assumed = assumed
         self.opset: int = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
         """The version of the standard's operators."""
+        self._equal: dict[str, Dim] = {}
+        """What symbols of inputs are equal to whenever the graph runs, some as far as assumptions hold."""
+        self._fitted: set[str] = set()
+        """Symbols that are equal to others as no mask is longer than its scores."""
+        self._one_past: set[str] = set()
+        """Symbols that are equal to others as all attentions have equally many earlier positions."""
+        self._begin(graph, inputs)
+        while (found := self._solved(graph)) and not found.keys() <= self._equal.keys():
+            self._equal = {name: sizes.substituted(dim, found) for name, dim in self._equal.items()} | found
+            self._begin(graph, inputs)
+
+    def _solved(self, graph: ir.Graph | ir.Function) -> dict[str, Dim]:
+        """Sizes of inputs that follow from others by what has been read, and are not known to yet; fewer each time."""
+        shapes = [self._dims.get(value, ()) for value in graph.inputs]
+        names = list(dict.fromkeys(name for dims in shapes for dim in dims for name in sorted(sizes.symbols(dim))))
+        if found := solved((pair for pair, rests in self._enforced.items() if not rests), names):
+            return found
+        found = solved([*self._enforced, *self._fits], names) if self.assumed.masks_fit else {}
+        self._fitted.update(found, *map(sizes.symbols, found.values()))
+        if found:
+            return found
+        found = solved(filter(_have_new_positions, self._met), names) if self.assumed.equal_pasts else {}
+        self._one_past.update(found, *map(sizes.symbols, found.values()))
+        return found
+
+    def _begin(self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]]) -> None:
+        """Reads the graph, from nothing but which sizes are equal."""
         self._dims: dict[ir.Value, Dims] = {}
         self._dtypes: dict[ir.Value, ir.DataType] = {}
         self._content: dict[ir.Value, Content] = {}
@@ -61,14 +89,23 @@ class Facts:
         self.equalities: dict[tuple[Dim, Dim], None] = {}
         """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
         self._shared: Counter[str] = Counter()
-        self._enforced: set[tuple[Dim, Dim]] = set()
+        self._enforced: dict[tuple[Dim, Dim], bool] = {}
+        """Pairs of lengths that are equal whenever the graph runs, and whether that rests on masks that fit."""
+        self._fits: dict[tuple[Dim, Dim], None] = {}
+        """Pairs of lengths that are equal where masks fit."""
+        self._met: dict[tuple[Dim, Dim], None] = {}
+        """The pairs of `equalities` that do not meet in a branch only."""
+        self._depth = 0
+        """How many graphs are around the one that is read: what a branch enforces holds only where it runs."""
         self._spans: set[Dim] = set()
         self._spreads: dict[Dim, set[Dim]] = {}
         """For a length those others that meet it where operands broadcast, so that they may be 1 where it is not."""
         for value in graph.inputs:
             self._set_from_annotation(value)
-            names = {name for dim in self._dims.get(value, ()) for name in sizes.symbols(dim)}
-            self._shared.update(names)
+            noted = {dim.value for dim in value.shape or () if isinstance(dim, ir.SymbolicDim) and dim.value is not None}
+            self._shared.update(
+                {name for text in noted for name in sizes.symbols(sizes.parse(text) or 0)} if self.assumed.named_sizes else ()
+            )
         for value, (dims, dtype) in zip(graph.inputs, inputs, strict=False):
             if dims is not None:
                 self._take(value, dims)
@@ -78,7 +115,15 @@ class Facts:
 
     def is_shared(self, name: str) -> bool:
         """Whether a symbol is a length of several inputs, so that the model itself does not make them equal."""
-        return self._shared[name] > 1
+        equal = (other for other, dim in self._equal.items() if name in sizes.symbols(dim))
+        return any(self._shared[other] > 1 for other in (name, *equal))
+
+    def assumed_equal(self, name: str) -> Iterator[AssumptionName]:
+        """The assumptions by which a length of inputs is equal to others, besides that of names."""
+        if name in self._fitted:
+            yield "masks-fit"
+        if name in self._one_past:
+            yield "equal-pasts"
 
     def dims(self, value: ir.Value) -> Dims | None:
         """The axis lengths of `value`, or None if its rank is unknown."""
@@ -136,15 +181,34 @@ class Facts:
         if left == right or 1 in {left, right} or (isinstance(left, int) and isinstance(right, int)):
             return
         self.equalities.setdefault((left, right))
+        if not self._depth:
+            self._met.setdefault((left, right))
 
     def enforce(self, left: Dim, right: Dim) -> None:
         """Notes that two lengths are equal whenever the graph runs, as no operator repeats here."""
         self.meet(left, right)
-        if left != right:
-            self._enforced |= {(left, right), (right, left)}
+        if left != right and not self._depth:
+            rests_on_masks = bool(self.shorter(left) or self.shorter(right))
+            for pair in ((left, right), (right, left)):
+                self._enforced.setdefault(pair, rests_on_masks)
+
+    def contract(self, left: Dim, right: Dim) -> None:
+        """Notes that a product sums along two lengths, which are equal unless one was repeated on its way."""
+        if not (self.shorter(left) or self.shorter(right)):
+            self.enforce(left, right)
+            return
+        self.meet(left, right)
+        if _have_new_positions((left, right)):
+            self.fit(left, right)
+
+    def fit(self, left: Dim, right: Dim) -> None:
+        """Notes two lengths that are equal where masks are as long as what they are meant for."""
+        if left != right and not self._depth:
+            self._fits.setdefault((left, right))
 
     def same(self, left: Dim, right: Dim) -> bool:
         """Whether two lengths are equal whenever the graph runs."""
+        left, right = (sizes.substituted(dim, self._equal) for dim in (left, right))
         return left == right or (left, right) in self._enforced
 
     def spread(self, dim: Dim, size: Dim) -> None:
@@ -192,7 +256,9 @@ class Facts:
         for nested in subgraphs(node):
             for value in nested.inputs:
                 self._set_from_annotation(value)
+            self._depth += 1
             self._read(nested)
+            self._depth -= 1
         self._read_node(node, readable=read_as(node)[0] in _DOMAINS and not has_unknown_attribute(node))
 
     def _read(self, graph: ir.Graph | ir.Function) -> None:
@@ -241,10 +307,11 @@ class Facts:
         if value.shape is None:
             return None
         named = self.assumed.named_sizes
-        return [
+        noted = [
             dim if isinstance(dim, int) else sizes.parse(dim.value) if isinstance(dim.value, str) and named else None
             for dim in value.shape
         ]
+        return [None if dim is None else sizes.substituted(dim, self._equal) for dim in noted]
 
     def _set_from_annotation(self, value: ir.Value) -> None:
         array_shape = value.const_value.shape if value.const_value is not None else None
@@ -257,7 +324,15 @@ class Facts:
         self._take(value, tuple(self.fresh(value, axis) if dim is None else dim for axis, dim in enumerate(annotated)))
 
     def _take(self, value: ir.Value, dims: Dims) -> None:
+        dims = tuple(sizes.substituted(dim, self._equal) for dim in dims)
         self._dims[value] = dims
         for axis, dim in enumerate(dims):
             if isinstance(dim, Size) and len(dim.atoms) == 1 and dim.factor == 1:
                 self.origins.setdefault(dim.atoms[0].key, (value, axis))
+
+
+def _have_new_positions(pair: tuple[Dim, Dim]) -> bool:
+    """Whether two lengths are both sums of sizes, and have one of these in common, as earlier and new positions together do."""
+    one, other = (sizes.summands(dim) for dim in pair)
+    sums = all(len(terms) > 1 and all(isinstance(term, Size) for term in terms) for terms in (one, other))
+    return sums and not set(one).isdisjoint(other)

@@ -49,6 +49,14 @@ class Known(Protocol):
         """Notes that two lengths are equal whenever the graph runs, as no operator repeats here."""
         ...
 
+    def contract(self, left: Dim, right: Dim) -> None:
+        """Notes that a product sums along two lengths, which are equal unless one was repeated on its way."""
+        ...
+
+    def fit(self, left: Dim, right: Dim) -> None:
+        """Notes two lengths that are equal where masks are as long as what they are meant for."""
+        ...
+
     def same(self, left: Dim, right: Dim) -> bool:
         """Whether two lengths are equal whenever the graph runs."""
         ...

@@ -191,7 +191,7 @@ def floor_quotient(dim: Dim, divisor: Dim) -> Dim:
 def maximum(left: Dim, right: Dim) -> Dim:
     """The larger of two sizes; the same size in whatever order several are compared."""
     kept: list[Dim] = []
-    for dim in (*_alternatives(left), *_alternatives(right)):
+    for dim in (*alternatives(left), *alternatives(right)):
         if not any(_is_at_least(other, dim) for other in kept):
             kept = [*(other for other in kept if not _is_at_least(dim, other)), dim]
     return _largest(kept)
@@ -204,7 +204,7 @@ def broadcast(dims: Iterable[Dim]) -> Dim:
     """
     flat: dict[Dim, None] = {}
     for dim in dims:
-        parts = _alternatives(dim)
+        parts = alternatives(dim)
         flat.update(dict.fromkeys((dim,) if any(isinstance(part, int) for part in parts) else parts))
     flat.pop(1, None)
     number = next((dim for dim in flat if isinstance(dim, int)), None)
@@ -213,7 +213,7 @@ def broadcast(dims: Iterable[Dim]) -> Dim:
     return _largest(flat) if flat else 1
 
 
-def _alternatives(dim: Dim) -> tuple[Dim, ...]:
+def alternatives(dim: Dim) -> tuple[Dim, ...]:
     """The sizes that `dim` is the largest of."""
     lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
     return lone.parts if lone is not None and lone.evaluate is max else (dim,)
@@ -260,6 +260,21 @@ def _function(key: str, parts: tuple[Dim, ...], evaluate: Callable[[list[int]], 
 def settled(dim: Dim, values: Mapping[str, int]) -> Dim:
     """The number `dim` is under `values`, or `dim` where one of its symbols has none."""
     return evaluate(dim, values) if symbols(dim) <= values.keys() else dim
+
+
+def substituted(dim: Dim, values: Mapping[str, Dim]) -> Dim:
+    """`dim` with other sizes in the place of some symbols."""
+    if isinstance(dim, int) or values.keys().isdisjoint(symbols(dim)):
+        return dim
+    result: Dim = dim.factor
+    for atom in dim.atoms:
+        if atom.evaluate is None:
+            result = result * values.get(atom.key, Size(1, (atom,)))
+        else:
+            evaluated = atom.evaluate
+            join = add if evaluated is sum else maximum if evaluated is max else minimum if evaluated is min else floor_quotient
+            result = result * functools.reduce(join, (substituted(part, values) for part in atom.parts))
+    return result
 
 
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:

@@ -28,6 +28,7 @@ from onnx_attnfuse.verify.input_kinds import Kind, kinds
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_session import session
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.shape_solver import Equalities
 from onnx_attnfuse.verify.tolerance import compare
 from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
 from onnx_attnfuse.verify.widened import is_half, is_large, weight_bytes, widened
@@ -176,6 +177,7 @@ class _Judge:
         self._dtypes = {value.name or "": facts.dtype(value) for value in before.graph.inputs}
         self._kinds: Mapping[str, Kind] = kinds(before.graph, facts)
         self._axes = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
+        self._root = Equalities(facts.equalities).root
         self._fixed = {name: sizes.settled(dim, loop.numbers) for name, dim in self._axes.items()}
         self._rng = np.random.default_rng(0)
         self._is_large = is_large(before)
@@ -354,7 +356,7 @@ class _Judge:
         own |= {loop.branch.name} if loop.branch is not None else set()
         lengths = {"batch": keep.shape[0], "new": new, "past": past, "total": past + new}
         axes = {**self._axes, "past": self._dims[loop.pasts[0][0]][2], "total": self._dims.get(loop.mask, (0, 0))[1]}
-        sizes_now = {str(axes[name]): length for name, length in lengths.items() if not isinstance(axes[name], int)}
+        sizes_now = {self._root(str(axes[name])): length for name, length in lengths.items() if not isinstance(axes[name], int)}
         for name in [name for name in self._kinds if name not in own]:
             shape, dtype = [self._size(dim, sizes_now) for dim in self._dims[name]], self._numpy(name)
             if name in known and known[name].shape == tuple(shape):
@@ -373,9 +375,8 @@ class _Judge:
         """The positions of new tokens among all tokens."""
         return np.maximum(keep.astype(np.int64).cumsum(1) - 1, 0)[:, keep.shape[1] - new :]
 
-    @staticmethod
-    def _size(dim: sizes.Dim, known: Mapping[str, int] | None = None) -> int:
-        return sizes.evaluate(dim, {**dict.fromkeys(sizes.symbols(dim), _OTHER), **(known or {})})
+    def _size(self, dim: sizes.Dim, known: Mapping[str, int] | None = None) -> int:
+        return sizes.evaluate(dim, {name: (known or {}).get(self._root(name), _OTHER) for name in sizes.symbols(dim)})
 
     def _numpy(self, name: str) -> np.dtype[np.generic]:
         dtype = self._dtypes.get(name)

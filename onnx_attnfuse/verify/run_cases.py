@@ -21,7 +21,7 @@ from onnx_attnfuse.verify.tolerance import LOOSE, Comparison, compare
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
 
 FIRST_CHOICES = 3
-"""Choices of sizes to run; more are tried only as long as none fits."""
+"""Choices of sizes to run, from the first that fits on."""
 _MAX_TENSOR_ELEMENTS = 1 << 27
 """Elements of the largest tensor of a piece that is still run."""
 _MAX_ELEMENTS_OVER_CASES = 1 << 22
@@ -272,9 +272,9 @@ class Trial:
             without: Patterns of padding to leave out.
         """
         groups = case_groups(self._sides.model.slots)
-        for index, choice in enumerate(choices):
-            enough = len(self.fitting) > self._void
-            if len(self.fitting) == len(groups) or (enough and index >= FIRST_CHOICES):
+        left = FIRST_CHOICES
+        for choice in choices:
+            if len(self.fitting) == len(groups) or not left:
                 break
             if choice.largest > _MAX_TENSOR_ELEMENTS:
                 self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
@@ -282,6 +282,7 @@ class Trial:
             found = self._tried(choice, groups[len(self.fitting)], without=without)
             if found is not None:
                 return found
+            left -= len(self.fitting) > self._void
         return self._summary()
 
     def _tried(self, choice: Choice, cases: Iterable[Case], *, without: Collection[Pattern]) -> Verdict | None:

@@ -11,11 +11,14 @@ an assignment that breaks one is still offered, and the original decides whether
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.sizes import Atom, Dim, Size
 
 _MAX_SOLVER_ROUNDS = 4
 _MAX_TRIED_VALUES = 64
@@ -31,17 +34,23 @@ class Profile:
 
     batch: int
     others: tuple[int, ...]
+    whole: bool = False
+    """Whether rows of a length that nothing ties are as long as all else together, as a mask that is read element by element."""
 
 
-PROFILES = (
+_APART = (
     Profile(2, (5, 7, 12, 13, 15, 14, 16)),
     Profile(1, (7, 4, 11, 12, 13, 15, 14)),
     Profile(3, (1, 6, 7, 8, 9, 10, 11)),
+)
+PROFILES = (
+    *_APART,
+    *(dataclasses.replace(profile, whole=True) for profile in _APART),
     *(Profile(2, (number,)) for number in (4, 8, 16, 14, 12, 7, 2, 24, 32, 64, 1, 224)),
     Profile(1, (1,)),
 )
 """Unequal ones first, all from the third at least the sum of the first two, as the length of a mask is; one row of queries among
-them; then the same number throughout, for windows and patches that must divide."""
+them; these with masks that are long enough for all; then the same number throughout, for windows and patches that must divide."""
 
 
 class Values(dict[str, int]):
@@ -65,18 +74,18 @@ class Equalities:
         self._parents: dict[str, str] = {}
         self._pins: dict[str, int] = {}
         compound: list[tuple[Dim, Dim]] = []
-        for left, right in pairs:
+        for left, right in itertools.chain.from_iterable(itertools.starmap(_reduced, pairs)):
             one, other = _lone(left), _lone(right)
             if one is not None and other is not None:
                 self._join(one, other)
             elif one is not None and isinstance(right, int):
-                self._pins.setdefault(self._root(one), right)
+                self._pins.setdefault(self.root(one), right)
             elif other is not None and isinstance(left, int):
-                self._pins.setdefault(self._root(other), left)
+                self._pins.setdefault(self.root(other), left)
             else:
                 compound.append((left, right))
         self._compound = [
-            (left, right, sorted({self._root(name) for name in sizes.symbols(left) | sizes.symbols(right)}))
+            (left, right, sorted({self.root(name) for name in sizes.symbols(left) | sizes.symbols(right)}))
             for left, right in compound
         ]
 
@@ -85,8 +94,8 @@ class Equalities:
     ) -> Iterator[Values]:
         """Numbers for all symbols of `shapes`, one assignment per profile; 0 for those of `empty` in the second."""
         names = self._closure(shapes)
-        nothing = dict.fromkeys(map(self._root, empty), 0)
-        batches = {self._root(name) for shape in shapes if len(shape) > 1 and (name := _lone(shape[0])) is not None}
+        nothing = dict.fromkeys(map(self.root, empty), 0)
+        batches = {self.root(name) for shape in shapes if len(shape) > 1 and (name := _lone(shape[0])) is not None}
         batches |= {name for name in names if "batch" in name}
         for index, profile in enumerate(profiles):
             if index == 1 and nothing:
@@ -98,7 +107,7 @@ class Equalities:
     def _closure(self, shapes: Sequence[Dims]) -> list[str]:
         """The symbols of `shapes`, parts of longer lengths first, then those that equalities tie to them."""
         dims = sorted((dim for shape in shapes for dim in shape), key=lambda dim: _lone(dim) is not None)
-        names = {self._root(name): None for dim in dims for name in sorted(sizes.symbols(dim))}
+        names = {self.root(name): None for dim in dims for name in sorted(sizes.symbols(dim))}
         grown = True
         while grown and len(names) < _MOST_SYMBOLS:
             before = len(names)
@@ -109,7 +118,7 @@ class Equalities:
         return list(names)
 
     def _solved(self, names: Sequence[str], batches: set[str], profile: Profile, shapes: Sequence[Dims]) -> Values:
-        values = Values(self._root, profile.others[0])
+        values = Values(self.root, profile.others[0])
         count = 0
         for name in names:
             if name in self._pins:
@@ -130,6 +139,8 @@ class Equalities:
             enlarged |= any(lifted)
             if not any(repaired) and not any(lifted):
                 break
+        if profile.whole:
+            self._lengthen(names, batches, shapes, values)
         if enlarged:
             tied = {name for item in self._compound for name in item[2]} | {name for dim in longer for name in sizes.symbols(dim)}
             self._raise(set(names) - batches - tied, values)
@@ -140,6 +151,15 @@ class Equalities:
         largest = max(values.values())
         values.update(dict.fromkeys(free - self._pins.keys(), largest))
 
+    def _lengthen(self, names: Sequence[str], batches: set[str], shapes: Sequence[Dims], values: Values) -> None:
+        """Makes rows of a length that nothing else has as long as all other lengths together."""
+        counts = Counter(self.root(name) for shape in shapes for dim in shape for name in sizes.symbols(dim))
+        tied = batches.union(self._pins, *(item[2] for item in self._compound))
+        ends = [self.root(name) for shape in shapes if len(shape) == 2 and (name := _lone(shape[-1])) is not None]
+        rows = [name for name in ends if counts[name] == 1 and name not in tied]
+        whole = sum(values[name] for name in names if name in counts.keys() - batches.union(rows))
+        values.update({name: max(whole, values[name]) for name in rows})
+
     def _repair(self, left: Dim, right: Dim, names: list[str], values: Values, settled: set[str]) -> bool:
         """Makes one equality hold by changing one symbol; whether it did."""
 
@@ -149,7 +169,7 @@ class Equalities:
         fresh = [name for name in names if self._is_fresh(name)]
         if gap() == 0 or len(fresh) > 1:
             return False
-        alone = [self._root(name) for name in (_lone(left), _lone(right)) if name is not None]
+        alone = [self.root(name) for name in (_lone(left), _lone(right)) if name is not None]
         for name in sorted(set(fresh or names) - settled, key=lambda name: (name not in alone, name)):
             if name in self._pins or name not in values:
                 continue
@@ -164,16 +184,17 @@ class Equalities:
         """Makes a length that came out below 1, or too small to tell much, `wanted` by enlarging one symbol; whether it did."""
         if sizes.evaluate(dim, values) >= min(wanted, _MIN_TELLING_KEYS):
             return False
-        roots = {self._root(name) for name in sizes.symbols(dim)} - self._pins.keys()
+        roots = {self.root(name) for name in sizes.symbols(dim)} - self._pins.keys()
         return any(_enlarged(dim, values, root, wanted) for root in sorted(roots, key=lambda root: (self._is_fresh(root), root)))
 
-    def _root(self, name: str) -> str:
+    def root(self, name: str) -> str:
+        """The symbol that stands for all that are equal to one."""
         while name in self._parents:
             name = self._parents[name]
         return name
 
     def _join(self, one: str, other: str) -> None:
-        one, other = self._root(one), self._root(other)
+        one, other = self.root(one), self.root(other)
         if one == other:
             return
         if self._is_fresh(one):
@@ -181,6 +202,19 @@ class Equalities:
         self._parents[other] = one
         if other in self._pins:
             self._pins.setdefault(one, self._pins.pop(other))
+
+
+def _reduced(left: Dim, right: Dim) -> Iterator[tuple[Dim, Dim]]:
+    """Pairs that agree where two lengths do: of each size that one may be the largest of, without what both are multiples of."""
+    for one, other in itertools.product(sizes.alternatives(left), sizes.alternatives(right)):
+        shared: Dim = 1
+        if isinstance(one, Size) and isinstance(other, Size):
+            shared = sizes.product([math.gcd(one.factor, other.factor), *_each(Counter(one.atoms) & Counter(other.atoms))])
+        yield sizes.exact_quotient(one, shared) or one, sizes.exact_quotient(other, shared) or other
+
+
+def _each(atoms: Counter[Atom]) -> Iterator[Dim]:
+    return (Size(1, (atom,)) for atom in atoms.elements())
 
 
 def _lone(dim: Dim) -> str | None:

@@ -26,8 +26,11 @@ def _assumed(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> Iterator[As
     if any(isinstance(step, Floored) for step in spec.mask) or (meaning.biases and not meaning.is_trivial):
         yield "bounded-scores"
     axes = spec.axes
-    if any(facts.is_shared(name) for axis in (axes.b, axes.i, axes.j) for name in sizes.symbols(length(axis))):
+    names = [name for axis in (axes.b, axes.i, axes.j) for name in sorted(sizes.symbols(length(axis)))]
+    if any(map(facts.is_shared, names)):
         yield "named-sizes"
+    for name in names:
+        yield from facts.assumed_equal(name)
     if not all(isinstance(length(axis), int) for axis in (axes.b, axes.i, axes.j)):
         yield "nonempty-axes"
     if spec.wider:

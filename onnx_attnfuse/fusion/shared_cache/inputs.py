@@ -13,7 +13,8 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 def new_input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:
     """An input with what another holds, of which sizes are asked from now on; whoever asks for it puts it into the graph."""
     facts = builder.facts
-    shape = ir.Shape([dim if isinstance(dim, int) else str(dim) for dim in dims])
+    noted = dict(zip(facts.dims(given) or (), given.shape or (), strict=False))
+    shape = ir.Shape([dim if isinstance(dim, int) else noted.get(dim, str(dim)) for dim in dims])
     new = ir.Value(name=builder.name(f"{given.name}_laid_out"), shape=shape, type=given.type)
     facts.record(new, dims, facts.dtype(given))
     for axis, dim in enumerate(dims):

@@ -52,7 +52,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     axes = sites[0].spec.axes
     whole = length(axes.b), length(axes.i)
     found = kinds(graph, facts)
-    new = [value for value in graph.inputs if value.const_value is None and (facts.dims(value) or ())[:2] == whole]
+    new = [value for value in graph.inputs if value.const_value is None and _is_of_new(value, whole, facts)]
     named = {found[value.name or ""].name: value for value in reversed(new) if facts.rank(value) == 2}
     embedded = [value for value in new if facts.rank(value) == 3 and value.dtype is not None and value.dtype.is_floating_point()]
     tokens, positions = named.get("ids"), named.get("positions")
@@ -79,6 +79,14 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         hidden if isinstance(hidden, int) else None,
         width if isinstance(width, int) else None,
         _context_length(graph, tokens, facts),
+    )
+
+
+def _is_of_new(value: ir.Value, whole: tuple[Dim, Dim], facts: Facts) -> bool:
+    """Whether an input has the axes (entries, new positions), or sizes of its own that may be 1 instead, as positions do."""
+    dims = (facts.dims(value) or ())[:2]
+    return len(dims) == len(whole) and all(
+        dim == size or facts.is_shorter(dim, size) for dim, size in zip(dims, whole, strict=True)
     )
 
 

@@ -116,8 +116,7 @@ def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
             raise Refused("caches-differ", "two attentions are not known to have the same batch", site.spec.name)
         if site.mask is not first.mask:
             raise Refused("caches-differ", "two attentions have different padding", site.spec.name)
-    dims = None if first.mask is None else facts.dims(first.mask)
-    if dims is not None and (len(dims) != 2 or dims[0] != length(first.spec.axes.b)):
+    if first.mask is not None and not _has_length(first.mask, 0, length(first.spec.axes.b), facts):
         raise Refused("caches-differ", "the mask does not have a row for each entry of the batch", first.spec.name)
 
 
@@ -182,19 +181,30 @@ def _mask_behind(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Valu
             return None
         value = node.inputs[0]
     shape = facts.dims(value)
-    if not value.is_graph_input() or shape is None or len(shape) != 2 or not _is_whole(value, shape[1], spec, facts):
+    if not value.is_graph_input() or shape is None or len(shape) != 2 or not _is_whole(value, spec, facts):
         return None
     wanted = _flat([position(spec.axes.b), position(spec.axes.j)], shape)
     return value if read == wanted else None
 
 
-def _is_whole(mask: ir.Value, size: Dim, spec: AttentionSpec, facts: Facts) -> bool:
-    """Whether a mask is as long as past and new positions together; a size that is its own is taken to be that."""
-    if size == length(spec.axes.i):
-        return False
-    if isinstance(size, Size) and len(size.atoms) == 1 and facts.origins.get(size.atoms[0].key) == (mask, 1):
-        return True
-    return size == length(spec.axes.j)
+def _is_whole(mask: ir.Value, spec: AttentionSpec, facts: Facts) -> bool:
+    """Whether a mask is as long as past and new positions together."""
+    dims = facts.dims(mask)
+    return dims is not None and dims[1] != length(spec.axes.i) and _has_length(mask, 1, length(spec.axes.j), facts)
+
+
+def _has_length(mask: ir.Value, axis: int, size: Dim, facts: Facts) -> bool:
+    """Whether a mask is as long as what is read of it; a size that is its own is taken to be that, where masks fit."""
+    dims = facts.dims(mask)
+    found = None if dims is None or len(dims) != 2 else dims[axis]
+    own = isinstance(found, Size) and len(found.atoms) == 1 and facts.origins.get(found.atoms[0].key) == (mask, axis)
+    return found == size or (own and facts.assumed.masks_fit)
+
+
+def is_fitted(site: CachedSite, facts: Facts) -> bool:
+    """Whether the mask of a site has a size of its own that is taken to be that of what is read of it."""
+    wanted = length(site.spec.axes.b), length(site.spec.axes.j)
+    return site.mask is not None and site.filled is None and facts.dims(site.mask) != wanted
 
 
 def _is_fraction(value: ir.Value, facts: Facts) -> bool:

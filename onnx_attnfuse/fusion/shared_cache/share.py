@@ -33,7 +33,7 @@ from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_sourc
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.merged import Merged
-from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, read_site
+from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, is_fitted, read_site
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
@@ -186,7 +186,10 @@ class _Sharing:
         )
         self._found[candidate.node] = found
         read = read_site if spec.cache is not None else read_static
-        return read(candidate.node, spec, meaning, self._context)
+        site = read(candidate.node, spec, meaning, self._context)
+        if is_fitted(site, graph.scope.facts):
+            self._found[candidate.node] = dataclasses.replace(found, assumptions=named_in_order(*found.assumptions, "masks-fit"))
+        return site
 
     def _check_assumed(self, sites: Sequence[CachedSite]) -> None:
         """Checks that what a buffer of real tokens takes for granted may be.

@@ -28,9 +28,9 @@ def _quantised_matmul(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _product(left: Dims, right: Dims, facts: Known) -> Sequence[Dims | None]:
+    facts.contract(left[-1], *right[-2:][:1])
     if len(left) == 1 or len(right) == 1:
         return [(*left[:-1], *right[:-2], *(right[-1:] if len(right) > 1 else ()))]
-    facts.meet(left[-1], right[-2])
     leading = broadcast([left[:-2], right[:-2]], facts, exactly=True)
     return [None if leading is None else (*leading, left[-2], right[-1])]
 
@@ -46,6 +46,7 @@ def _gemm(node: ir.Node, facts: Known, second: int = 1) -> Sequence[Dims | None]
     left, right = input_dims(node, 0, facts), input_dims(node, second, facts)
     if left is None or right is None or len(left) != 2 or len(right) != 2:
         return [None]
+    facts.contract(left[0 if attribute(node, "transA", 0) else 1], right[1 if attribute(node, "transB", 0) else 0])
     return [(left[1 if attribute(node, "transA", 0) else 0], right[0 if attribute(node, "transB", 0) else 1])]
 
 

@@ -39,6 +39,8 @@ def _reshape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     if not unknown and dims is not None:
         result = [_number(axis, result, dims) for axis in range(len(result))]
     settled = tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))
+    if dims is not None and len(dims) == len(wanted) == 2 and unknown == [1] and result[0] is not None:
+        facts.fit(dims[0], result[0])
     if dims is not None and len(unknown) <= 1:
         facts.meet(sizes.product(dims), sizes.product(settled))
     return [settled]

@@ -153,4 +153,4 @@ def test_lengths_that_an_operator_enforces_to_be_equal_are() -> None:
     p, b, c = (sizes.symbol(name) for name in "pbc")
     assert facts.same(p, b)
     assert not facts.same(b, c)
-    assert facts.shorter(b) == {c}
+    assert facts.shorter(p) == {c}

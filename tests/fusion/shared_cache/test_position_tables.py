@@ -159,7 +159,7 @@ _SLOWER = "most = ReduceMax<keepdims=0>(position_ids) longest = Cast<to=1>(most)
     ("choices", "change"),
     [
         ({"context_length": None}, ""),
-        ({"assume": ("large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "padded-rows-unused")}, ""),
+        ({"assume": ("large-fills", "bounded-scores", "named-sizes", "nonempty-axes", "masks-fit", "padded-rows-unused")}, ""),
         ({}, "longest"),
         ({"ep": "cuda", "arch": "sm90", "verify": "none"}, ""),
     ],

@@ -357,7 +357,6 @@ _SUM = "total_sum = ReduceSum<keepdims=0>({name})"
             {"more": "biased{i} = Add(masked{i}, slopes)", "scores": "biased{i}", "inputs": ", float[1, 4, 1, 1] slopes"},
             "mask-form",
         ),
-        ({"other": "earlier"}, "not-causal"),
         ({"size": 4, "rotated": False}, "head-size"),
         ({"end": LOGITS + _SUM.format(name="past_key_0"), "outputs": ", float[] total_sum"}, "cache-used"),
         ({"end": LOGITS + _SUM.format(name="present_value_1"), "outputs": ", float[] total_sum"}, "cache-used"),
@@ -379,6 +378,48 @@ def test_near_misses_are_left_as_they_were(near_miss: dict[str, Any], code: str)
     assert [item.name for item in result.model.graph.input] == [item.name for item in model.graph.input]
     assert [item.name for item in result.model.graph.output] == [item.name for item in model.graph.output]
     session(result.model)
+
+
+def _unnamed(model: onnx.ModelProto, *, named_apart: bool) -> onnx.ModelProto:
+    """A model whose inputs have no names for axes, or another one for each axis; nothing else has a shape."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    del model.graph.value_info[:]
+    for value in model.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_param"):
+                dim.Clear()
+                if named_apart:
+                    dim.dim_param = f"{value.name}_axis_{axis}"
+    for value in model.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param"):
+                dim.Clear()
+    return model
+
+
+@pytest.mark.parametrize("named_apart", [True, False])
+@pytest.mark.parametrize("path", [_LLAMA, *_EXPORTS], ids=lambda path: path.stem)
+def test_axes_need_no_names(path: pathlib.Path, *, named_apart: bool) -> None:
+    model = _unnamed(onnx.load(path), named_apart=named_apart)
+    grown_result = onnx_attnfuse.optimize(model, ep="cpu")
+    assert [site.status for site in grown_result.report.sites] == ["fused"] * 2
+    result = _shared(model)
+    assert [(site.op, site.status) for site in result.report.sites] == [("GroupQueryAttention", "fused")] * 2
+    assert all({"masks-fit", "equal-pasts"} <= set(site.assumptions) for site in result.report.sites)
+    assert not any("named-sizes" in site.assumptions for site in result.report.sites)
+    _assert_serves(model, result, _PADDINGS["left"], (1, 1, 1))
+
+
+@pytest.mark.parametrize(("assumption", "code"), [("equal-pasts", "not-causal"), ("masks-fit", "wide-mask")])
+def test_sizes_that_do_not_follow_are_assumed_to_be_equal_or_told_apart(assumption: str, code: str) -> None:
+    model = _unnamed(decoder(other="earlier"), named_apart=True)
+    result = _shared(model)
+    assert result.report.decoder is not None, result.report.notes
+    assert all(assumption in site.assumptions for site in result.report.sites)
+    _assert_serves(model, result, _PADDINGS["left"], (1, 1))
+    left = _shared(model, assume=tuple(name for name in ASSUMPTIONS if name not in {assumption, "wide-subgroups"}))
+    assert left.report.decoder is None
+    assert code in {reason.code for site in left.report.sites for reason in site.reasons}
 
 
 def _angles(model: onnx.ModelProto) -> set[str]:

@@ -1,0 +1,58 @@
+"""Sizes of a graph's inputs that follow from others, as the graph does not run where they differ.
+
+solved([(total, past + seq), (past_1, past_0)], ["seq", "past_0", "past_1", "total"])
+# {"total": past_0 + seq, "past_1": past_0}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.sizes import Dim, Size
+
+
+def solved(pairs: Iterable[tuple[Dim, Dim]], names: Sequence[str]) -> dict[str, Dim]:
+    """Symbols by what they are equal to, made of symbols that come before them or have no such size.
+
+    Args:
+        pairs: Lengths that are equal on every input that the graph runs with.
+        names: The symbols of the graph's inputs; of two that are equal the first one is kept.
+    """
+    found: dict[str, Dim] = {}
+    order = {name: place for place, name in enumerate(names)}
+    for left, right in pairs:
+        gap = sizes.substituted(left, found) - sizes.substituted(right, found)
+        solution = _solution(gap, order)
+        if solution is not None:
+            name, size = solution
+            found = {other: sizes.substituted(dim, {name: size}) for other, dim in found.items()} | {name: size}
+    return found
+
+
+def _solution(gap: Dim, order: dict[str, int]) -> tuple[str, Dim] | None:
+    """The last symbol that is a positive sum of others where `gap` is 0."""
+    if isinstance(gap, int) or not sizes.symbols(gap) <= order.keys():
+        return None
+    terms = sizes.summands(gap)
+    whole = math.gcd(*(term if isinstance(term, int) else term.factor for term in terms))
+    for name in sorted(sizes.symbols(gap), key=order.__getitem__, reverse=True):
+        own = [term for term in terms if name in sizes.symbols(term)]
+        if len(own) != 1 or own[0] not in {sizes.symbol(name) * whole, sizes.symbol(name) * -whole}:
+            continue
+        sign = 1 if own[0] == sizes.symbol(name) * whole else -1
+        rest = [term for term in terms if term is not own[0]]
+        parts = [_divided(term, -sign * whole) for term in rest]
+        if parts and all((isinstance(part, Size) and part.factor > 0) or (isinstance(part, int) and part > 0) for part in parts):
+            total: Dim = 0
+            for part in parts:
+                total = total + part
+            return name, total
+    return None
+
+
+def _divided(term: Dim, divisor: int) -> Dim:
+    quotient = sizes.exact_quotient(term, divisor)
+    assert quotient is not None
+    return quotient

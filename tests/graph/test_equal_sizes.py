@@ -1,0 +1,129 @@
+"""Sizes of inputs that follow from others: where the graph fails at run time unless they are equal, and nowhere else."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.equal_sizes import solved
+from onnx_attnfuse.graph.facts import Facts
+
+A, B, C, D = (sizes.symbol(name) for name in "abcd")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "found"),
+    [
+        ([(A, B)], {"b": A}),
+        ([(B, A), (C, B)], {"b": A, "c": A}),
+        ([(A + B, A + C)], {"c": B}),
+        ([(D, A + B)], {"d": A + B}),
+        ([(2 * A, 2 * B)], {"b": A}),
+        ([(A, 8)], {"a": 8}),
+        ([(D, A + B), (C, B)], {"c": B, "d": A + B}),
+        ([(2 * A, B)], {"b": 2 * A}),
+        ([(2 * A, 3 * B)], {}),
+        ([(A * B, C * B)], {}),
+        ([(A, B + -1)], {"b": A + 1}),
+        ([(A + B, 3)], {}),
+        ([(A, sizes.symbol("other"))], {}),
+        ([(A, A)], {}),
+    ],
+)
+def test_a_symbol_is_a_positive_sum_of_those_before_it(
+    pairs: list[tuple[sizes.Dim, sizes.Dim]], found: dict[str, sizes.Dim]
+) -> None:
+    assert solved(pairs, "abcd") == found
+
+
+def test_sizes_are_put_inside_of_all_that_is_made_of_them() -> None:
+    made = [sizes.maximum(A, B), sizes.minimum(A, 4), sizes.floor_quotient(A + 1, 2), A + B, A * B]
+    for dim in made:
+        put = sizes.substituted(dim, {"a": C + D})
+        assert "a" not in sizes.symbols(put)
+        assert sizes.evaluate(put, {"b": 5, "c": 2, "d": 7}) == sizes.evaluate(dim, {"a": 9, "b": 5})
+
+
+_ALWAYS = {
+    "MatMul": "g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = MatMul(x, y) }",
+    "MatMul by a vector": "g (float[c,b] x, float[a] y) => (float[e] z) { z = MatMul(x, y) }",
+    "Gemm": "g (float[b,a] x, float[d,c] y) => (float[e,f] z) { z = Gemm<transA=1, transB=1>(x, y) }",
+    "Concat": "g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = Concat<axis=0>(x, y) }",
+}
+_NOT = {
+    "Add": "g (float[a,b] x, float[a,d] y) => (float[e,f] z) { z = Add(x, y) }",
+    "Einsum": 'g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = Einsum<equation="ij,jk->ik">(x, y) }',
+    "leading axes of MatMul": "g (float[a,2,3] x, float[b,3,2] y) => (float[e,f,h] z) { z = MatMul(x, y) }",
+    "the axis of Concat": "g (float[a,2] x, float[c,2] y) => (float[e,f] z) { z = Concat<axis=0>(x, y) }",
+    "a branch": """g (float[a,b] x, float[c,d] y, bool given) => (float[e,f] z) {
+        z = If(given)<then_branch = yes () => (float[e,f] m) { m = MatMul(x, y) },
+            else_branch = no () => (float[e,f] n) { n = Identity(x) }> }""",
+}
+
+
+def _model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> {text}')
+
+
+def _runs(model: onnx.ModelProto, numbers: dict[str, int]) -> bool:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {
+        item.name: np.asarray(False)
+        if item.type == "tensor(bool)"
+        else np.zeros([dim if isinstance(dim, int) else numbers[dim] for dim in item.shape], np.float32)
+        for item in session.get_inputs()
+    }
+    try:
+        session.run(None, feeds)
+    except Exception:  # noqa: BLE001 - onnxruntime has no exception of its own
+        return False
+    return True
+
+
+def _equal(text: str) -> dict[str, sizes.Dim]:
+    """What input sizes of a graph are known to be equal to, without any assumption."""
+    graph = ir.serde.deserialize_model(_model(text)).graph
+    facts = Facts(graph, assumed=Assumed(frozenset(["named-sizes"])))
+    return {
+        str(note.value): dim
+        for value in graph.inputs
+        for note, dim in zip(value.shape or (), facts.dims(value) or (), strict=True)
+        if isinstance(note, ir.SymbolicDim) and str(note.value) != str(dim)
+    }
+
+
+@pytest.mark.parametrize("text", _ALWAYS.values(), ids=_ALWAYS)
+def test_what_is_known_to_be_equal_is_wherever_the_graph_runs(text: str) -> None:
+    equal = _equal(text)
+    assert len(equal) == 1
+    ran = 0
+    for numbers in itertools.product((1, 2, 3), repeat=4):
+        named: dict[str, int] = dict(zip("abcd", numbers, strict=True))
+        if _runs(_model(text), named):
+            ran += 1
+            assert all(named[name] == sizes.evaluate(dim, named) for name, dim in equal.items())
+    assert ran
+
+
+@pytest.mark.parametrize("text", _NOT.values(), ids=_NOT)
+def test_what_may_differ_at_run_time_is_not_known_to_be_equal(text: str) -> None:
+    assert _equal(text) == {}
+    assert _runs(_model(text), {"a": 1, "b": 3, "c": 1, "d": 1})
+
+
+def test_a_product_of_what_was_repeated_says_nothing() -> None:
+    text = "g (float[a,b] x, float[a,c] y, float[d,a] w) => (float[e,f] z) { s = Add(x, y) z = MatMul(s, w) }"
+    assert _equal(text) == {}
+    assert _runs(_model(text), {"a": 2, "b": 1, "c": 3, "d": 3})
+    assert not _runs(_model(text), {"a": 2, "b": 1, "c": 3, "d": 1})
