@@ -222,7 +222,7 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
         if not key.absorbs(absorbs) and not other.low >= key.high + MASKS_APART:
             message = f"scores are replaced by {key.high:g} and others masked by adding; rows without a key would mix both"
             raise Refused("weak-fill", message)
-    alike = len({number for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
+    alike = len({_in_single(number) for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
     infinite = masked.added_later and any(key.low == -math.inf for key in replaced)
     if not masked.biased and not infinite and alike and all(itertools.starmap(_stays_below, itertools.product(replaced, scored))):
         return "lowest"
@@ -303,32 +303,35 @@ def _combinations(events: Sequence[_Event]) -> Iterator[tuple[_Event, ...]]:
 
 def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -> MaskedKey:
     scored, low, high = True, 0.0, 0.0
-    is_scaled = any(isinstance(step, Scaled) for step in mask)
+    is_scaled, is_held = any(isinstance(step, Scaled) for step in mask), False
     for place, (step, gain) in enumerate(zip(mask, step_gains(mask), strict=True)):
         for event in active:
             if event.step == place and event.replaces:
                 scored, (low, high) = False, event.number
             elif event.step == place:
                 low, high = added((low, high), event.number)
-        if not scored and is_scaled and gain.number and math.isfinite(low) and _overflows(low / gain.number):
+        if not scored and is_scaled and gain.number and math.isfinite(low) and math.isinf(_in_single(low / gain.number)):
             message = f"masked scores come to {low / gain.number:g}, which float32 does not hold; rows without a key are NaN"
             raise Refused("weak-fill", message)
         if isinstance(step, Floored):
             scored, low, high = _floored(scored, (low, high), step.low * gain.number, bounds.masked_from, absorbs)
+            is_held = True
+        if is_held and low == -math.inf:
+            raise Refused("weak-fill", "scores are held above a number and then lowered to -inf; rows without a key are NaN")
     return MaskedKey(scored, low, high)
 
 
-def _overflows(number: float) -> bool:
-    """Whether a number is infinite in float32."""
+def _in_single(number: float) -> float:
+    """A number as float32 holds it, infinite where it does not."""
     with np.errstate(over="ignore"):
-        return bool(np.isinf(np.float32(number)))
+        return float(np.float32(number))
 
 
 def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs: float) -> tuple[bool, float, float]:
     """A masked key after a floor: whether it still has its score, and between which numbers it lies."""
     low, high = number
     if floor <= absorbs:
-        return scored, max(low, floor), max(high, floor)
+        return scored and high > floor, max(low, floor), max(high, floor)
     if low >= floor - limit or (not scored and low >= floor):
         return scored, low, high
     if high <= floor + limit or (high <= floor and not scored):
