@@ -60,10 +60,17 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
         return meaning.nan
     if meaning.is_trivial:
         return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
-    if not axes.b or not axes.i:
-        return Reason("one-token", "there is one entry or one position, and so nothing to pack")
-    if not is_padding(meaning.predicates, spec) or any(_is_alike(item, axes.b) for item in meaning.predicates):
+    return _not_padding(spec, meaning, context)
+
+
+def _not_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
+    """Why there is more in the mask than padding, or no padding to remove."""
+    if not is_padding(meaning.predicates, spec):
         return Reason("not-padding-only", f"the mask is {meaning.kind}, and packed tokens only know padding")
+    if not spec.axes.b or not spec.axes.i:
+        return Reason("one-token", "there is one entry or one position, and so nothing to pack")
+    if any(_is_alike(item, spec.axes.b) for item in meaning.predicates):
+        return Reason("not-padding-only", "the mask forbids the same keys in every entry of the batch, which padding does not")
     if any(map(context.bounds.may_mask, meaning.biases)):
         return Reason("not-padding-only", "what is added to the scores may mask keys, too, and packed tokens only know padding")
     return None

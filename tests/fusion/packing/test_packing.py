@@ -265,6 +265,23 @@ def test_near_misses_stay_as_they_are(model: onnx.ModelProto, code: str) -> None
     assert packed == result.report.fused <= 1
 
 
+_ONE_ROW = """<ir_version: 9, opset_import: ["" : 18]>
+row (float[1, 4, n, 8] q, float[1, 4, n, 8] k, float[1, 4, n, 8] v, int64[n] given) => (float[1, 4, n, 8] y)
+<int64[1] rows = {{1}}, int64[1] columns = {{0}}, int64 none = {{0}}, float open = {{0}}, float closed = {{-10000}}>
+{{ i = Unsqueeze(given, rows) j = Unsqueeze(given, columns) seen = {seen}
+   bias = Where(seen, open, closed) turned = Transpose<perm=[0, 1, 3, 2]>(k) s = MatMul(q, turned) a = Add(s, bias)
+   w = Softmax<axis=-1>(a) y = MatMul(w, v) }}"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"), [("Equal(i, j)", "the mask is segments"), ("Greater(j, none)", "the same keys in every entry")]
+)
+def test_segments_and_padding_of_all_entries_alike_are_told_apart(seen: str, said: str) -> None:
+    (site,) = _pack(onnx.parser.parse_model(_ONE_ROW.format(seen=seen))).report.sites
+    assert [reason.code for reason in site.reasons] == ["not-padding-only"]
+    assert said in site.reasons[0].message
+
+
 def test_the_operator_in_the_way_is_named() -> None:
     result = _pack(_model(between=_CONVOLVED, after="other{i}"))
     (reason,) = result.report.sites[0].reasons
