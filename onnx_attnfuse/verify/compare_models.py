@@ -26,6 +26,7 @@ from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.input_kinds import kinds, slot_of
 from onnx_attnfuse.verify.input_values import as_its_kind
 from onnx_attnfuse.verify.inputs import Array, Case, Pattern, case_groups, describe, feeds
+from onnx_attnfuse.verify.interface import check_interfaces
 from onnx_attnfuse.verify.model_result import Verification, finding
 from onnx_attnfuse.verify.model_session import Source, read, session
 from onnx_attnfuse.verify.options import Trials
@@ -117,13 +118,7 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
     if trials.round_float16:
         models = first, second = rounded(models[0]), rounded(models[1])
     loaded = _loaded(first, "first"), _loaded(second, "second")
-    for what, one, other in (
-        ("inputs", loaded[0].inputs(), loaded[1].inputs()),
-        ("outputs", loaded[0].outputs(), loaded[1].outputs()),
-    ):
-        if set(one) != set(other):
-            apart = ", ".join(sorted(set(one) ^ set(other)))
-            raise ModelError(f"the models have not the same {what}: only one has {apart}; compare models of one interface")
+    check_interfaces(models)
     try:
         return _Models(models[0], models[1], loaded[0], loaded[1], trials).verification((first, second))
     except ProcessDied as died:
