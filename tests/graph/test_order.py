@@ -211,6 +211,9 @@ def test_scores_that_are_added_to_themselves_are_no_mask() -> None:
 def test_scores_that_are_an_output_are_kept_beside_the_operator_where_that_is_asked_for() -> None:
     (site,) = _optimized(_cache("1") + _site("1"), "y1 c1 nk1 nv1", keep_outputs=True).report.sites
     assert site.op == "Attention"
+    (left,) = _optimized(_cache("1") + _site("1"), "y1 c1 nk1 nv1").report.sites
+    assert [(reason.code, "--keep-outputs" in reason.message) for reason in left.reasons] == [("inner-value-used", True)]
+    assert left.mask is None
 
 
 def _ordered() -> tuple[ir.Graph, dict[str, ir.Node], Order]:

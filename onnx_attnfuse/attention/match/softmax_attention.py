@@ -47,6 +47,8 @@ from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import LOWEST_FLOAT32, NEARLY_LOWEST
 
+_REMEDY = "--keep-outputs computes it beside the operator"
+
 
 def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bool = False) -> AttentionSpec:
     """Reads the attention around `softmax`.
@@ -246,9 +248,10 @@ def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
                 continue
             outside = [user for user in viewers(value) if user not in inside]
             if value.is_graph_output():
-                raise Refused("inner-value-used", f"the inner value '{value.name}' is an output of the graph", node.name)
+                message = f"the inner value '{value.name}' is an output of the graph; {_REMEDY}"
+                raise Refused("inner-value-used", message, node.name)
             if outside:
-                message = f"the inner value '{value.name}' is also used by {outside[0].op_type} '{outside[0].name}'"
+                message = f"the inner value '{value.name}' is also used by {outside[0].op_type} '{outside[0].name}'; {_REMEDY}"
                 raise Refused("inner-value-used", message, node.name)
 
 
