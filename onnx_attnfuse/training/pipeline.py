@@ -201,7 +201,7 @@ def _name(softmax: Softmax, standins: StandIns) -> str:
 def _kept(node: ir.Node, operator: str) -> TrainingSiteReport:
     """An attention that was kept as one call when the module was exported."""
     name = label(node) or operator
-    return TrainingSiteReport(name, KEPT[operator], mask="", handed="one call of PyTorch already")
+    return TrainingSiteReport(name, KEPT[operator], handed="one call of PyTorch already")
 
 
 def _check(spec: AttentionSpec) -> None:

@@ -15,8 +15,8 @@ class TrainingSiteReport:
     """The name of its softmax."""
     kernel: str | None
     """The kernel that computes the attention now, forward and backward; None: the nodes that did before."""
-    mask: str = "no_mask"
-    """The kinds of the mask, as `SiteReport.mask` has them."""
+    mask: str | None = None
+    """The kinds of the mask, as `SiteReport.mask` has them; None where it was not read."""
     mask_text: str | None = None
     """The mask as a formula."""
     shape: str = ""

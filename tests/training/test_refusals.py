@@ -117,6 +117,19 @@ def test_rows_that_are_set_to_0_otherwise_are_refused(change: Callable[[ir.Model
     assert sorted(map(str, ir.to_proto(model).graph.node)) == before
 
 
+@pytest.mark.parametrize("readable", [False, True])
+def test_nothing_is_said_of_a_mask_that_was_not_read(readable: bool) -> None:
+    model = ir.from_proto(recorded("plain"))
+    if not readable:
+        softmax = node(model, "Softmax")
+        unread = ir.node("Erf", softmax.inputs[:1], name="between")
+        model.graph.insert_before(softmax, unread)
+        softmax.replace_input_with(0, unread.outputs[0])
+    (site,) = fuse_graph(model.graph, CPU, Policy()).sites
+    assert (site.fused, site.mask) == (readable, "no_mask" if readable else None)
+    assert ("mask" in site.line()) == readable
+
+
 def test_bias_softmax_is_read_as_what_it_does_and_put_back() -> None:
     model = ir.from_proto(recorded("bias"))
     softmax = node(model, "Softmax")
