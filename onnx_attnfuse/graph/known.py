@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import onnx_ir as ir
 
+from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim, Size
 
@@ -20,6 +21,9 @@ Content: TypeAlias = Scalar | tuple[Scalar, ...]
 
 class Known(Protocol):
     """The facts as rules see them: answers for the inputs of a node, and a place to note what its operator implies."""
+
+    assumed: Assumed
+    """What is taken for granted of the model."""
 
     def dims(self, value: ir.Value) -> Dims | None:
         """The axis lengths of `value`, or None if its rank is unknown."""

@@ -58,7 +58,11 @@ _ALWAYS = {
     "Gemm": "g (float[b,a] x, float[d,c] y) => (float[e,f] z) { z = Gemm<transA=1, transB=1>(x, y) }",
     "Concat": "g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = Concat<axis=0>(x, y) }",
 }
+_RESHAPED = """g (float[1,{b}] x, float[c,d] y) => (float[e,f] z) {{
+    kept = Shape<start=1>(x) asked = Shape<start=0, end=1>(y) shape = Concat<axis=0>(asked, kept) z = Reshape(x, shape) }}"""
+_ALWAYS["a length that Reshape leaves one number for"] = _RESHAPED.format(b=4)
 _NOT = {
+    "a length beside one that may be 0 in Reshape": _RESHAPED.format(b="b"),
     "Add": "g (float[a,b] x, float[a,d] y) => (float[e,f] z) { z = Add(x, y) }",
     "Einsum": 'g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = Einsum<equation="ij,jk->ik">(x, y) }',
     "leading axes of MatMul": "g (float[a,2,3] x, float[b,3,2] y) => (float[e,f,h] z) { z = MatMul(x, y) }",

@@ -37,7 +37,7 @@ def _reshape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
         rest = sizes.product(dim for dim in result if dim is not None)
         result[unknown[0]] = sizes.exact_quotient(sizes.product(dims), rest)
     if not unknown and dims is not None:
-        result = [_number(axis, result, dims) for axis in range(len(result))]
+        result = [_number(axis, result, dims, facts) for axis in range(len(result))]
     settled = tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))
     if dims is not None and len(dims) == len(wanted) == 2 and unknown == [1] and result[0] is not None:
         facts.fit(dims[0], result[0])
@@ -46,11 +46,15 @@ def _reshape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [settled]
 
 
-def _number(axis: int, wanted: Sequence[Dim | None], dims: Dims) -> Dim | None:
+def _number(axis: int, wanted: Sequence[Dim | None], dims: Dims, facts: Known) -> Dim | None:
     """A length that is asked for, as the number that it has to be where all other lengths leave only that."""
-    others = sizes.product(dim for place, dim in enumerate(wanted) if place != axis and dim is not None)
+    asked, others = wanted[axis], sizes.product(dim for place, dim in enumerate(wanted) if place != axis and dim is not None)
     quotient = sizes.exact_quotient(sizes.product(dims), others)
-    return quotient if isinstance(quotient, int) else wanted[axis]
+    if asked is None or not isinstance(quotient, int):
+        return asked
+    if isinstance(others, int) or facts.assumed.nonempty_axes:
+        facts.enforce(asked, quotient)
+    return quotient
 
 
 def _flatten(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
