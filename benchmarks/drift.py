@@ -109,8 +109,9 @@ class Row:
         return [self.maker, self.runner, str(len(self.models)), f"{fused}/{sites}", str(run), str(wrong), str(ended), status]
 
     def counts(self) -> dict[str, tuple[str, str]]:
-        """For each model its sites, and why some stay."""
-        return {item["name"]: (f"{item['fused']}/{item['sites']}", "; ".join(item["reasons"])) for item in self.models}
+        """For each model that has a report its sites, and why some stay."""
+        told = [item for item in self.models if item["sites"] is not None]
+        return {item["name"]: (f"{item['fused']}/{item['sites']}", "; ".join(item["reasons"])) for item in told}
 
 
 def drifted(rows: Sequence[Row]) -> Iterator[str]:
@@ -127,6 +128,7 @@ def drifted(rows: Sequence[Row]) -> Iterator[str]:
 def page(rows: Sequence[Row], unmade: Sequence[str], machine: str) -> str:
     """The page."""
     problems = [f"{row.maker}, {row.runner}: {line}" for row in rows for line in row.problems]
+    names = sorted({item["name"] for row in rows for item in row.models})
     head = ["made with", "run with", "models", "sites fused", "run", "wrong", "ended with an error", "exit status"]
     table = [head, ["---"] * len(head), *(row.cells for row in rows)]
     parts = [
@@ -135,6 +137,7 @@ def page(rows: Sequence[Row], unmade: Sequence[str], machine: str) -> str:
         f"optimised and verified, and held against its export and against torch. {machine}. Models are not run where ONNX "
         "Runtime does not run the export itself.",
         "\n".join(f"| {' | '.join(line)} |" for line in table),
+        f"The models: {', '.join(names)}.",
         f"## What is not as it should be\n\n{_listed(problems)}",
         f"## Sites that differ from those of the last row\n\n{_listed(list(drifted(rows)))}",
         f"## What could not be exported\n\n{_listed(unmade)}",

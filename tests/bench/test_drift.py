@@ -48,11 +48,14 @@ def test_sites_are_compared_with_those_of_the_last_row() -> None:
     assert list(drifted([OLD, NEW])) == ["two (made): 1/2 with old, 2/2 with new: some-code: some message"]
     assert list(drifted([NEW, OLD])) == ["two (made): 2/2 with new, 1/2 with old: some-code: some message"]
     assert list(drifted([OLD, dataclasses.replace(NEW, maker="others")])) == []
+    ended = model("two", 0, crash="exit code 2") | {"fused": None, "sites": None}
+    assert list(drifted([dataclasses.replace(OLD, models=(ended,)), NEW])) == []
 
 
 def test_the_page_has_every_row_and_says_nothing_of_what_is_right() -> None:
     text = page([OLD, NEW], ["export: reason"], "Some machine")
     assert "| made | old | 2 | 3/4 | 2 | 0 | 0 | 0 |" in text
+    assert "The models: one, two." in text
     assert "## What is not as it should be\n\nNothing." in text
     assert "- two (made): 1/2" in text
     assert "- export: reason" in text
