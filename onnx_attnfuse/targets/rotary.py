@@ -17,17 +17,29 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.operators.rotary_embedding import INFO
+from onnx_attnfuse.reasons import Refused
 
 _MAX_ROTATED_CHANNELS = 1024
 """Channels of a head that a block of a GPU's threads can rotate."""
 
 
 def takes(rotary: Rotary, target: Axes) -> bool:
-    """Whether the operator can rotate a value laid out as `target`, (b, s, n·h) or (b, n, s, h): not if heads differ."""
+    """Whether the operator can rotate a value laid out as `target`, (b, s, n·h) or (b, n, s, h).
+
+    Not if heads differ, nor if the number of heads or of channels is known at run time only: both are attributes.
+    """
     channels = leaves(rotary.channels)
-    if leaves(target[-1])[-len(channels) :] != channels or _known(length(channels)) > _MAX_ROTATED_CHANNELS:
+    size = length(channels)
+    if leaves(target[-1])[-len(channels) :] != channels or not isinstance(length(_heads(rotary, target)), int):
+        return False
+    if not isinstance(size, int) or size > _MAX_ROTATED_CHANNELS:
         return False
     return factors_of(rotary) <= {*leaves(target[0]), *leaves(target[-2])}
+
+
+def _heads(rotary: Rotary, layout: Axes) -> Axis:
+    """The heads of a value laid out as (b, s, n·h) or (b, n, s, h)."""
+    return layout[1] if len(layout) == 4 else leaves(layout[2])[: -len(leaves(rotary.channels))]
 
 
 def factors_of(rotary: Rotary) -> set[Factor]:
@@ -44,13 +56,21 @@ def factors_of(rotary: Rotary) -> set[Factor]:
 
 
 def rotated(builder: Builder, value: ir.Value, rotary: Rotary, layout: Axes) -> ir.Value:
-    """`value`, laid out as (b, s, n·h) or (b, n, s, h), rotated."""
+    """`value`, laid out as (b, s, n·h) or (b, n, s, h), rotated.
+
+    Raises:
+        Refused: The number of heads is known at run time only.
+    """
     dtype = builder.facts.dtype(value)
-    channels = leaves(rotary.channels)
-    heads = layout[1] if len(layout) == 4 else leaves(layout[2])[: -len(channels)]
+    heads = length(_heads(rotary, layout))
+    if not isinstance(heads, int):
+        raise Refused(
+            "rotated-otherwise",
+            f"the number of heads, {heads}, is known at run time only; RotaryEmbedding has it as an attribute",
+        )
     cos, sin, positions = tables(builder, rotary, layout[0], layout[-2], dtype)
-    attributes: dict[str, int] = {"num_heads": _known(length(heads)), "interleaved": int(rotary.interleaved)}
-    if rotary.width != length(channels):
+    attributes: dict[str, int] = {"num_heads": heads, "interleaved": int(rotary.interleaved)}
+    if rotary.width != length(leaves(rotary.channels)):
         attributes["rotary_embedding_dim"] = rotary.width
     inputs = INFO.arranged({"input": value, "position_ids": positions, "cos_cache": cos, "sin_cache": sin})
     return builder.node(INFO.name, inputs, attributes, domain=INFO.domain, dims=builder.facts.dims(value), dtype=dtype)
@@ -152,11 +172,12 @@ def _part(builder: Builder, table: Table, pairs: int) -> ir.Value | None:
         return None
     for part in above.inputs:
         dims = None if part is None else builder.facts.dims(part)
-        if part is None or dims is None or not isinstance(dims[table.axis], int):
+        width = None if dims is None else dims[table.axis]
+        if part is None or dims is None or not isinstance(width, int):
             return None
-        if first == table.start and dims[table.axis] == pairs:
+        if first == table.start and width == pairs:
             return builder.node(node.op_type, [part], dims=dims, dtype=builder.facts.dtype(part))
-        first += _known(dims[table.axis])
+        first += width
     return None
 
 
@@ -170,8 +191,3 @@ def _shared(builder: Builder, value: ir.Value) -> ir.Value:
 
 def _typed(builder: Builder, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     return value if dtype is None else builder.cast(value, dtype)
-
-
-def _known(size: Dim) -> int:
-    assert isinstance(size, int)
-    return size

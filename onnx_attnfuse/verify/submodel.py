@@ -46,6 +46,7 @@ class Submodel:
         """
         self._widened = widened
         self._names: set[str] = set()
+        self._node_names: set[str] = set()
         self._values: dict[ir.Value, ir.Value] = {}
         inputs = [self._input(item) for item in subgraph.inputs]
         constants = [self._constant(value) for value in subgraph.constants]
@@ -80,12 +81,7 @@ class Submodel:
         self.results: list[str] = [value.name or "" for value in results]
 
     def _name(self, value: ir.Value) -> str:
-        name, count = value.name or "value", 0
-        while name in self._names:
-            count += 1
-            name = f"{value.name}_{count}"
-        self._names.add(name)
-        return name
+        return _unique(value.name or "value", self._names)
 
     def _input(self, item: Input) -> ir.Value:
         dtype = dtypes.widened(item.dtype) if self._widened else item.dtype
@@ -116,8 +112,9 @@ class Submodel:
     def _node(self, node: ir.Node) -> ir.Node:
         inputs = [None if value is None else self._values[value] for value in node.inputs]
         attributes = [self._attribute(attribute) if self._widened else attribute for attribute in node.attributes.values()]
+        name = _unique(node.name, self._node_names) if node.name else None
         copy = ir.Node(
-            node.domain, node.op_type, inputs, attributes, overload=node.overload, num_outputs=len(node.outputs), name=node.name
+            node.domain, node.op_type, inputs, attributes, overload=node.overload, num_outputs=len(node.outputs), name=name
         )
         for value, output in zip(node.outputs, copy.outputs, strict=True):
             output.name = self._name(value) if value.name else ""
@@ -126,6 +123,16 @@ class Submodel:
 
     def _attribute(self, attribute: ir.Attr) -> ir.Attr:
         return widened_attribute(attribute, lambda tensor: ir.tensor(self._array(tensor)))
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """A name that is not taken yet, and is from now on. Nodes of several graphs may share a name, those of one may not."""
+    found, count = name, 0
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
 
 
 def widened_attribute(attribute: ir.Attr, wide: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> ir.Attr:

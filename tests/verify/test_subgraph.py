@@ -250,3 +250,14 @@ def test_a_whole_model_that_differs_is_told_by_its_output() -> None:
     assert verdict.evidence is not None
     assert verdict.evidence.model is None
     assert check_models(whole("old"), graph(PLAIN + PLAIN_FUSED)).detail.startswith("the outputs ['result'] became")
+
+
+@pytest.mark.parametrize("names", [("one", "one"), ("one", "two"), ("", "")])
+def test_a_piece_of_several_graphs_may_have_nodes_of_one_name(names: tuple[str, str]) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[n, 2] x) => (float[n, 2] a, float[n, 2] b) { c = Exp(x) a = Neg(c) d = Exp(x) b = Neg(d) }"""
+    model = ir.from_onnx_text(text)
+    for node, name in zip(model.graph, 2 * names, strict=True):
+        node.name = name
+    verdict = judged(model, old="a", new="b", frontier=("x",))
+    assert verdict.equal, verdict.detail

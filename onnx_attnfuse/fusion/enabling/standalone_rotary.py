@@ -79,7 +79,9 @@ def _emit(rotation: _Rotation, builder: Builder) -> tuple[ir.Value, ir.Value]:
     targets = [target for target in _targets(indexed) if takes(rotary, target)]
     dims, dtype = builder.facts.dims(indexed.value), builder.facts.dtype(indexed.value)
     if not targets or dims is None or dtype is None:
-        raise Refused("rotated-otherwise", "the rotation differs by head, or the layout is none of the operator's")
+        raise Refused(
+            "rotated-otherwise", "the rotation differs by head, heads are not counted, or the layout is none of the operator's"
+        )
     if any(least(dim) < 1 for dim in dims):
         raise Refused("maybe-empty", "what is rotated may be nothing, which Reshape cannot be asked for")
     chosen = [(target, cheapest(rotation.sources, target)) for target in targets]

@@ -1,14 +1,15 @@
 """Rules of operators on shapes, contents and element types: one table per kind, one rule per kind of operator.
 
-A shape rule gets a node and what is known of its inputs, and returns a shape per output, None for a shape it cannot tell. Axis
-lengths that it does not know are fresh symbols, so that at least the rank is told.
+A shape rule gets a node and what is known of its inputs, and returns a shape per output, None for a shape it cannot tell. Where
+the standard's operators have no rule here, ONNX's own inference is asked. Axis lengths that a rule does not know are fresh
+symbols, so that at least the rank is told.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.ops import is_attention
+from onnx_attnfuse.graph.ops import is_attention, plain_domain
 from onnx_attnfuse.graph.rules.contents import CONTENTS
 from onnx_attnfuse.graph.rules.dtypes import infer_dtype
 from onnx_attnfuse.graph.rules.elementwise import ELEMENTWISE
@@ -16,6 +17,7 @@ from onnx_attnfuse.graph.rules.makers import MAKERS
 from onnx_attnfuse.graph.rules.products import PRODUCTS, contrib_attention
 from onnx_attnfuse.graph.rules.reading import ShapeRule
 from onnx_attnfuse.graph.rules.selections import SELECTIONS
+from onnx_attnfuse.graph.rules.tables import contrib_rule, inferred
 from onnx_attnfuse.graph.rules.views import VIEWS
 
 __all__ = ["CONTENTS", "infer_dtype", "shape_rule"]
@@ -26,4 +28,7 @@ _SHAPES: dict[str, ShapeRule] = ELEMENTWISE | MAKERS | PRODUCTS | SELECTIONS | V
 
 def shape_rule(node: ir.Node) -> ShapeRule | None:
     """The rule for the shapes that a node gives, or None if there is none."""
-    return _SHAPES.get(node.op_type) or (contrib_attention if is_attention(node) else None)
+    ruled = _SHAPES.get(node.op_type)
+    if ruled is not None or plain_domain(node.domain) == "":
+        return ruled or inferred
+    return contrib_rule(node.op_type) or (contrib_attention if is_attention(node) else None)

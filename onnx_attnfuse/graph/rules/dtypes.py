@@ -27,10 +27,20 @@ _STATED = {
 """Operators that state the type in an attribute, some of them only if it is not that of their input."""
 _ROUNDING = frozenset(["DequantizeLinear", "QuantizeLinear"])
 """Operators whose type is that of their scale, or of their zero point, unless they state another."""
-_TYPED_BY = {"QGemm": (8, 1), "QLinearConcat": (1,), "QLinearWhere": (1,)}
+_TYPED_BY = {
+    "GatherBlockQuantized": (2,),
+    "MatMulIntegerToFloat": (2,),
+    "QAttention": (3,),
+    "QGemm": (8, 1),
+    "QLinearConcat": (1,),
+    "QLinearWhere": (1,),
+}
 """Operators of com.microsoft whose type is that of another input than the first: the first of these that there is."""
 _OWN_OF_RUNTIME = {"SimplifiedLayerNormalization": (1,)}
 """Operators that ONNX Runtime has put into the standard's domain: the inputs that the first output has its type from."""
+
+_INT32 = frozenset(["MatMulInteger16", "MulInteger", "ReduceSumInteger"])
+"""Operators of com.microsoft that sum up whole numbers."""
 
 
 def infer_dtype(node: ir.Node, index: int, facts: Known) -> ir.DataType | None:
@@ -64,7 +74,7 @@ def _typing(domain: str, op: str, index: int) -> tuple[ir.DataType | None, tuple
     if not domain and op in _OWN_OF_RUNTIME:
         return None, () if index else _OWN_OF_RUNTIME[op]
     if domain:
-        return None, _TYPED_BY.get(op, (0,))
+        return (ir.DataType.INT32, ()) if op in _INT32 else (None, _TYPED_BY.get(op, (0,)))
     if not onnx.defs.has(op):
         return None, ()
     schema = onnx.defs.get_schema(op)

@@ -173,14 +173,16 @@ def _meet_mask(node: ir.Node, mask: int, past: int, query: Dims, facts: Known) -
 
 
 PRODUCTS: dict[str, ShapeRule] = {
-    **rules("MatMul FusedMatMul", _matmul),
+    **rules("DynamicQuantizeMatMul FusedMatMul FusedMatMulActivation", _matmul),
+    **rules("MatMul MatMulInteger MatMulInteger16 MatMulIntegerToFloat TransposeMatMul", _matmul),
+    **rules("Conv ConvInteger FusedConv", _conv),
+    **rules("FusedGemm Gemm GemmFastGelu", _gemm),
     **rules("MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool", _spatial),
     **rules("DepthToSpace SpaceToDepth", _between_channels_and_space),
     "Attention": _attention,
-    "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "Einsum": _einsum,
-    "Gemm": _gemm,
+    "QAttention": _projected_attention,
     "QGemm": _quantised_gemm,
     "QLinearMatMul": _quantised_matmul,
 }

@@ -88,6 +88,17 @@ def _gather(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [(*data[:axis], *indices, *data[axis + 1 :])]
 
 
+def _gather_packed(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
+    """Blocks of quantised numbers, of which a byte may hold several along the last axis."""
+    data, indices = input_dims(node, 0, facts), input_dims(node, 1, facts)
+    if not data or indices is None:
+        return [None]
+    packed = None if node.inputs[0] is None else facts.dtype(node.inputs[0])
+    each = 8 // attribute(node, "bits", 4) if packed == ir.DataType.UINT8 else 1
+    data, axis = (*data[:-1], data[-1] * each), attribute(node, "gather_axis", 0) % len(data)
+    return [(*data[:axis], *indices, *data[axis + 1 :])]
+
+
 def _embeddings(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     """Rows of a table for every id, and how many ids of an entry are no padding."""
     ids, table = input_dims(node, 0, facts), input_dims(node, 2, facts)
@@ -188,6 +199,7 @@ SELECTIONS: dict[str, ShapeRule] = {
     "Concat": _concat,
     "EmbedLayerNormalization": _embeddings,
     "Gather": _gather,
+    "GatherBlockQuantized": _gather_packed,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
     "NonZero": _non_zero,
