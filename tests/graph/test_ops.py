@@ -38,7 +38,7 @@ def test_an_attention_is_known_by_its_domain_and_name(domain: str, op: str, expe
         (QUERY, f"SparseAttention<{SHARED}>(q, k, v)", "(b, s, 32)"),
         ("float[b, s, 64] q", f"GroupQueryAttention<{SHARED}>(q)", "(b, s, 32)"),
         (QUERY, "MultiHeadAttention<num_heads = 4>(q, k, v)", "(b, s, 16)"),
-        ("float[b, s, 32] q, float[64, 96] k, float[96] v", "QAttention<num_heads = 4>(q, k, v)", "None"),
+        ("float[b, s, 32] q, float[64, 96] k, float[96] v", "QAttention<num_heads = 4>(q, k, v)", "(b, s, 32)"),
         ("float[t, 32] q, float[t, 32] k, float[t, 32] v", "PagedAttention<num_heads = 4>(q, k, v)", "None"),
         (QUERY, "LinearAttention<num_heads = 4>(q, k, v)", "None"),
     ],
