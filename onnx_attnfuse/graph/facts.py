@@ -11,6 +11,7 @@ back to the annotation, and then to a fresh symbol that remembers which axis of 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -24,7 +25,7 @@ from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute,
 from onnx_attnfuse.graph.equal_sizes import solved
 from onnx_attnfuse.graph.filled import number
 from onnx_attnfuse.graph.known import Content, Dims
-from onnx_attnfuse.graph.ops import CONTRIB, read_as
+from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
 
@@ -257,9 +258,47 @@ class Facts:
             for value in nested.inputs:
                 self._set_from_annotation(value)
             self._depth += 1
-            self._read(nested)
+            if is_standard(node, "Loop") and any(value.shape is None for value in nested.inputs[2:]):
+                self._read_loop(node, nested)
+            else:
+                self._read(nested)
             self._depth -= 1
         self._read_node(node, readable=read_as(node)[0] in _DOMAINS and not has_unknown_attribute(node))
+
+    def _read_loop(self, node: ir.Node, body: ir.Graph) -> None:
+        """Reads the body of a Loop: a state without a declared shape has the one that it begins with, on axes that keep it."""
+        states = list(zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False))
+        undeclared = [item for item in states if item[1].shape is None and item[0] is not None]
+        guesses = {inner: None if first is None else self.dims(first) for first, inner, _, _ in undeclared}
+        before, stable = self._saved(), False
+        while not stable:
+            self.__dict__.update(before)
+            before = self._saved()
+            for first, inner, _, _ in undeclared:
+                self.record(inner, guesses[inner], None if first is None else self.dtype(first))
+            self._read(body)
+            kept = {inner: self._kept(inner, guesses[inner], self.dims(last)) for _, inner, last, _ in undeclared}
+            stable, guesses = kept == guesses, kept
+        for _, inner, _, result in undeclared:
+            dims = guesses[inner]
+            if dims is not None and result.shape is None:
+                fresh = [self.fresh(result, axis) if self._is_fresh(inner, axis, dim) else dim for axis, dim in enumerate(dims)]
+                self._take(result, tuple(fresh))
+
+    def _kept(self, value: ir.Value, dims: Dims | None, after: Dims | None) -> Dims | None:
+        """What is left of the shape of a state that has another one after an iteration."""
+        if dims is None or after is None or len(dims) != len(after):
+            return None
+        pairs = enumerate(zip(dims, after, strict=True))
+        return tuple(dim if dim == other else self.fresh(value, axis) for axis, (dim, other) in pairs)
+
+    def _saved(self) -> dict[str, object]:
+        """Copies of all that reading notes."""
+        noted: dict[str, object] = {}
+        for name, value in cast("dict[str, object]", vars(self)).items():
+            if isinstance(value, (dict, set)):
+                noted[name] = copy.copy(cast("object", value))
+        return {**noted, "_spreads": {dim: set(others) for dim, others in self._spreads.items()}}
 
     def _read(self, graph: ir.Graph | ir.Function) -> None:
         for node in graph:

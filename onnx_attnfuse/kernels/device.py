@@ -59,6 +59,10 @@ class Device:
         return bool(self.switches.off) and not (switching is not None and switching.is_safe)
 
 
+OLDEST = 1, 28
+"""The oldest ONNX Runtime that models are written for; `pyproject.toml` asks for the same."""
+
+
 def resolve(ep: str, arch: str | None = None) -> Device:
     """The device that the options name.
 
@@ -87,7 +91,7 @@ def runtime_version(asked: str | None, provider: ExecutionProvider) -> tuple[int
         provider: What it will run on.
 
     Raises:
-        OptionError: `asked` is no version.
+        OptionError: `asked` is no version, or one that nothing is known of.
     """
     if asked is None and not _is_installed(provider.distribution):
         return None
@@ -95,6 +99,9 @@ def runtime_version(asked: str | None, provider: ExecutionProvider) -> tuple[int
     found = re.match(r"(\d+)\.(\d+)(\.|$)", version)
     if found is None and asked is not None:
         raise OptionError(f"onnxruntime is {asked!r}; give the version of ONNX Runtime as 1.30")
+    if found is not None and asked is not None and (int(found[1]), int(found[2])) < OLDEST:
+        known = ".".join(map(str, OLDEST))
+        raise OptionError(f"onnxruntime is {asked!r}, and nothing is known of versions before {known}; give {known} or newer")
     return None if found is None else (int(found[1]), int(found[2]))
 
 

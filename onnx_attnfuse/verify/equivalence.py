@@ -23,10 +23,11 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.inputs import Pattern
-from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, Choice, Trial
+from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, Choice, Trial, is_too_large
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
 from onnx_attnfuse.verify.shape_solver import Equalities
+from onnx_attnfuse.verify.smaller import smaller
 from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, with_factors
 from onnx_attnfuse.verify.submodel import Functions, Keys
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT
@@ -130,10 +131,37 @@ class EquivalenceChecker:
         choices = graph.choices(subgraph, empty)
         first = list(itertools.islice(choices, FIRST_CHOICES))
         key = pairs, *self._keys.key(subgraph, [choice.shapes for choice in first], opsets)
+        if key not in self._verdicts and first and all(map(is_too_large, first)):
+            self._verdicts[key] = self._on_less(subgraph, pairs, facts, opsets, functions, empty)
         if key not in self._verdicts:
             examiner = _Examiner(subgraph, pairs, facts, {**opsets, CONTRIB: 1}, functions, self._operators, rounded=self._rounds)
             self._verdicts[key] = by_this_runtime(examiner.verdict(itertools.chain(first, choices)))
         return self._verdicts[key]
+
+    def _on_less(
+        self,
+        subgraph: Subgraph,
+        pairs: int,
+        facts: Facts,
+        opsets: Mapping[str, int],
+        functions: Functions,
+        empty: frozenset[str],
+    ) -> Verdict:
+        """The verdict on a piece that is too large to be run, by one of the same structure with shorter axes."""
+        lengths: list[int] = []
+        for length, piece, known in smaller(subgraph, facts.assumed):
+            lengths.append(length)
+            choices = list(itertools.islice(_Graph(known, opsets).choices(piece, empty), FIRST_CHOICES))
+            if not choices or all(map(is_too_large, choices)):
+                continue
+            examiner = _Examiner(piece, pairs, known, {**opsets, CONTRIB: 1}, functions, self._operators, rounded=self._rounds)
+            verdict = by_this_runtime(examiner.verdict(choices))
+            shorter = f"axes of {', '.join(map(str, lengths))} judged shorter"
+            if not verdict.equal and verdict.undecided is None:
+                return undecided(f"it differs where {shorter}: {verdict.detail}")
+            if verdict.equal:
+                return dataclasses.replace(verdict, detail=f"{verdict.detail}; {shorter}")
+        return undecided("a tensor of the piece is too large to judge by, and so is what can be made of it")
 
 
 class _Examiner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -188,7 +189,7 @@ def _lengths(facts: Facts, shapes: Sequence[Sequence[sizes.Dim]], profiles: Iter
     equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
     for values in equalities.assignments([tuple(shape) for shape in shapes], profiles):
         numbers = [sizes.evaluate(dim, values) for shape in shapes for dim in shape]
-        scores = int(np.prod([sizes.evaluate(dim, values) for dim in shapes[-1]], dtype=np.int64))
+        scores = math.prod(sizes.evaluate(dim, values) for dim in shapes[-1])
         if all(number > 0 for number in numbers) and scores <= _MAX_COMPARED_SCORES:
             yield values
 

@@ -50,6 +50,11 @@ class Choice:
         )
 
 
+def is_too_large(choice: Choice) -> bool:
+    """Whether nothing is run with these sizes."""
+    return choice.largest > _MAX_TENSOR_ELEMENTS
+
+
 class _NotGiven(Exception):
     """The inputs are not of the kind that something is claimed of."""
 
@@ -276,7 +281,7 @@ class Trial:
         for choice in choices:
             if len(self.fitting) == len(groups) or not left:
                 break
-            if choice.largest > _MAX_TENSOR_ELEMENTS:
+            if is_too_large(choice):
                 self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
                 continue
             found = self._tried(choice, groups[len(self.fitting)], without=without)
