@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
@@ -345,7 +346,7 @@ def settle_imports(graph: PassContext) -> int:
     for part in (model.graph, *model.functions.values()):
         if any(node.domain == CONTRIB for node in all_nodes(part)):
             part.opset_imports.setdefault(CONTRIB, 1)
-    opset = graph.run.opset
-    if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in all_nodes(model.graph)):
+    opset, nodes = graph.run.opset, itertools.chain.from_iterable(map(all_nodes, (model.graph, *model.functions.values())))
+    if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in nodes):
         opset.restore()
     return 0

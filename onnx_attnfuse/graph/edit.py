@@ -81,6 +81,11 @@ def answer_needless(value: ir.Value, builder: Builder) -> None:
         answer_shapes(value, builder)
 
 
+def _holder(nodes: ir.Graph | ir.Function, graph: ir.Graph | ir.Function) -> ir.Graph | ir.Function:
+    """What holds nodes: the function itself where they are a function's, which has no initializers."""
+    return graph if isinstance(graph, ir.Function) and nodes is graph.graph else nodes
+
+
 def answer_shapes(value: ir.Value, builder: Builder) -> None:
     """Gives what asks for the shape of a value the same numbers from elsewhere."""
     for node in list(shape_nodes(value)):
@@ -88,7 +93,7 @@ def answer_shapes(value: ir.Value, builder: Builder) -> None:
         if dims is None:
             continue
         assert node.graph is not None
-        apart = Builder(node.graph, builder.facts, builder.opset, builder.names)
+        apart = Builder(_holder(node.graph, builder.graph), builder.facts, builder.opset, builder.names)
         apart.at(node)
         answer = apart.shape(dims[slice(attribute(node, "start", 0), attribute(node, "end"))])
         asked = node.outputs[0]
