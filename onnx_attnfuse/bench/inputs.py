@@ -79,7 +79,7 @@ def samples(model: ir.Model, lengths: Mapping[str, int]) -> Iterator[Sample]:
             raise ModelError(f"the shape or the element type of input '{value.name}' is unknown; export the model with it")
     dims = [facts.dims(value) or () for value in inputs]
     names = {name for shape in dims for dim in shape for name in sizes.symbols(dim)}
-    given = {name: number for name, number in lengths.items() if name in names}
+    given = {name: number for name, number in facts.numbers(lengths).items() if name in names}
     equalities = Equalities([*((sizes.symbol(name), number) for name, number in given.items()), *facts.equalities])
     seen: list[dict[str, int]] = []
     for values in equalities.assignments(dims, _PROFILES):

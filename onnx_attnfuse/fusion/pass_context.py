@@ -28,6 +28,7 @@ from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import Order
 from onnx_attnfuse.graph.quantised_operators import Spellings
@@ -75,9 +76,10 @@ class Run:
         device = resolve(options.ep, options.arch)
         self.runtime = runtime_version(options.onnxruntime, device.provider)
         """The version of ONNX Runtime that the model will run on; None stands for the newest."""
-        chosen = options.padding, options.dim, options.always, options.target
         table = table_for(device.ep, options.conformance)
         taken = Assumed.of(options.assume)
+        lengths = Facts(model.graph, assumed=taken).numbers(options.dim) if options.dim else options.dim
+        chosen = options.padding, lengths, options.always, options.target
         self.plan_context = PlanContext(device, *chosen, dtype=dtype, taken=taken, captured=options.cuda_graph, conformance=table)
         self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.names = all_names(model)

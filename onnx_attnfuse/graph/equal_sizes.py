@@ -7,7 +7,7 @@ solved([(total, past + seq), (past_1, past_0)], ["seq", "past_0", "past_1", "tot
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -56,3 +56,18 @@ def _divided(term: Dim, divisor: int) -> Dim:
     quotient = sizes.exact_quotient(term, divisor)
     assert quotient is not None
     return quotient
+
+
+def with_equal(numbers: Mapping[str, int], equal: Mapping[str, Dim]) -> dict[str, int]:
+    """Numbers of symbols, and those of the symbols that are left where some of these are equal to others."""
+    known = dict(numbers)
+    for name, dim in equal.items():
+        unknown = sizes.symbols(dim) - known.keys()
+        if name not in known or len(unknown) != 1:
+            continue
+        (last,) = unknown
+        first, second = (sizes.evaluate(dim, {**known, last: number}) for number in (1, 2))
+        number, rest = divmod(known[name] - first, second - first)
+        if not rest and number >= 0:
+            known[last] = 1 + number
+    return known

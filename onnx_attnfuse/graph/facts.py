@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar, cast
 
 import onnx_ir as ir
@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnx_attnfuse.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
-from onnx_attnfuse.graph.equal_sizes import solved
+from onnx_attnfuse.graph.equal_sizes import solved, with_equal
 from onnx_attnfuse.graph.filled import number
 from onnx_attnfuse.graph.known import Content, Dims
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
@@ -118,6 +118,10 @@ class Facts:
         """Whether a symbol is a length of several inputs, so that the model itself does not make them equal."""
         equal = (other for other, dim in self._equal.items() if name in sizes.symbols(dim))
         return any(self._shared[other] > 1 for other in (name, *equal))
+
+    def numbers(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Numbers by names of sizes, and those of the sizes that these are equal to."""
+        return with_equal(lengths, self._equal)
 
     def assumed_equal(self, name: str) -> Iterator[AssumptionName]:
         """The assumptions by which a length of inputs is equal to others, besides that of names."""

@@ -193,7 +193,7 @@ class _Models:
         self._sizes = {sizes.product(dims) for value in (*inputs, *made) if (dims := facts.dims(value)) is not None}
         self._slots = [slot_of(value, facts, self._kinds[value.name or ""]) for value in inputs]
         self._inner = _made_of(self._dims, model.graph, facts)
-        pinned = [(sizes.symbol(name), length) for name, length in trials.dim.items()]
+        pinned = [(sizes.symbol(name), length) for name, length in facts.numbers(trials.dim).items()]
         self._equalities = Equalities([*pinned, *facts.equalities])
         self._tolerance = _tolerance(trials, self._models)
         halves = any(_computed(item) & HALVES for item in self._models)

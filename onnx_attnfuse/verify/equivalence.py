@@ -13,11 +13,13 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.apart import ProcessDied
@@ -26,7 +28,7 @@ from onnx_attnfuse.verify.inputs import Pattern
 from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, Choice, Trial, is_too_large
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
-from onnx_attnfuse.verify.shape_solver import Equalities
+from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Values
 from onnx_attnfuse.verify.smaller import smaller
 from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, with_factors
 from onnx_attnfuse.verify.submodel import Functions, Keys
@@ -40,9 +42,13 @@ _MAX_WEIGHT_ELEMENTS = 1 << 28
 class _Graph:
     """Equalities and traced lengths of one graph, from which sizes for its pieces are chosen."""
 
-    def __init__(self, facts: Facts, opsets: Mapping[str, int]) -> None:
+    def __init__(self, facts: Facts, opsets: Mapping[str, int], lengths: Mapping[str, int]) -> None:
         self._facts = facts
-        self._equalities = Equalities(facts.equalities, lambda name: is_fresh(name, facts))
+        told = [(sizes.symbol(name), number) for name, number in facts.numbers(lengths).items()]
+        self._free, self._told = (
+            Equalities([*pairs, *facts.equalities], lambda name: is_fresh(name, facts)) for pairs in ((), told)
+        )
+        self._has_lengths = bool(told)
         self._tracer = Tracer(facts, opsets)
 
     def choices(self, subgraph: Subgraph, empty: frozenset[str]) -> Iterator[Choice]:
@@ -50,7 +56,7 @@ class _Graph:
         dims = [item.dims for item in subgraph.inputs]
         names = frozenset(name for shape in dims for dim in shape for name in sizes.symbols(dim))
         seen: set[tuple[tuple[int, ...], ...]] = set()
-        for values in self._equalities.assignments(dims, empty=sorted(empty & names)):
+        for values in self._assignments(dims, sorted(empty & names)):
             self._tracer.settle(values, dims)
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
             least = 0 if any(values[name] == 0 for name in empty & names) else 1
@@ -60,17 +66,27 @@ class _Graph:
             apart = is_dangerous(subgraph.nodes, self._facts, values)
             yield Choice(shapes, largest(subgraph, self._facts, values), values, names, apart)
 
+    def _assignments(self, dims: Sequence[Dims], empty: Sequence[str]) -> Iterator[Values]:
+        """Numbers for all symbols; those that a caller told come after the first ones, for models that run with no others."""
+        first = self._free.assignments(dims, PROFILES[:FIRST_CHOICES], empty)
+        told = self._told.assignments(dims, PROFILES[:FIRST_CHOICES]) if self._has_lengths else ()
+        return itertools.chain(first, told, self._free.assignments(dims, PROFILES[FIRST_CHOICES:]))
+
 
 class EquivalenceChecker:
     """Judges pieces, equal ones once."""
 
-    def __init__(self, *, rounds_float16: bool = False, operators: Operators = ()) -> None:
+    def __init__(
+        self, *, rounds_float16: bool = False, operators: Operators = (), lengths: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         """A judge for one device.
 
         Args:
             rounds_float16: Whether the device rounds float16 sums to float16; ONNX Runtime's CPU provider does not.
             operators: Operators of other domains in NumPy, for originals that have such.
+            lengths: Numbers that a caller tells for symbolic sizes, which are tried besides others.
         """
+        self._lengths = lengths
         self._operators = operators
         self._rounds = rounds_float16
         self._verdicts: dict[tuple[object, ...], Verdict] = {}
@@ -127,7 +143,7 @@ class EquivalenceChecker:
     ) -> Verdict:
         graph = self._graphs.get(facts)
         if graph is None:
-            graph = self._graphs[facts] = _Graph(facts, opsets)
+            graph = self._graphs[facts] = _Graph(facts, opsets, self._lengths)
         choices = graph.choices(subgraph, empty)
         first = list(itertools.islice(choices, FIRST_CHOICES))
         key = pairs, *self._keys.key(subgraph, [choice.shapes for choice in first], opsets)
@@ -151,7 +167,8 @@ class EquivalenceChecker:
         lengths: list[int] = []
         for length, piece, known in smaller(subgraph, facts.assumed):
             lengths.append(length)
-            choices = list(itertools.islice(_Graph(known, opsets).choices(piece, empty), FIRST_CHOICES))
+            graph = _Graph(known, opsets, self._lengths)
+            choices = list(itertools.islice(graph.choices(piece, empty), FIRST_CHOICES))
             if not choices or all(map(is_too_large, choices)):
                 continue
             examiner = _Examiner(piece, pairs, known, {**opsets, CONTRIB: 1}, functions, self._operators, rounded=self._rounds)

@@ -85,6 +85,7 @@ class Verifier:
         """Places of such patterns that could not be judged, at level none, and why."""
         self._refuted: dict[tuple[object, ...], str | None] = {}
         self._definitions = list(definitions)
+        self._lengths = options.dim
         self._evidence = pathlib.Path(options.evidence or _EVIDENCE) if keep_evidence else None
         self._rounds_float16 = self.doubts and bool(resolve(options.ep, options.arch).provider.rounds_float16)
 
@@ -97,7 +98,7 @@ class Verifier:
         """The judge, made when the first rewrite comes before it: a run that judges nothing need not import it."""
         from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 
-        return EquivalenceChecker(rounds_float16=self._rounds_float16, operators=self._operators)
+        return EquivalenceChecker(rounds_float16=self._rounds_float16, operators=self._operators, lengths=self._lengths)
 
     def check(
         self,

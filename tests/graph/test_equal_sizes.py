@@ -13,7 +13,7 @@ import pytest
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.equal_sizes import solved
+from onnx_attnfuse.graph.equal_sizes import solved, with_equal
 from onnx_attnfuse.graph.facts import Facts
 
 A, B, C, D = (sizes.symbol(name) for name in "abcd")
@@ -42,6 +42,21 @@ def test_a_symbol_is_a_positive_sum_of_those_before_it(
     pairs: list[tuple[sizes.Dim, sizes.Dim]], found: dict[str, sizes.Dim]
 ) -> None:
     assert solved(pairs, "abcd") == found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ({"d": 9}, {"d": 9, "a": 9}),
+        ({"c": 9, "b": 2}, {"c": 9, "b": 2, "a": 7}),
+        ({"c": 2, "b": 2}, {"c": 2, "b": 2}),
+        ({"c": 1, "b": 2}, {"c": 1, "b": 2}),
+        ({"c": 9}, {"c": 9}),
+        ({"a": 5}, {"a": 5}),
+    ],
+)
+def test_numbers_go_to_the_sizes_that_are_left(numbers: dict[str, int], found: dict[str, int]) -> None:
+    assert with_equal(numbers, {"d": A, "c": A + B}) == found
 
 
 def test_sizes_are_put_inside_of_all_that_is_made_of_them() -> None:
