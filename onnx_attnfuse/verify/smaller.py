@@ -8,6 +8,7 @@ numbers do not fit together any more the original does not run, and nothing is s
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +22,8 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.verify.subgraph import Subgraph
 
 _FEW = 24
-"""What the longest axis is shortened to, the next one to a third more, and so on, so that no two become equal."""
+"""What the longest axis is shortened to, the next one to a third more, and so on, so that no two become
+equal; behind the largest number of the piece that an axis reaches."""
 _LONG = 256
 """The least length that is shortened; heads, channels of a head and groups have fewer."""
 _LISTED = 64
@@ -33,9 +35,22 @@ def smaller(subgraph: Subgraph, assumed: Assumed) -> Iterator[tuple[int, Subgrap
     lengths = {dim for item in subgraph.inputs for dim in item.dims if isinstance(dim, int) and dim >= _LONG}
     if any(list(subgraphs(node)) for node in subgraph.nodes):
         return
+    bounds = _numbers(subgraph)
     for place, length in enumerate(sorted(lengths, reverse=True), 3):
-        subgraph, facts = _Shortened(length, place * _FEW // 3).of(subgraph, assumed)
-        yield length, subgraph, facts
+        few = place * _FEW // 3 + max((number for number in bounds if number < length), default=0)
+        if few < length:
+            subgraph, facts = _Shortened(length, few).of(subgraph, assumed)
+            yield length, subgraph, facts
+
+
+def _numbers(subgraph: Subgraph) -> set[int]:
+    """The single whole numbers of a piece, as windows and offsets are: an axis that ends before one shows nothing of it."""
+    tensors = (constant_tensor(value) for value in subgraph.constants)
+    arrays = (read_tensor(tensor) for tensor in tensors if tensor is not None and tensor.size == 1)
+    found = [float(array.item()) for array in arrays if array is not None and array.dtype.kind in "iuf"]
+    attributes = (item for node in subgraph.nodes for item in node.attributes.values())
+    found += [item.as_int() for item in attributes if item.type == ir.AttributeType.INT]
+    return {int(number) for number in found if math.isfinite(number) and number > 1}
 
 
 class _Shortened:

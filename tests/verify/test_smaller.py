@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 
 from tests.support.pairs import PADDED, PADDED_FUSED, PLAIN, PLAIN_FUSED, graph, judged
@@ -25,4 +26,18 @@ def test_what_is_equal_is_equal_with_shorter_axes(nodes: str, inputs: str) -> No
 def test_what_differs_is_not_called_equal(right: str, wrong: str) -> None:
     verdict = judged(graph(PLAIN + PLAIN_FUSED.replace(right, wrong), inputs=_FIXED))
     assert not verdict.equal
+    assert "judged shorter" in verdict.detail
+
+
+@pytest.mark.parametrize(("bound", "equal"), [(300, True), (301, False)])
+def test_an_axis_stays_longer_than_what_it_is_compared_with(bound: int, equal: bool) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 18]>
+    g (float[20000, 8192] x) => (float[20000, 8192] old, float[20000, 8192] new)
+    <int64 zero = {{0}}, int64 one = {{1}}, int64 first = {{300}}, int64 second = {{{bound}}}, float none = {{0.0}}> {{
+        shape = Shape<start = 1>(x) length = Squeeze(shape) index = Range(zero, length, one)
+        near = Less(index, first) old = Where(near, x, none)
+        near2 = Less(index, second) new = Where(near2, x, none)
+    }}"""
+    verdict = judged(ir.from_onnx_text(text), frontier=("x",))
+    assert verdict.equal == equal, verdict.detail
     assert "judged shorter" in verdict.detail
