@@ -17,6 +17,7 @@ from onnx_attnfuse.fusion.pass_context import PassContext
 from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
+from onnx_attnfuse.fusion.pattern_rewrites.windows import write_windows
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
@@ -76,6 +77,7 @@ def apply_patterns(graph: PassContext) -> int:
     rewriter = graph.pattern_rewriter()
     applied = apply_rules(rewriter)
     write_operators(rewriter)
+    write_windows(rewriter)
     write_formulas(rewriter, graph.run.trace)
     graph.patterns = rewriter
     return applied + len(rewriter.done) + len(rewriter.needless)

@@ -35,8 +35,8 @@ def test_the_table_lacks_nothing_that_the_installed_versions_have() -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (node("Attention", inputs=3, left_window_size=-1), None),
-        (node("Attention", inputs=3, left_window_size=2), "left_window_size of Attention is not read"),
+        (node("Attention", inputs=3, left_window_size=2), None),
+        (node("Attention", inputs=3, newest_size=-1), "newest_size of Attention is not read"),
         (node("Attention", inputs=7), None),
         (node("Attention", inputs=8), "input 7 of Attention is not read"),
         (node("GroupQueryAttention", "com.microsoft", 16), None),

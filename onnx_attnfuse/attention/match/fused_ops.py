@@ -39,6 +39,8 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         raise Refused("unread-part", unknown, node.name)
     if node.domain == CONTRIB:
         raise Refused("contrib", f"com.microsoft.{node.op_type} is a fused operator of ONNX Runtime already", node.name)
+    if any(attribute(node, name, -1) >= 0 for name in ("left_window_size", "right_window_size")):
+        raise Refused("window-inside", "it has a window of its own", node.name)
     inputs = [*node.inputs, *[None] * 7][:7]
     query, key, value, mask = inputs[:4]
     if query is None or key is None or value is None:

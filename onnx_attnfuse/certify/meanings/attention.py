@@ -139,6 +139,8 @@ def _onnx_attention(call: Call) -> Sequence[Array]:
     if mask is not None and (mask.shape[-1] is ONE) != (key.shape[2] is ONE):
         raise Unsupported("a mask of other keys than there are")
     cap, triangle = call.attribute("softcap", 0.0), bool(call.attribute("is_causal", 0))
+    behind_row, ahead = call.attribute("left_window_size", -1), call.attribute("right_window_size", -1)
+    ahead = 0 if triangle else ahead
     raw = products(query, repeat_heads(key, heads), call.attribute("scale"))
 
     def score(b: Term, n: Term, i: Term, j: Term) -> Term:
@@ -150,7 +152,9 @@ def _onnx_attention(call: Call) -> Sequence[Array]:
         if count is not None:
             item = ite(arithmetic.below(j, count.at(b)), item, NINF)
             seen_from = subtract(count.at(b), rows)
-        return ite(before(i, j, seen_from), item, NINF) if triangle else item
+        item = ite(before(i, j, add(seen_from, number(ahead))), item, NINF) if ahead >= 0 else item
+        hidden = before(i, j, subtract(seen_from, number(behind_row + 1)))
+        return ite(hidden, NINF, item) if behind_row >= 0 else item
 
     result = attended(score, repeat_heads(value, heads), rows, number(0, "Real"))
     outputs = [merge_heads(result) if flat else result, key, value]

@@ -197,6 +197,8 @@ class PatternRewriter:
                 reported, status="skipped", op=None, domain=None, kernel=None, verified=None, reasons=(reason,)
             )
         reason = self.refused.get(site.name)
+        if reason is not None and site.status == "already-fused":
+            return dataclasses.replace(site, reasons=(reason, *site.reasons))
         if reason is not None and site.status in {"skipped", "not-attention"}:
             return dataclasses.replace(site, status="skipped", reasons=(reason, *site.reasons))
         return dataclasses.replace(site, pattern=self.named.get(site.name))

@@ -29,6 +29,7 @@ def _describe(node: OpNode) -> AttentionParams:
         v_head_size=value[3] if len(value) == 4 else node.part(value[2], kv_heads),
         mask="bias" if node.has("attn_mask") else "none",
         causal=bool(node.number("is_causal")),
+        windowed=node.number("left_window_size", -1) >= 0 or node.number("right_window_size", -1) >= 0,
         capped=node.is_capped,
         cached=node.has("past_key"),
         grouped=heads != kv_heads,

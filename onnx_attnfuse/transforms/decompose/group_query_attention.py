@@ -22,11 +22,11 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     before,
     by_entry,
     chosen,
-    column,
     compared,
     integer,
     length_of,
     merge_heads,
+    moved,
     places,
     split_heads,
 )
@@ -188,9 +188,8 @@ def _seen(site: Site, cache: Cache, columns: Dim) -> ir.Value | None:
     seen = before(build, cache.rows, columns, offset)
     if window <= 0:
         return seen
-    row = arithmetic(build, "Sub", column(build, places(build, cache.rows)), integer(build, window))
-    since = arithmetic(build, "Add", row, offset if isinstance(offset, ir.Value) else length_of(build, offset))
-    return build.logical("And", [seen, compared(build, "Greater", places(build, columns), since)])
+    since = before(build, cache.rows, columns, moved(build, offset, -window), opposite=True)
+    return build.logical("And", [seen, since])
 
 
 def _sink(site: Site) -> ir.Value | None:

@@ -1,4 +1,4 @@
-"""ai.onnx Attention of opset 23 and 24, spelled out as ONNX Runtime computes it.
+"""ai.onnx Attention of opsets 23 to 25, spelled out as ONNX Runtime computes it.
 
 A row that sees nothing gives 0, and the lowest number of a mask's type is not seen, either.
 """
@@ -26,6 +26,7 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     joined,
     length_of,
     merge_heads,
+    moved,
     places,
     split_heads,
 )
@@ -33,6 +34,8 @@ from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
 _MASKED = 2
 """The mode in which the scores after the mask are given out."""
+WINDOWS = "left_window_size", "right_window_size"
+"""How far behind and ahead of its own position a row sees, -1 for without end."""
 
 
 def spelled(site: Site) -> Answer:
@@ -62,8 +65,8 @@ def spelled(site: Site) -> Answer:
     if lengths is not None:
         seen.append(compared(build, "Less", places(build, columns), by_entry(build, lengths)))
         offset = arithmetic(build, "Sub", by_entry(build, lengths), length_of(build, rows))
-    if site.attribute("is_causal", 0):
-        seen.append(before(build, rows, columns, offset))
+    seen += _within(site, rows, columns, offset)
+    sees_itself = isinstance(offset, ir.Value) or columns == offset + rows or site.attribute(WINDOWS[0], -1) < 0
     problem = AttentionInputs(
         query,
         key,
@@ -75,7 +78,7 @@ def spelled(site: Site) -> Answer:
         softcap=site.attribute("softcap", 0.0),
         added=() if mask is None or mask in seen else (_unseen(site, mask),),
         seen=build.logical("And", seen) if seen else None,
-        empty_is_zero=mask is not None or lengths is not None,
+        empty_is_zero=mask is not None or lengths is not None or not sees_itself,
     )
     found = spell(build, problem)
     mode: int = site.attribute("qk_matmul_output_mode", 0)
@@ -94,6 +97,17 @@ def _masked(build: Builder, problem: AttentionInputs, scores: ir.Value, mask: ir
     if problem.seen is None:
         return scores
     return chosen(build, problem.seen, scores, build.scalar(-largest(problem.dtype), wide))
+
+
+def _within(site: Site, rows: Dim, columns: Dim, offset: Dim | ir.Value) -> list[ir.Value]:
+    """Truth values for the keys that are not too far behind a row's position, and not too far ahead of it."""
+    back, ahead = (site.attribute(name, -1) for name in WINDOWS)
+    build = site.build
+    ahead = 0 if site.attribute("is_causal", 0) else ahead
+    found = [before(build, rows, columns, moved(build, offset, ahead))] if ahead >= 0 else []
+    if back >= 0:
+        found.append(before(build, rows, columns, moved(build, offset, -back - 1), opposite=True))
+    return found
 
 
 def _operands(site: Site) -> list[ir.Value]:

@@ -83,15 +83,22 @@ def compared(build: Builder, op: str, left: ir.Value, right: ir.Value) -> ir.Val
     return build.elementwise(op, [left, right], TRUTH)
 
 
-def before(build: Builder, rows: Dim, columns: Dim, offset: ir.Value | Dim) -> ir.Value:
-    """True up to the key that is `offset` behind the row: (s, t), or (b, 1, s, t) where it differs by entry."""
+def moved(build: Builder, offset: ir.Value | Dim, by: int) -> ir.Value | Dim:
+    """A distance plus a number."""
+    if not isinstance(offset, ir.Value):
+        return offset + by
+    return arithmetic(build, "Add", offset, integer(build, by)) if by else offset
+
+
+def before(build: Builder, rows: Dim, columns: Dim, offset: ir.Value | Dim, *, opposite: bool = False) -> ir.Value:
+    """True up to the key that is `offset` behind the row, or behind it: (s, t), or (b, 1, s, t) where it differs by entry."""
     row = column(build, places(build, rows))
     if isinstance(offset, Size):
         offset = length_of(build, offset)
     elif isinstance(offset, int):
         offset = integer(build, offset)
     last = row if build.facts.content(offset) == 0 else arithmetic(build, "Add", row, offset)
-    return compared(build, "LessOrEqual", places(build, columns), last)
+    return compared(build, "Greater" if opposite else "LessOrEqual", places(build, columns), last)
 
 
 def chosen(build: Builder, where: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:

@@ -47,7 +47,8 @@ class Operator(OpRun):
         names = list(schema.inputs)
         unread = [names[place] for place, value in enumerate(inputs) if place >= most and value is not None]
         for name, value in attributes.items():
-            if name not in taken and value is not None and not schema.attributes[name].is_default(value):
+            known = schema.attributes.get(name)
+            if name not in taken and value is not None and (known is None or not known.is_default(value)):
                 unread.append(name)
         if unread:
             raise NotImplementedError(f"the reference of {cls.__name__} does not know {', '.join(unread)}")

@@ -1,4 +1,4 @@
-"""ai.onnx Attention, opsets 23 and 24, as ONNX Runtime computes it.
+"""ai.onnx Attention, opsets 23 to 25, as ONNX Runtime computes it.
 
 | input | shape |
 |---|---|
@@ -64,6 +64,8 @@ def _attention(
     softcap: float = 0.0,
     qk_matmul_output_mode: int = 0,
     softmax_precision: int | None = None,
+    left_window_size: int = -1,
+    right_window_size: int = -1,
 ) -> Results:
     del softmax_precision  # float32 at least, as in the kernels
     if scale is not None and scale <= 0:
@@ -85,8 +87,11 @@ def _attention(
         lengths = np.reshape(nonpad_kv_seqlen, (-1, 1, 1, 1))
         offset = lengths - rows
         logits = np.where(places(columns) < lengths, logits, -np.inf)
-    if is_causal:
-        logits = np.where(before(rows, columns, offset), logits, -np.inf)
+    if is_causal or right_window_size >= 0:
+        ahead = 0 if is_causal else right_window_size
+        logits = np.where(before(rows, columns, offset + ahead), logits, -np.inf)
+    if left_window_size >= 0:
+        logits = np.where(before(rows, columns, offset - left_window_size - 1), -np.inf, logits)
     weights = softmax(logits, empty=0)
     output = weights @ repeat_heads(value, heads)
     asked = {_AFTER_CAP: cut, _AFTER_MASK: logits, _WEIGHTS: weights}.get(qk_matmul_output_mode, raw)

@@ -60,5 +60,5 @@ def test_scores_are_given_out_as_asked_for(mode: int) -> None:
 def test_what_the_kernel_refuses_is_refused() -> None:
     with pytest.raises(ValueError, match="scale"):
         onnx_attention(*_operands(), scale=0.0)
-    with pytest.raises(NotImplementedError, match="left_window_size"):
-        Attention.called(*_operands(), left_window_size=2)
+    with pytest.raises(NotImplementedError, match="newest_size"):
+        Attention.called(*_operands(), newest_size=2)
