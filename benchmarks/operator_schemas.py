@@ -83,7 +83,9 @@ def line(key: tuple[str, str], versions: list[Any]) -> str:
     ]
     for name, default in sorted(attributes.items()):
         value = "" if default is None else f"={json.dumps(default, separators=(',', ':'))}"
-        parts.append(mark(known and name in known.attributes and known.attributes[name].is_read) + name + value)
+        said = None if known is None else known.attributes.get(name)
+        is_read = None if known is None else said is not None and said.is_read
+        parts.append(mark(is_read) + name + ("" if said is None else said.kind) + value)
     return " ".join([key[0] or "ai.onnx", key[1], *parts])
 
 

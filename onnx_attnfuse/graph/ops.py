@@ -53,6 +53,7 @@ REDUCTIONS = frozenset(
 CONTROL_FLOW = frozenset(["If", "Loop", "Scan"])
 """Operators that run a graph of their own."""
 
+_OPERATORS = STANDARD | {CONTRIB, "ai.onnx.preview"}
 _NO_SOFTMAX = frozenset(["LinearAttention"])
 """Operators of com.microsoft that are called attention and have no softmax."""
 
@@ -82,3 +83,8 @@ def is_attention(node: ir.Node) -> bool:
     if node.domain == CONTRIB:
         return node.op_type.endswith("Attention") and node.op_type not in _NO_SOFTMAX
     return node.domain in STANDARD and node.op_type == "Attention"
+
+
+def is_other_attention(node: ir.Node) -> bool:
+    """Whether the node is called attention and is none that is read: without a softmax, or with a formula of its own."""
+    return node.op_type.endswith("Attention") and node.domain in _OPERATORS and not is_attention(node)

@@ -4,7 +4,8 @@
 
 A line of `schemas.txt` is an operator's domain and name, its versions, inputs, outputs and attributes with their defaults. A `!`
 stands before what is not read: a version in which the operator is unknown, an input that must be left out, an attribute that
-must be at its default. What is not in the table is unknown, too. `graph.ops` asks it before it calls a node by its name, so no
+must be at its default. A `?` stands after an attribute that is 0 or 1, a `+` after one that is not negative; kernels disagree on
+what other numbers mean. What is not in the table is unknown, too. `graph.ops` asks it before it calls a node by its name, so no
 reader takes a node for more than is understood. `python -m benchmarks.operator_schemas` makes the file; what is new gets a `!`.
 """
 
@@ -27,6 +28,8 @@ STANDARD = frozenset(["", "ai.onnx"])
 FILE = "schemas.txt"
 UNREAD = "!"
 """Stands before what is not read."""
+FLAG, COUNT = "?", "+"
+"""Stand after the names of attributes that are 0 or 1, and of those that are not negative."""
 VARIADIC = "*"
 """Stands after an input or output of which there may be many."""
 
@@ -38,6 +41,16 @@ class Attribute:
     default: Any
     """None where it has none; a list is a tuple, as onnx-ir has it."""
     is_read: bool
+    kind: str = ""
+    """`FLAG`, `COUNT`, or nothing."""
+
+    def takes(self, given: ir.Attr) -> bool:
+        """Whether the value of an attribute of a node is understood."""
+        if not self.is_read:
+            return is_default(self, given)
+        if not self.kind or given.is_ref():
+            return True
+        return given.value in {0, 1} if self.kind == FLAG else given.value >= 0
 
     def is_default(self, value: object) -> bool:
         """Whether a value says the same as leaving the attribute out."""
@@ -85,7 +98,9 @@ def _entry(line: str) -> tuple[tuple[str, str], Schema]:
 def _attribute(item: str) -> tuple[str, Attribute]:
     name, _, default = item.lstrip(UNREAD).partition("=")
     value: Any = json.loads(default or "null")
-    return name, Attribute(tuple(value) if default.startswith("[") else value, not item.startswith(UNREAD))
+    listed = tuple(value) if default.startswith("[") else value
+    plain = name.rstrip(FLAG + COUNT)
+    return plain, Attribute(listed, not item.startswith(UNREAD), name[len(plain) :])
 
 
 def schema_of(node: ir.Node) -> Schema | None:
@@ -108,7 +123,7 @@ def why_unknown(node: ir.Node) -> str | None:
         return f"{names[place] if place < len(names) else f'input {place}'} of {node.op_type} is not read"
     for name, given in node.attributes.items():
         known = schema.attributes.get(name)
-        if known is None or not (known.is_read or is_default(known, given)):
+        if known is None or not known.takes(given):
             return f"{name} of {node.op_type} is not read"
     return None
 

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import onnx_attnfuse
@@ -13,6 +14,7 @@ from onnx_attnfuse.certify.certificate import certify
 from onnx_attnfuse.graph.io import from_any
 from onnx_attnfuse.verify.references.onnx_attention import onnx_attention
 
+pytestmark = pytest.mark.newest
 MODEL = """<ir_version: 10, opset_import: ["" : 25]>
 g (float[b, s, 32] q, float[b, t, 32] k, float[b, t, 32] v) => (float[b, s, 32] y) {{
     [attention] y = Attention <q_num_heads = 4, kv_num_heads = 4{attributes}> (q, k, v)
@@ -61,7 +63,6 @@ def _feeds(rows: int, keys: int) -> list[np.ndarray]:
 
 
 def _run(model: onnx.ModelProto, feeds: list[np.ndarray]) -> np.ndarray:
-    onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, dict(zip("qkv", feeds, strict=True)))[0]
 
@@ -113,3 +114,22 @@ def test_what_is_spelled_out_is_proved(case: str) -> None:
     source = _model(CASES[case][0])
     found = onnx_attnfuse.unfuse(source).model
     assert certify(from_any(source)[0], from_any(found)[0]).is_complete
+
+
+_LONE = {
+    "FlexAttention": ('"" : 26, "ai.onnx.preview" : 1', "float[b, 4, s, 8]", "ai.onnx.preview.FlexAttention (q, k, v)"),
+    "LinearAttention": (
+        '"" : 27',
+        "float[b, s, 32]",
+        'LinearAttention <q_num_heads = 4, kv_num_heads = 4, update_rule = "linear"> (q, k, v)',
+    ),
+}
+
+
+@pytest.mark.parametrize("op", _LONE)
+def test_an_attention_of_another_kind_is_a_site_that_is_left(op: str) -> None:
+    opsets, shape, call = _LONE[op]
+    results = "y" if op == "FlexAttention" else "y, state"
+    text = f"<ir_version: 10, opset_import: [{opsets}]> g ({shape} q, {shape} k, {shape} v) => (y) {{ [one] {results} = {call} }}"
+    (site,) = onnx_attnfuse.explain(onnx.parser.parse_model(text)).sites
+    assert (site.name, site.op, [item.code for item in site.reasons]) == ("one", op, ["other-attention"])

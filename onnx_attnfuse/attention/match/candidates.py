@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.roundings import Rounding, told
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
-from onnx_attnfuse.graph.ops import is_attention
+from onnx_attnfuse.graph.ops import is_attention, is_other_attention
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label, producer_of
 from onnx_attnfuse.reasons import Reason
@@ -70,7 +70,7 @@ def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[
     positions = {node: position for position, node in enumerate(scope.graph)}
     for node, position in positions.items():
         softmax = None
-        if not is_attention(node):
+        if not is_attention(node) and not is_other_attention(node):
             softmax = find_softmax(node, scope.facts, scope.opset)
             if softmax is None:
                 continue

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.ops import CONTRIB, is_other_attention
 from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused
@@ -34,6 +34,9 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     Raises:
         Refused: It uses something that MultiHeadAttention is not asked for yet, so the node stays what it is.
     """
+    if is_other_attention(node):
+        name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
+        raise Refused("other-attention", f"{name} is an operator of its own kind, which nothing here reads", node.name)
     unknown = why_unknown(node)
     if unknown is not None:
         raise Refused("unread-part", unknown, node.name)

@@ -136,6 +136,8 @@ def _onnx_attention(call: Call) -> Sequence[Array]:
     rows, heads, offset = query.shape[2], query.shape[1], ZERO if past[0] is None else past[0].shape[2]
     key, value = behind(past[0], key), behind(past[1], value)
     count = call.optional(6)
+    if query.dtype == ir.DataType.DOUBLE:
+        raise Unsupported("ai.onnx Attention in float64, whose rows without a key are others")
     if mask is not None and (mask.shape[-1] is ONE) != (key.shape[2] is ONE):
         raise Unsupported("a mask of other keys than there are")
     cap, triangle = call.attribute("softcap", 0.0), bool(call.attribute("is_causal", 0))

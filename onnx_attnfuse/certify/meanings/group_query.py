@@ -70,6 +70,8 @@ def _group_query_attention(call: Call) -> Sequence[Array]:
     raw, bias = products(queries, seen_keys, call.attribute("scale", 0.0)), call.optional(10)
     window, cap = call.attribute("local_window_size", -1), call.attribute("softcap", 0.0)
     causal = bool(call.attribute("causal", 1))
+    if window < 1 and window != -1:
+        raise Unsupported(f"a window of {window}")
 
     def score(b: Term, n: Term, i: Term, j: Term) -> Term:
         item = capped(raw(b, n, i, j), cap)

@@ -82,6 +82,8 @@ def _reduced(reduce: Callable[[Term, Term], Term]) -> Meaning:
 def _mean(call: Call) -> Sequence[Array]:
     (summed,) = _reduced(sums.total)(call)
     data, axes = call.array(0), call.axes(1)
+    if data.sort != "Real":
+        raise Unsupported("a mean of integers, which is rounded")
     gone = {axis_of(axis, data.rank) for axis in axes or range(data.rank)}
     count = function("inverse", to_real(product(length for axis, length in enumerate(data.shape) if axis in gone)))
     return [Array(summed.shape, summed.dtype, lambda place: multiply(summed.at(*place), count))]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.transforms.decompose.core import AttentionInputs, spell
 from onnx_attnfuse.transforms.decompose.kv_append import Cache, cache_of
 from onnx_attnfuse.transforms.decompose.norms import over_root
@@ -186,8 +187,10 @@ def _seen(site: Site, cache: Cache, columns: Dim) -> ir.Value | None:
         return None if cache.ends is None else compared(build, "Less", places(build, columns), by_entry(build, cache.ends))
     offset = cache.offset()
     seen = before(build, cache.rows, columns, offset)
-    if window <= 0:
+    if window == -1:
         return seen
+    if window < 1:
+        raise Refused("not-spelled", f"local_window_size {window} is not spelled out", site.node.name)
     since = before(build, cache.rows, columns, moved(build, offset, -window), opposite=True)
     return build.logical("And", [seen, since])
 

@@ -45,6 +45,8 @@ def spelled(site: Site) -> Answer:
         Refused: It cannot be spelled out exactly.
     """
     build, dtype = site.build, site.dtype()
+    if dtype == ir.DataType.DOUBLE:
+        raise Refused("not-spelled", "Attention in float64 is not spelled out: its rows without a key are others", site.node.name)
     query, key, value = _operands(site)
     _, heads, rows, size = dims_of(build, query)
     past = site.all_given("past_key", "past_value")
