@@ -33,6 +33,7 @@ from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.quantised.held import verify_quantised
 from onnx_attnfuse.verify.quantised.record import read_record
 from onnx_attnfuse.verify.quantised.roundings import read_dequantised
+from onnx_attnfuse.verify.reach import reach_of
 from onnx_attnfuse.verify.rounding import rounded
 from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
@@ -194,6 +195,7 @@ class _Models:
         self._slots = [slot_of(value, facts, self._kinds[value.name or ""]) for value in inputs]
         self._inner = _made_of(self._dims, model.graph, facts)
         pinned = [(sizes.symbol(name), length) for name, length in facts.numbers(trials.dim).items()]
+        self._reach = reach_of(model.graph.all_nodes())
         self._equalities = Equalities([*pinned, *facts.equalities])
         self._tolerance = _tolerance(trials, self._models)
         halves = any(_computed(item) & HALVES for item in self._models)
@@ -289,7 +291,7 @@ class _Models:
     def _shapes(self) -> Iterable[tuple[tuple[tuple[int, ...], ...], Values]]:
         """Shapes of the inputs, with the numbers of the symbols."""
         seen: set[tuple[tuple[int, ...], ...]] = set()
-        for values in self._equalities.assignments([*self._dims, self._inner]):
+        for values in self._equalities.assignments([*self._dims, *((dim,) for dim in self._inner)], reach=self._reach):
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in dims) for dims in self._dims)
             if shapes not in seen and all(length >= 1 for shape in shapes for length in shape):
                 seen.add(shapes)

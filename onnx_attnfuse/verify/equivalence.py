@@ -25,6 +25,7 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.apart import ProcessDied
 from onnx_attnfuse.verify.danger import is_dangerous
 from onnx_attnfuse.verify.inputs import Pattern
+from onnx_attnfuse.verify.reach import reach_of
 from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, Choice, Trial, is_too_large
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
@@ -56,7 +57,8 @@ class _Graph:
         dims = [item.dims for item in subgraph.inputs]
         names = frozenset(name for shape in dims for dim in shape for name in sizes.symbols(dim))
         seen: set[tuple[tuple[int, ...], ...]] = set()
-        for values in self._assignments(dims, sorted(empty & names)):
+        reach = reach_of(subgraph.nodes)
+        for place, values in enumerate(self._assignments(dims, sorted(empty & names), reach)):
             self._tracer.settle(values, dims)
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
             least = 0 if any(values[name] == 0 for name in empty & names) else 1
@@ -64,11 +66,11 @@ class _Graph:
                 continue
             seen.add(shapes)
             apart = is_dangerous(subgraph.nodes, self._facts, values)
-            yield Choice(shapes, largest(subgraph, self._facts, values), values, names, apart)
+            yield Choice(shapes, largest(subgraph, self._facts, values), values, names, apart, is_far=bool(reach) and place == 1)
 
-    def _assignments(self, dims: Sequence[Dims], empty: Sequence[str]) -> Iterator[Values]:
+    def _assignments(self, dims: Sequence[Dims], empty: Sequence[str], reach: int) -> Iterator[Values]:
         """Numbers for all symbols; those that a caller told come after the first ones, for models that run with no others."""
-        first = self._free.assignments(dims, PROFILES[:FIRST_CHOICES], empty)
+        first = self._free.assignments(dims, PROFILES[:FIRST_CHOICES], empty, reach)
         told = self._told.assignments(dims, PROFILES[:FIRST_CHOICES]) if self._has_lengths else ()
         return itertools.chain(first, told, self._free.assignments(dims, PROFILES[FIRST_CHOICES:]))
 

@@ -21,7 +21,9 @@ from onnx_attnfuse.verify.tolerance import LOOSE, Comparison, compare
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, undecided
 
 FIRST_CHOICES = 3
-"""Choices of sizes to run, from the first that fits on."""
+"""Choices of sizes to run, from the first that fits on, those beyond constants of the piece not counted."""
+_FAR_CASES = 2
+"""Cases that are run with sizes beyond constants."""
 _MAX_TENSOR_ELEMENTS = 1 << 27
 """Elements of the largest tensor of a piece that is still run."""
 _MAX_ELEMENTS_OVER_CASES = 1 << 22
@@ -41,6 +43,8 @@ class Choice:
     """The symbols that the inputs' shapes are made of."""
     apart: bool = False
     """Whether running the piece with them may end the process."""
+    is_far: bool = False
+    """Whether they reach beyond a constant of the piece, beside the usual ones."""
 
     def contradicts(self, dims: Dims, actual: list[int]) -> bool:
         """Whether a value has another shape than it must have if the inputs' shapes are possible."""
@@ -279,15 +283,16 @@ class Trial:
         groups = case_groups(self._sides.model.slots)
         left = FIRST_CHOICES
         for choice in choices:
-            if len(self.fitting) == len(groups) or not left:
+            usual = sum(not item.is_far for item in self.fitting)
+            if usual == len(groups) or not left:
                 break
             if is_too_large(choice):
                 self._refusal = f"a tensor of {choice.largest} elements is too large to judge by"
                 continue
-            found = self._tried(choice, groups[len(self.fitting)], without=without)
+            found = self._tried(choice, groups[1][:_FAR_CASES] if choice.is_far else groups[usual], without=without)
             if found is not None:
                 return found
-            left -= len(self.fitting) > self._void
+            left -= not choice.is_far and len(self.fitting) > self._void
         return self._summary()
 
     def _tried(self, choice: Choice, cases: Iterable[Case], *, without: Collection[Pattern]) -> Verdict | None:

@@ -90,14 +90,20 @@ class Equalities:
         ]
 
     def assignments(
-        self, shapes: Sequence[Dims], profiles: Iterable[Profile] = PROFILES, empty: Iterable[str] = ()
+        self, shapes: Sequence[Dims], profiles: Iterable[Profile] = PROFILES, empty: Iterable[str] = (), reach: int = 0
     ) -> Iterator[Values]:
-        """Numbers for all symbols of `shapes`, one assignment per profile; 0 for those of `empty` in the second."""
+        """Numbers for all symbols of `shapes`, one assignment per profile; 0 for those of `empty` in the second.
+
+        With a `reach`, how far constants count positions, there is one more before the second, in which lengths are beyond it.
+        """
         names = self._closure(shapes)
         nothing = dict.fromkeys(map(self.root, empty), 0)
         batches = {self.root(name) for shape in shapes if len(shape) > 1 and (name := _lone(shape[0])) is not None}
         batches |= {name for name in names if "batch" in name}
         for index, profile in enumerate(profiles):
+            if index == 1 and reach:
+                far = Profile(1, tuple(number + reach for number in profile.others))
+                yield self._solved(names, batches, far, shapes)
             if index == 1 and nothing:
                 pins, self._pins = self._pins, self._pins | nothing
                 yield self._solved(names, batches, profile, shapes)

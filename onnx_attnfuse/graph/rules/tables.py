@@ -100,7 +100,7 @@ def inferred(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     proto.attribute.extend(ir.to_proto(item) for item in node.attributes.values())
     try:
         found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-    except onnx.shape_inference.InferenceError:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
         return []
     return [_dims(value, found.get(name), names, facts) for value, name in zip(node.outputs, outputs, strict=True)]
 
