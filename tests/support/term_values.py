@@ -57,7 +57,8 @@ class Values:
                 place += count
             return total
         if term.op == "element":
-            return self._arrays[term.data][tuple(values)]
+            value = self._arrays[term.data][tuple(values)]
+            return value.item() if np.issubdtype(value.dtype, np.integer) else value
         if term.op == "function":
             return _FUNCTIONS[term.data](*values)
         if term.op == "times":
