@@ -23,17 +23,17 @@ from onnx_attnfuse.graph.tensors import Computed, external_tensors
 _MIN_MOVED_BYTES = 1024
 
 
-def bind(tensors: Iterable[ir.ExternalTensor], folder: pathlib.Path, where: str) -> None:
-    """Tell the external tensors of a model which folder it was read from, and check that their data is there.
+def bind(tensors: Iterable[ir.ExternalTensor], model: pathlib.Path) -> None:
+    """Give the external tensors of a model the folder it was read from, and check that their data is there.
 
     Args:
         tensors: The tensors; they get their base directory.
-        folder: Folder of the model file.
-        where: What to call the model in messages.
+        model: The model file.
 
     Raises:
-        ModelError: A data file is missing, too short, or outside of `folder`.
+        ModelError: A data file is missing, too short, or outside of the model's folder, by its name or by a symbolic link.
     """
+    folder, where = model.parent, model.name
     sizes: dict[str, int] = {}
     for tensor in tensors:
         location = location_of(tensor)
@@ -41,7 +41,7 @@ def bind(tensors: Iterable[ir.ExternalTensor], folder: pathlib.Path, where: str)
             problem = f"External data offset must be non-negative, and that of tensor {tensor.name!r} is {tensor.offset}"
             raise ModelError(f"{where} cannot be read: {problem}; export the model again")
         if location not in sizes:
-            sizes[location] = _data_size(folder, location, where)
+            sizes[location] = _data_size(model, location)
         end = (tensor.offset or 0) + tensor.nbytes
         if end > sizes[location]:
             raise ModelError(
@@ -56,7 +56,8 @@ def location_of(tensor: ir.ExternalTensor) -> str:
     return os.fsdecode(cast("str | os.PathLike[str]", tensor.location))
 
 
-def _data_size(folder: pathlib.Path, location: str, where: str) -> int:
+def _data_size(model: pathlib.Path, location: str) -> int:
+    folder, where = model.parent, model.name
     if not location:
         raise ModelError(f"{where}: an external tensor does not say where its data is; export the model again")
     if not _is_inside(location):
@@ -68,6 +69,10 @@ def _data_size(folder: pathlib.Path, location: str, where: str) -> int:
     if not path.is_file():
         raise ModelError(
             f"{where} keeps weights in {location}, which is not in {folder}; put that file there or export the model again"
+        )
+    if not any(path.resolve().is_relative_to(home) for home in (folder.resolve(), model.resolve().parent)):
+        raise ModelError(
+            f"{where} takes weights from {location}, a link to a file outside of its folder; put the file itself beside the model"
         )
     return path.stat().st_size
 

@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     """
     path = pathlib.Path(path).absolute()
     model, beside = _understood(_parsed(_content(path), path.name), path.name)
-    external.bind(beside, path.parent, path.name)
+    external.bind(beside, path)
     model.meta[_SOURCE] = path
     return model
 

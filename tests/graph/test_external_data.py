@@ -64,6 +64,36 @@ def test_a_copy_is_no_link_so_that_a_later_export_in_place_does_not_change_it(tm
     assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
 
 
+@pytest.mark.parametrize("linked", ["data/weights.bin", "data"])
+def test_a_link_out_of_the_folder_is_refused(linked: str, tmp_path: pathlib.Path) -> None:
+    inside, outside = tmp_path / "model", tmp_path / "outside"
+    inside.mkdir()
+    source = small_models.linear_with_data(inside, "data/weights.bin")
+    (inside / linked).rename(outside)
+    (inside / linked).symlink_to(outside)
+    with pytest.raises(ModelError, match=r"takes weights from data/weights\.bin, a link to a file outside of its folder"):
+        io.load(source)
+
+
+def test_a_link_inside_of_the_folder_is_followed(tmp_path: pathlib.Path) -> None:
+    source = small_models.linear_with_data(tmp_path)
+    (tmp_path / "weights.bin").rename(tmp_path / "kept.bin")
+    (tmp_path / "weights.bin").symlink_to("kept.bin")
+    io.save(io.load(source), tmp_path / "out.onnx")
+
+
+def test_a_model_that_is_a_link_may_have_its_data_beside_its_target(tmp_path: pathlib.Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    source = small_models.linear_with_data(blobs)
+    for file in (source.name, "weights.bin"):
+        (blobs / file).rename(blobs / f"hash of {file}")
+        (snapshot / file).symlink_to(blobs / f"hash of {file}")
+    io.save(io.load(snapshot / source.name), tmp_path / "out.onnx")
+    assert weights_of(tmp_path / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
 def with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """A disk with so many bytes left."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 40, used=0, free=free))
