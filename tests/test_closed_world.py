@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import faulthandler
 import itertools
 import os
 import pickle
@@ -137,6 +138,7 @@ def _run(model: onnx.ModelProto, given: Mapping[str, np.ndarray]) -> list[np.nda
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
+            faulthandler.disable()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             found = _computed(model, {item.name: given[item.name] for item in model.graph.input})
             with os.fdopen(writing, "wb") as file:

@@ -180,7 +180,7 @@ class EquivalenceChecker:
                 return undecided(f"it differs where {shorter}: {verdict.detail}")
             if verdict.equal:
                 return dataclasses.replace(verdict, detail=f"{verdict.detail}; {shorter}")
-        return undecided("a tensor of the piece is too large to judge by, and so is what can be made of it")
+        return undecided("a tensor of the piece is too large to run, and shorter axes do not make it small enough")
 
 
 class _Examiner:
