@@ -15,11 +15,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from models import bundle
 from models.isolate import Crash, call
 from models.references import file_name
+
+if TYPE_CHECKING:
+    from models.recipe import Recipe
 
 LOG = "exports.jsonl"
 EXPORTERS, HALF_EXPORTERS = ("dyn18", "dyn23", "ts17"), ("dyn18", "ts17")
@@ -42,15 +45,19 @@ class Job:
         return file_name(self.recipe, self.exporter, self.attention, self.dtype)
 
 
-def jobs(only: Iterable[str] = (), exporters: Iterable[str] = EXPORTERS) -> Iterator[Job]:
-    """Yields all exports, of the families and names in `only` if any are given.
+def jobs(
+    only: Iterable[str] = (), exporters: Iterable[str] = EXPORTERS, recipes: Iterable[Recipe] | None = None
+) -> Iterator[Job]:
+    """Yields all exports of some recipes, by default the zoo's, or of the families and names in `only` if any are given.
 
     Half precision is exported with those exporters only that `HALF_EXPORTERS` has.
     """
-    from models.recipes import RECIPES
+    if recipes is None:
+        from models.recipes import RECIPES
 
+        recipes = RECIPES.values()
     wanted, exporters = set(only), tuple(exporters)
-    for recipe in RECIPES.values():
+    for recipe in recipes:
         for dtype in recipe.dtypes:
             for exporter in exporters if dtype == "fp32" else (tag for tag in exporters if tag in HALF_EXPORTERS):
                 for attention in recipe.attentions:

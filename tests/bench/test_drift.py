@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import shutil
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,10 +69,12 @@ def test_the_newest_row_has_the_packages_of_the_last_without_versions() -> None:
 
 
 def test_exporters_are_asked_for_by_tag() -> None:
-    assert {job.exporter for job in jobs(["vit"])} == {"dyn18", "dyn23", "ts17"}
-    assert {job.exporter for job in jobs(["vit"], ["dyn26"])} == {"dyn26"}
-    halves = {job.exporter for job in jobs(["bert"], ["dyn18", "dyn26"]) if job.dtype != "fp32"}
-    assert halves == {"dyn18"}
+    recipes = [
+        SimpleNamespace(name=name, dtypes=[dtype], attentions=["sdpa"]) for name, dtype in (("one", "fp32"), ("half", "fp16"))
+    ]
+    assert {job.exporter for job in jobs(["one"], recipes=recipes)} == {"dyn18", "dyn23", "ts17"}
+    assert {job.exporter for job in jobs(["one"], ["dyn26"], recipes)} == {"dyn26"}
+    assert {job.exporter for job in jobs(["half"], ["dyn18", "dyn26"], recipes)} == {"dyn18"}
 
 
 class Here(Environment):
