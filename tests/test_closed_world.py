@@ -178,7 +178,7 @@ def _proof(scope: Scope, given: Mapping[str, np.ndarray], truth: Sequence[np.nda
         except (Unsupported, KeyError, TypeError):
             answers.append("refused")
             continue
-        if any(item.op == "element" and item.data == value.name for item in walk(term)):
+        if any(item.op == "element" and item.data not in given for item in walk(term)):
             answers.append("refused")
             continue
         found = np.zeros(lengths)
