@@ -141,7 +141,10 @@ def is_default(known: Attribute, given: ir.Attr) -> bool:
 
 
 def mark_versions(model: ir.Model) -> None:
-    """Notes at nodes, in place, the version of their operator where it is not understood; others keep none."""
+    """Notes at nodes, in place, the version of their operator where it is not understood; others have none.
+
+    What stood there before goes: some exporters write the model's opset, not the version of the operator.
+    """
     for part in (model.graph, *model.functions.values()):
         imports = part.opset_imports or model.opset_imports
         opsets = {"" if domain in STANDARD else domain: version for domain, version in imports.items()}
@@ -149,8 +152,8 @@ def mark_versions(model: ir.Model) -> None:
             domain = "" if node.domain in STANDARD else node.domain
             version = _changed(node.op_type, opsets.get(domain, 1), domain)
             schema = table().get((domain, node.op_type))
-            if schema is not None and not schema.versions.get(version, False):
-                node.version = version
+            is_known = schema is None or schema.versions.get(version, False)
+            node.version = None if is_known else version
 
 
 @functools.cache

@@ -75,6 +75,13 @@ def test_a_version_from_before_opset_7_is_unknown(opset: int, known: bool) -> No
     assert is_standard(next(iter(model.graph)), "Add") == known
 
 
+def test_the_version_that_an_exporter_left_at_a_node_is_not_asked() -> None:
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float[2] a, float[2] b) => (float[2] y) { y = Add(a, b) }'
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    next(iter(model.graph)).version = 18
+    assert is_standard(next(iter(from_any(model)[0].graph)), "Add")
+
+
 def test_a_version_that_came_after_the_table_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = dict(table()["", "Mod"].versions)
     newest = max(versions)

@@ -19,6 +19,7 @@ def spelled(site: Site) -> Answer:
     Raises:
         Refused: It cannot be spelled out exactly.
     """
+    site.attribute("scale")  # no kernel of ONNX Runtime reads it
     operand = site.operand("X" if is_standard(site.node) else "input")
     cos, sin, positions = map(site.given, ("cos_cache", "sin_cache", "position_ids"))
     if cos is None or sin is None:
