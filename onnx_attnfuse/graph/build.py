@@ -176,10 +176,12 @@ class Builder:
         )
 
     def reshape(self, value: ir.Value, dims: Sequence[Dim]) -> ir.Value:
-        """`value` with axes of lengths `dims`; itself if they are its own."""
+        """`value` with axes of lengths `dims`; itself if they are its own, as they are where one axis at most differs."""
         old = self.facts.dims(value)
-        if old is not None and len(old) == len(dims) and all(map(self.facts.same, old, dims)):
-            return value
+        if old is not None and len(old) == len(dims):
+            others = [dim for before, dim in zip(old, dims, strict=True) if not self.facts.same(before, dim)]
+            if not others or (len(others) == 1 and isinstance(others[0], Size)):
+                return value
         if old is not None and self._drops_ones(old, dims):
             leading = self.constant(range(len(old) - len(dims)))
             return self.node("Squeeze", [value, leading], dims=dims, dtype=self.facts.dtype(value))

@@ -6,8 +6,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.sizes import Dim
 from tests.support.bundled import run
 from tests.support.small_models import parsed
 
@@ -42,7 +44,21 @@ def test_leading_axes_of_length_1_go_without_a_shape_that_is_computed(shape: str
     assert node.op_type == op
     if opset == 18:
         model.graph.outputs[0] = found
-        sizes = [{"b": 3, "s": 5}.get(item) or int(item) for item in shape.split(", ")]
-        x = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+        lengths = [{"b": 3, "s": 5}.get(item) or int(item) for item in shape.split(", ")]
+        x = np.random.default_rng(0).standard_normal(lengths).astype(np.float32)
         (result,) = run(ir.to_proto(model), {"x": x}).values()
         np.testing.assert_array_equal(result, x.reshape([x.shape[axis] for axis in dims]))
+
+
+@pytest.mark.parametrize(("entries", "is_kept"), [(sizes.symbol("other"), True), (3, False)])
+def test_a_shape_that_differs_in_one_unknown_length_is_the_same(entries: Dim, is_kept: bool) -> None:
+    """All the elements are there, so the other length has the same number; a -1 for it fails where an axis is empty."""
+    model = ir.from_proto(parsed(TEXT.replace("SHAPE", "b, 2, past, 4")))
+    facts = Facts(model.graph)
+    builder = Builder(model.graph, facts, 18, set())
+    same = model.graph.outputs[0].producer()
+    assert same is not None
+    builder.at(same)
+    value = model.graph.inputs[0]
+    _, *others = facts.dims(value) or ()
+    assert (builder.reshape(value, [entries, *others]) is value) == is_kept
