@@ -48,7 +48,9 @@ def behind(past: Array | None, fresh_part: Array) -> Array:
 
 def products(queries: Array, keys: Array, scale: float | None) -> Score:
     """Scaled products of queries and keys, both (b, n, ., h); no scale, or 0, is one over the root of the head size."""
-    width = queries.shape[3]
+    width, other = queries.shape[3], keys.shape[3]
+    if width.op == other.op == "const" and width is not other:
+        raise Unsupported("queries and keys of other head sizes")
     if not scale:
         if width.op != "const":
             raise Unsupported("heads of an unknown size without a scale")

@@ -118,10 +118,10 @@ def _operands(site: Site) -> list[ir.Value]:
     if len(site.dims(found[0])) == 4:
         return found
     counts = [site.count(name) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
-    return [
-        split_heads(site.build, item, count, site.share(site.dims(item)[2], count, "the head size"))
-        for item, count in zip(found, counts, strict=True)
-    ]
+    head_sizes = [site.share(site.dims(item)[2], count, "the head size") for item, count in zip(found, counts, strict=True)]
+    if head_sizes[0] != head_sizes[1]:
+        raise Refused("malformed", f"heads of {head_sizes[0]} channels meet keys of {head_sizes[1]}", site.node.name)
+    return [split_heads(site.build, *item) for item in zip(found, counts, head_sizes, strict=True)]
 
 
 def _check(site: Site, mask: ir.Value, columns: Dim) -> None:
