@@ -87,7 +87,9 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
     bounds, parts = Bounds(facts), split_mask(first, reader)
     kept = conjunction([keep_condition(item.condition, item.keep_where, reader) for item in last if isinstance(item, Replaced)])
     lows = [low for bias in parts.biases for low in outcomes(bias)]
-    hides = any(map(bounds.may_mask, parts.biases)) or min(lows, default=0.0) < LEAST_EXPONENT
+    least = max(LEAST_SUM, BESIDE_SOFTENING * step.softened)
+    weakest = LEAST_EXPONENT + math.log(least / LEAST_SUM)
+    hides = any(map(bounds.may_mask, parts.biases)) or min(lows, default=0.0) < min(weakest, 0.0)
     if hides or not (parts.allowed == TRUE or implied(kept, parts.allowed)):
         message = "weights are masked behind the softmax, and scores by something else in front of it; a row may be left no key"
         raise Refused("masked-twice", message, node.name)
@@ -98,7 +100,7 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
         return None
     if not facts.assumed.kept_weights:
         raise Refused("vanishing-weights", "weights are divided by what a mask leaves of their sum, which may be lost", node.name)
-    return Renormalization(_total(step, moved.taken.axes, facts), max(LEAST_SUM, BESIDE_SOFTENING * step.softened))
+    return Renormalization(_total(step, moved.taken.axes, facts), least)
 
 
 def _total(step: Renormalized, axes: Axes, facts: Facts) -> IndexedValue:
