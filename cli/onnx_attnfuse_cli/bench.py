@@ -18,6 +18,7 @@ from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import print_table, start_logging
 from onnx_attnfuse_cli.suggestions import Choice
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.compare import Figures
@@ -108,11 +109,11 @@ def command(
 def _show(found: Contest) -> None:
     from rich.table import Table
 
-    click.echo(f"{found.what}{_sizes(found.lengths)}")
+    echo(f"{found.what}{_sizes(found.lengths)}")
     if found.note:
-        click.echo(f"    not measured: {found.note}")
+        echo(f"    not measured: {found.note}")
         return
-    click.echo(f"    attnfuse fused {found.fused} of {found.candidates}")
+    echo(f"    attnfuse fused {found.fused} of {found.candidates}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("", "times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB"):
         table.add_column(title, justify="left" if not title else "right", overflow="fold")
@@ -121,9 +122,9 @@ def _show(found: Contest) -> None:
     print_table(table)
     for item in found.figures:
         if item.failed is not None:
-            click.echo(f"{item.name} failed: {item.failed}")
+            echo(f"{item.name} failed: {item.failed}")
     _show_share(found)
-    click.echo("")
+    echo("")
 
 
 def _show_share(found: Contest) -> None:
@@ -132,9 +133,9 @@ def _show_share(found: Contest) -> None:
     ours = found.figures[0]
     if found.work is None or ours.ms is None:
         return
-    click.echo(f"{ours.name}, {share_in_words(found.work, found.limit, ours.ms)}")
+    echo(f"{ours.name}, {share_in_words(found.work, found.limit, ours.ms)}")
     if found.work.left_out:
-        click.echo(f"    not counted: {', '.join(found.work.left_out)}")
+        echo(f"    not counted: {', '.join(found.work.left_out)}")
 
 
 def _row(item: Figures) -> list[str]:
@@ -188,4 +189,4 @@ def _show_seeds(cells: Sequence[Cell], columns: Sequence[str]) -> None:
     print_table(table)
     for cell in cells:
         if cell.failed is not None:
-            click.echo(f"{','.join(map(str, cell.size))} {cell.format} {cell.kernel}: {cell.failed}")
+            echo(f"{','.join(map(str, cell.size))} {cell.format} {cell.kernel}: {cell.failed}")

@@ -13,6 +13,7 @@ from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import check_place, same
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.suggestions import Choice
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.api import Result
@@ -45,10 +46,10 @@ def command(*, first: pathlib.Path, second: pathlib.Path, certificate: pathlib.P
     verdict = check(first, second, certificate, solver)
     if not quiet:
         for problem in verdict.problems:
-            click.echo(problem)
-        click.echo(f"{verdict.proved} claims proved by {verdict.obligations} obligations, decided by {verdict.solver}")
+            echo(problem)
+        echo(f"{verdict.proved} claims proved by {verdict.obligations} obligations, decided by {verdict.solver}")
     if verdict.problems:
-        click.echo(f"Error: {len(verdict.problems)} of the certificate's parts do not hold: {verdict.problems[0]}", err=True)
+        echo(f"Error: {len(verdict.problems)} of the certificate's parts do not hold: {verdict.problems[0]}", err=True)
     return Exit.DIFFERS if verdict.problems else Exit.DONE
 
 

@@ -13,6 +13,7 @@ from onnx_attnfuse_cli.files import check_place
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import print_table
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.conformance import Conformance
@@ -111,12 +112,12 @@ def command(
         write_text(page(table), html)
     _show(table)
     for line in failures(table):
-        click.echo(line)
-    click.echo(f"{sum(case.verdict == 'right' for case in table.cases)} of {len(table.cases)} forms are right on {table.ep}")
+        echo(line)
+    echo(f"{sum(case.verdict == 'right' for case in table.cases)} of {len(table.cases)} forms are right on {table.ep}")
     if path is not None:
-        click.echo(f"wrote {path}; attnfuse optimize --conformance {path} leaves out what failed")
+        echo(f"wrote {path}; attnfuse optimize --conformance {path} leaves out what failed")
     if html is not None:
-        click.echo(f"wrote {html}")
+        echo(f"wrote {html}")
     return Exit.DIFFERS if any(case.verdict == "wrong" for case in table.cases) else Exit.DONE
 
 

@@ -14,6 +14,7 @@ from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.files import output_for, output_option, wrote
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.transforms.half_precision.report import ConversionReport
@@ -50,9 +51,9 @@ def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, 
         click.echo(json.dumps(result.report.to_dict(), indent=2))
     elif not quiet:
         for line in _lines(result.report):
-            click.echo(line)
+            echo(line)
     if not quiet:
-        click.echo(wrote(out, shared), err=True)
+        echo(wrote(out, shared), err=True)
     return Exit.DONE
 
 

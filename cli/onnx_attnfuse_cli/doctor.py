@@ -11,6 +11,7 @@ import click
 
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.doctor import Diagnosis
@@ -37,7 +38,7 @@ def command(*, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
     else:
-        click.echo("\n".join(_lines(found)))
+        echo(*_lines(found))
     return Exit.DONE
 
 

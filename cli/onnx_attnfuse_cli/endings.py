@@ -11,6 +11,7 @@ import click
 
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.suggestions import reported
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.containment import Failure
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def refused(message: str, model: str = "") -> Exit:
     """Say that something cannot be used."""
-    click.echo(f"Error: {_about(model)}{message}", err=True)
+    echo(f"Error: {_about(model)}{message}", err=True)
     return Exit.BAD_INPUT
 
 
@@ -33,7 +34,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     from onnx_attnfuse.errors import InputError, MissingDependencyError, RunError, VerificationError
 
     if isinstance(error, VerificationError):
-        click.echo(f"Error: {_about(model)}{error}", err=True)
+        echo(f"Error: {_about(model)}{error}", err=True)
         return Exit.DIFFERS
     if isinstance(error, (InputError, MissingDependencyError, RunError)):
         return refused(str(error), model)
@@ -46,7 +47,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
 
     path = write_report(error, args)
     what = f"{type(error).__name__} inside attnfuse, a defect of ours; {path} says where, please report it"
-    click.echo(f"Error: {_about(model)}{what}", err=True)
+    echo(f"Error: {_about(model)}{what}", err=True)
     return Exit.DEFECT
 
 
@@ -75,11 +76,11 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
 
         path = write_traces([failure.trace for failure in ours], args)
         what = f"{_subjects(ours)} failed, a defect of ours; the rest is done, {path} says where, please report it"
-        click.echo(f"Error: {_about(model)}{what}", err=True)
+        echo(f"Error: {_about(model)}{what}", err=True)
         return Exit.DEFECT
     theirs = [failure for failure in found if failure.kind == "pattern"]
     if theirs:
-        click.echo(f"Error: {_about(model)}{_subjects(theirs)} failed; the rest is done", err=True)
+        echo(f"Error: {_about(model)}{_subjects(theirs)} failed; the rest is done", err=True)
         return Exit.DIFFERS
     return Exit.DONE
 

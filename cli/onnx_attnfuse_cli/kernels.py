@@ -18,6 +18,7 @@ from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import print_table, start_logging
 from onnx_attnfuse_cli.suggestions import Choice
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.kernels.kernel_log import Confirmation
@@ -130,11 +131,13 @@ def _as_json(item: Confirmation) -> dict[str, Any]:
 def _show_confirmed(found: Sequence[Confirmation]) -> None:
     from rich.table import Table
 
+    from onnx_attnfuse.report.text import plain
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("operator", "node", "forecast", "ran", ""):
         table.add_column(title, overflow="fold")
     for item in found:
-        table.add_row(item.op, item.node, item.forecast or "-", ", ".join(item.ran) or "-", item.outcome)
+        table.add_row(item.op, plain(item.node), item.forecast or "-", ", ".join(item.ran) or "-", item.outcome)
     print_table(table)
     right = sum(item.outcome == "as forecast" for item in found)
-    click.echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the kernel that was forecast")
+    echo(f"{right} of {sum(bool(item.ran) for item in found)} operators that ran had the kernel that was forecast")

@@ -19,6 +19,7 @@ from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
@@ -111,7 +112,7 @@ def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequenc
     report, files = _optimized(files, wanted, chosen)
     if not wanted.quiet:
         show(report, verb="fused", verbose=wanted.verbose)
-        click.echo("\n".join((files.written, *files.told)), err=True)
+        echo(files.written, *files.told, err=True)
     return max(_status(report, wanted), failed(report.failures, args))
 
 
@@ -173,12 +174,12 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         rewrites = f"{report.differing} rewrite{'s' * (report.differing != 1)}"
         verb = "was" if report.differing == 1 else "were"
         left = f"{report.differing_sites} of {report.candidates} sites are left unfused by that"
-        click.echo(f"{about}{rewrites} differed when verified and {verb} taken back; {left}", err=True)
+        echo(f"{about}{rewrites} differed when verified and {verb} taken back; {left}", err=True)
         return Exit.DIFFERS
     if fused < wanted.min_fused:
-        click.echo(f"{about}{fused} of {report.candidates} sites are fused, --min-fused asks for {wanted.min_fused}", err=True)
+        echo(f"{about}{fused} of {report.candidates} sites are fused, --min-fused asks for {wanted.min_fused}", err=True)
         return Exit.TOO_FEW
     if wanted.require_all and report.skipped:
-        click.echo(f"{about}{report.skipped} of {report.candidates} sites are not fused, --require-all asks for all", err=True)
+        echo(f"{about}{report.skipped} of {report.candidates} sites are not fused, --require-all asks for all", err=True)
         return Exit.TOO_FEW
     return Exit.DONE

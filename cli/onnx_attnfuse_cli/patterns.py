@@ -17,6 +17,7 @@ from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.suggestions import Group
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.language.registry.registry import Entry
@@ -106,8 +107,8 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
             raise click.UsageError(f"{path} is there already; choose another name, or remove it")
     for path, text in files.items():
         write_text(text.replace("NAME", called), path.absolute())
-        click.echo(f"wrote {path}")
-    click.echo(f"next: attnfuse patterns check {output / called}.py, then python -m pytest {output / f'test_{called}.py'}")
+        echo(f"wrote {path}")
+    echo(f"next: attnfuse patterns check {output / called}.py, then python -m pytest {output / f'test_{called}.py'}")
     return Exit.DONE
 
 
@@ -138,21 +139,21 @@ def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[s
 
     entries = from_path(file)
     for entry in entries:
-        click.echo(f"{entry.name}: {entry.kind}, {_first_line(entry)}".rstrip(", "))
+        echo(f"{entry.name}: {entry.kind}, {_first_line(entry)}".rstrip(", "))
         for line in _formula_proofs(entry):
-            click.echo(f"  formula: {line}")
+            echo(f"  formula: {line}")
     found: set[str] = set()
     ends = [Exit.DONE]
     for model in models:
         checked = check(_model(model), file, **chosen)
-        click.echo(f"\n{model}")
+        echo("", f"{model}")
         for line in _told(checked):
-            click.echo(f"  {line}")
+            echo(f"  {line}")
         found.update(pattern.name for pattern in checked.report.patterns if pattern.hits)
         ends.append(failed(checked.report.failures, context.obj, model))
     idle = [entry.name for entry in entries if models and entry.name not in found]
     if idle:
-        click.echo(f"\nfound nothing: {', '.join(idle)}")
+        echo("", f"found nothing: {', '.join(idle)}")
     return max(Exit.TOO_FEW if idle else Exit.DONE, *ends)
 
 
@@ -213,7 +214,7 @@ def _entries(chosen: dict[str, Any]) -> tuple[Entry, ...]:
 
     catalogue = load(Options(**chosen))
     for pack in catalogue.broken:
-        click.echo(str(pack), err=True)
+        echo(str(pack), err=True)
     return catalogue.entries
 
 

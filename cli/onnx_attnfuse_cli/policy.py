@@ -11,6 +11,7 @@ import click
 
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse_cli.options import field_docs
+from onnx_attnfuse_cli.terminal import echo
 
 
 def policy_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -24,7 +25,7 @@ def policy_options(command: Callable[..., int]) -> Callable[..., int]:
         said = {name: value for name, value in given.items() if value is not None}
         policy = dataclasses.replace(environment.policy, **said)
         if environment.seen and not chosen.get("quiet"):
-            click.echo(f"attnfuse: {environment.line(policy)}", err=True)
+            echo(f"attnfuse: {environment.line(policy)}", err=True)
         return command(policy=policy, **chosen)
 
     decorated: Callable[..., int] = with_policy

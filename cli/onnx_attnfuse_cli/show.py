@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
 from onnx_attnfuse.kernels.policy import SELECTION, switch
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.report.model import Report
@@ -58,11 +57,11 @@ def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
 
     where = f", {files.written}" if files.out else ""
     if verbose:
-        click.echo(f"{files.model}:")
+        echo(f"{files.model}:")
         show(report, verb="fused", verbose=verbose)
-        click.echo(files.written, err=True)
+        echo(files.written, err=True)
     else:
-        click.echo(f"{files.model}: {last_line(report, 'fused')}{where}")
+        echo(f"{files.model}: {last_line(report, 'fused')}{where}")
 
 
 def show_summary(reports: Iterable[Report | None]) -> None:
@@ -70,4 +69,4 @@ def show_summary(reports: Iterable[Report | None]) -> None:
     found = list(reports)
     done = [report for report in found if report is not None]
     fused, candidates = sum(report.fused for report in done), sum(report.candidates for report in done)
-    click.echo(f"{len(done)} of {len(found)} models done: fused {fused} of {candidates} attention sites")
+    echo(f"{len(done)} of {len(found)} models done: fused {fused} of {candidates} attention sites")

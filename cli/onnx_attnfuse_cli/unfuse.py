@@ -17,6 +17,7 @@ from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import start_logging
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
@@ -65,11 +66,11 @@ def command(
         click.echo(json.dumps(result.report.to_dict(), indent=2))
     elif not quiet:
         for line in _lines(result.report, verbose=verbose):
-            click.echo(line)
+            echo(line)
     if not quiet:
-        click.echo(wrote(out, shared), err=True)
+        echo(wrote(out, shared), err=True)
     if result.report.differing:
-        click.echo(f"Error: {result.report.differing} operators differed when verified and stayed as they were", err=True)
+        echo(f"Error: {result.report.differing} operators differed when verified and stayed as they were", err=True)
         return max(Exit.DIFFERS, failed(result.report.failures, context.obj))
     return failed(result.report.failures, context.obj)
 

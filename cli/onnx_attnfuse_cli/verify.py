@@ -13,6 +13,7 @@ from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse_cli.exits import Exit
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import derived_options
+from onnx_attnfuse_cli.terminal import echo
 
 if TYPE_CHECKING:
     from onnx_attnfuse.verify.model_result import OutputFinding, Verification
@@ -45,9 +46,9 @@ def command(*, first: pathlib.Path, second: pathlib.Path, as_json: bool, quiet: 
         click.echo(json.dumps(found.to_dict(), indent=2))
     elif not quiet:
         for line in _lines(found):
-            click.echo(line)
+            echo(line)
     if not found.equal:
-        click.echo(f"Error: the models differ: {found.detail}", err=True)
+        echo(f"Error: the models differ: {found.detail}", err=True)
     return Exit.DONE if found.equal else Exit.DIFFERS
 
 

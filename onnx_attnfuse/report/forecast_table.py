@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
-from rich.text import Text
 
 from onnx_attnfuse.report.grouping import common, meaning
 from onnx_attnfuse.report.model import Report, SiteReport
+from onnx_attnfuse.report.text import plain
 
 _NUMBER = re.compile(r"\d+")
 
@@ -37,14 +37,14 @@ class ForecastTable:
             first = rows[0]
             name = common([row[0].name for row in rows])
             counted = f"{name} ×{len(rows)}" if len(rows) > 1 else name
-            table.add_row(counted, meaning(first[0]), *(Text("\n".join(_cell(site))) for site in first))
+            table.add_row(plain(counted), plain(meaning(first[0])), *(plain(*_cell(site)) for site in first))
         if groups:
             yield table
         else:
-            yield Text("found no attention")
+            yield plain("found no attention")
         for device, report in self.reports.items():
             if report.session is not None:
-                yield from (Text(f"session on {device}: {line}") for line in report.session.lines())
+                yield from (plain(f"session on {device}: {line}") for line in report.session.lines())
 
 
 def _key(row: tuple[SiteReport, ...]) -> object:

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, op_changes
+from onnx_attnfuse.report.lines import one_line
 from onnx_attnfuse.report.model import PatternReport, Report
 
 if TYPE_CHECKING:
@@ -40,46 +41,51 @@ class ReportText:
             yield _table(rows)
         else:
             yield from (paragraph for row in rows for paragraph in _paragraphs(row))
-        yield from (Text(note) for note in self.report.notes)
+        yield from map(plain, self.report.notes)
         if self.counts:
             yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))
         if self.report.session is not None:
-            yield from (Text(f"session: {line}") for line in self.report.session.lines())
+            yield from (plain(f"session: {line}") for line in self.report.session.lines())
         if self.report.capture is not None:
-            yield Text(str(self.report.capture))
+            yield plain(str(self.report.capture))
         if changes := _op_words(self.report):
-            yield Text(f"operators: {changes}")
+            yield plain(f"operators: {changes}")
         yield Text(last_line(self.report, self.verb), style="bold")
 
 
 def _paragraphs(row: Row) -> Iterator[Text]:
-    yield Text(row.name, style=_STYLES[row.site.status])
+    yield plain(row.name, style=_STYLES[row.site.status])
     status = row.site.status.replace("-", " ")
     done = f"{status} {row.operator}" if row.site.op or row.site.status == "spelled-out" else status
     found = f"by {row.site.pattern}" if row.site.pattern else ""
     facts = (done, meaning(row.site), found, f"error {row.error}" if row.error else "")
-    yield Text("    " + ", ".join(filter(None, facts)))
+    yield plain("    " + ", ".join(filter(None, facts)))
     kernels = [f"kernel: {row.kernels[0]}", *row.kernels[1:]] if row.kernels else []
-    yield from (Text(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.assumptions, *row.reasons))
+    yield from (plain(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.assumptions, *row.reasons))
+
+
+def plain(*lines: str, style: str = "") -> Text:
+    """Lines as they are, each of which stays one whatever names in it hold."""
+    return Text("\n".join(map(one_line, lines)), style=style)
 
 
 def _counted(pattern: PatternReport) -> Text:
     what = f"{pattern.hits} of {pattern.tries} tries, {pattern.seconds * 1000:.1f} ms"
-    return Text(f"{pattern.kind} {pattern.name} ({pattern.owner}): {what}")
+    return plain(f"{pattern.kind} {pattern.name} ({pattern.owner}): {what}")
 
 
 def _table(rows: Sequence[Row]) -> Table:
     from rich.table import Table
 
     cells = {
-        "site": [Text(row.name, style=_STYLES[row.site.status]) for row in rows],
-        "attention": [Text(meaning(row.site)) for row in rows],
-        "pattern": [Text(row.site.pattern or "") for row in rows],
-        "layout": [Text("\n".join(row.layout)) for row in rows],
-        "operator": [Text("\n".join([row.operator, *row.form])) for row in rows],
-        "kernel": [Text("\n".join(row.kernels)) for row in rows],
-        "error": [Text(row.error) for row in rows],
-        "why": [Text("\n".join([*row.assumptions, *row.reasons])) for row in rows],
+        "site": [plain(row.name, style=_STYLES[row.site.status]) for row in rows],
+        "attention": [plain(meaning(row.site)) for row in rows],
+        "pattern": [plain(row.site.pattern or "") for row in rows],
+        "layout": [plain(*row.layout) for row in rows],
+        "operator": [plain(row.operator, *row.form) for row in rows],
+        "kernel": [plain(*row.kernels) for row in rows],
+        "error": [plain(row.error) for row in rows],
+        "why": [plain(*row.assumptions, *row.reasons) for row in rows],
     }
     filled = {title: column for title, column in cells.items() if any(column)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
