@@ -104,6 +104,7 @@ class Evaluator:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Abs": np.abs,
     "Add": np.add,
+    "Complement": functools.partial(np.subtract, 1),
     "Equal": np.equal,
     "Exp": np.exp,
     "Greater": np.greater,

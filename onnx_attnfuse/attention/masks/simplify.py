@@ -89,7 +89,7 @@ def _applied(op: str, operands: Sequence[Expression], integer: bool) -> Expressi
     if op in {"BitwiseAnd", "BitwiseOr"}:
         return _bitwise(op, operands)
     if op == "Where":
-        return choice(truth(operands[0]), operands[1], operands[2])
+        return _where(truth(operands[0]), operands[1], operands[2])
     if op in _LOGICAL:
         return _LOGICAL[op](operands)
     if op in COMPARES and len(operands) == 2:
@@ -99,6 +99,21 @@ def _applied(op: str, operands: Sequence[Expression], integer: bool) -> Expressi
     if op in _NUMERIC and len(operands) == 2:
         return _binary(op, operands[0], operands[1], integer)
     return None
+
+
+def _where(condition: Expression, chosen: Expression, other: Expression) -> Expression:
+    """`chosen` or `other`, each simplified by the condition under which it is read."""
+    return choice(condition, _given(condition, chosen), _given(negation(condition), other))
+
+
+def _given(condition: Expression, part: Expression) -> Expression:
+    """An expression where a condition holds: the branch that it decides, or 0 where it says that the expression is 0."""
+    if isinstance(part, Choice) and part.condition == condition:
+        return _given(condition, part.chosen)
+    if isinstance(part, Choice) and part.condition == negation(condition):
+        return _given(condition, part.other)
+    is_number = isinstance(part, (Element, Linear, Apply)) and not is_truth(part)
+    return zero_like(part) if is_number and truth(part) == negation(condition) else part
 
 
 def cast(inner: Expression, source: ir.DataType | None, target: ir.DataType) -> Expression | None:

@@ -25,6 +25,9 @@ from onnx_attnfuse.verify.mask_check import refute
 
 LOWEST = "-3.4028234663852886e38"
 
+INVERTED = f"away = Cast<to=9>(hidden) fill = Constant<value=float {{{LOWEST}}}>() m = Where(away, fill, hidden)"
+"""A mask of ones where nothing is seen, filled where it is not 0, as transformers inverts it."""
+
 POSITIONS = """
     shape = Shape(q) two = Constant<value_ints=[2]>() three = Constant<value_ints=[3]>()
     zero = Constant<value_int=0>() one = Constant<value_int=1>() axis = Constant<value_ints=[0]>()
@@ -172,6 +175,21 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         "padding_causal",
         "0 < keep[b, j] and j <= i",
     ),
+    "filled where it is not 0": (", float[b, 1, 1, t] hidden", INVERTED, "padding", "not hidden[b, 0, 0, j]"),
+    "filled where one minus it is not 0": (
+        ", int64[b, t] keep",
+        f"""{KEYS} x1 = Cast<to=1>(keep) x2 = Unsqueeze(x1, a1) x = Unsqueeze(x2, a2) unit = Constant<value=float {{1.0}}>()
+            hidden = Sub(unit, x) {INVERTED}""",
+        "padding",
+        "equal(complement(keep[b, j]), 0)",
+    ),
+    "filled where a choice is not 0": (
+        "",
+        f"""{TRIANGLE.replace("m = Where", "m0 = Where")} unit = Constant<value=float {{1.0}}>()
+            hidden = Where(c, nothing, unit) {INVERTED.replace("fill =", "low =").replace("(away, fill", "(away, low")}""",
+        "causal",
+        "j <= i",
+    ),
     "a bias": (", float[b, 4, s, t] bias", "m = Identity(bias)", "computed_bias", "+ bias"),
     "zeros": ("", "z = Constant<value=float[1, 1, 1, 1] {0.0}>() m = Identity(z)", "no_mask", ""),
 }
@@ -210,6 +228,13 @@ def test_a_mask_that_exporters_write_is_called_by_its_name(name: str) -> None:
     assert site.mask == kind
     assert (site.mask_text or "").startswith(text)
     assert bool(site.mask_text) == bool(text)
+
+
+@pytest.mark.parametrize("branches", ["fill, other", "hidden, fill", "other, fill"])
+def test_what_is_filled_elsewhere_keeps_a_number_that_may_not_be_0(branches: str) -> None:
+    mask = INVERTED.replace("fill, hidden", branches)
+    (site,) = onnx_attnfuse.explain(_model(", float[b, 1, 1, t] hidden, float[b, 1, 1, t] other", mask), verify="sites").sites
+    assert (site.status, site.mask) == ("fused", "padding + computed_bias")
 
 
 def test_a_proven_triangle_is_an_attribute() -> None:
