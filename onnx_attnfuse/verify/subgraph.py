@@ -297,9 +297,9 @@ def _summed(weight: ir.Value, facts: Facts) -> int:
 
 
 def is_fresh(name: str, facts: Facts) -> bool:
-    """Whether the symbol stands for an axis that nothing is known of and that a node computes."""
+    """Whether the symbol stands for an axis that nothing is known of and that a node computes, under whatever name."""
     origin = facts.origins.get(name)
-    return origin is not None and origin[0].producer() is not None and name == f"{origin[0].name}.{origin[1]}"
+    return origin is not None and origin[0].producer() is not None
 
 
 def _below(frontier: Iterable[ir.Value], results: Sequence[ir.Value]) -> set[ir.Node]:
