@@ -15,6 +15,7 @@ class Exit(enum.IntEnum):
     DIFFERS = 3
     DEFECT = 4
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 MEANINGS: Mapping[int, str] = {
@@ -32,5 +33,6 @@ MEANINGS: Mapping[int, str] = {
         "what was written is right."
     ),
     Exit.INTERRUPTED: "Interrupted.",
+    Exit.TERMINATED: "Ended by SIGTERM; what was being written is removed.",
 }
 """Each of them in a sentence."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -93,6 +94,15 @@ def _attnfuse() -> None:
     """Find attention in ONNX models, fuse it exactly, and say why for every site."""
 
 
+class _Terminated(BaseException):
+    """SIGTERM, raised where the run is, so that what it has begun is undone; nothing that contains failures catches it."""
+
+
+def _terminate(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run is ending already, and undoes what it has begun
+    raise _Terminated
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -108,6 +118,7 @@ def main(args: Sequence[str] | None = None) -> int:
         args = sys.argv[1:]
     try:
         if is_process:
+            signal.signal(signal.SIGTERM, _terminate)
             defer_imports()
         return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
     except click.ClickException as error:
@@ -115,6 +126,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted.", err=True)
         return Exit.INTERRUPTED
+    except _Terminated:
+        click.echo("Terminated.", err=True)
+        return Exit.TERMINATED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
