@@ -66,5 +66,5 @@ def write_traces(traces: Sequence[str], args: Sequence[str]) -> pathlib.Path:
 
 
 def _write(path: pathlib.Path, text: str) -> pathlib.Path:
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="replace")
     return path

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -94,6 +95,13 @@ def _attnfuse() -> None:
     """Find attention in ONNX models, fuse it exactly, and say why for every site."""
 
 
+def _escape_bytes_of_paths() -> None:
+    """Lets names of files that are not UTF-8 be printed, with their bytes escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 class _Terminated(BaseException):
     """SIGTERM, raised where the run is, so that what it has begun is undone; nothing that contains failures catches it."""
 
@@ -119,6 +127,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if is_process:
             signal.signal(signal.SIGTERM, _terminate)
+            _escape_bytes_of_paths()
             defer_imports()
         return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
     except click.ClickException as error:

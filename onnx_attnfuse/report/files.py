@@ -47,13 +47,13 @@ def write_report(
 
 
 def write_text(text: str, path: pathlib.Path) -> None:
-    """Writes a file whole or not at all.
+    """Writes a file whole or not at all; bytes of a path that are no text become question marks.
 
     Raises:
         OptionError: It cannot be written.
     """
     try:
         with staged() as stage:
-            stage.temporary(path).write_text(text, encoding="utf-8")
+            stage.temporary(path).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another file") from error

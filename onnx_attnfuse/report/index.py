@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import urllib.parse
 from collections.abc import Mapping
 
 from onnx_attnfuse.report.files import write_text
@@ -19,7 +21,8 @@ class _Entry:
 
     @property
     def href(self) -> str:
-        return pathlib.PurePosixPath(self.title).with_suffix(".html").as_posix()
+        """The page of the model as a URL, byte by byte, as a name of a file need not be UTF-8."""
+        return urllib.parse.quote(os.fsencode(pathlib.PurePosixPath(self.title).with_suffix(".html")))
 
     @property
     def status(self) -> str:
