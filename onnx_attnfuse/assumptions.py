@@ -48,10 +48,16 @@ class Assumed:
     """The assumptions that hold in one run."""
 
     names: frozenset[AssumptionName] = frozenset(ASSUMPTIONS) - ON_REQUEST
+    same: tuple[tuple[str, ...], ...] = ()
+    """Symbolic dimensions of inputs that are equal, by patterns of their names."""
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> Assumed:
+    def of(cls, names: Iterable[str], same: Iterable[str] = ()) -> Assumed:
         """The assumptions of these names, those of `default` if there are none; `none` is a name for no assumption.
+
+        Args:
+            names: Names of assumptions.
+            same: Names of equal dimensions, each as `A=B=C`, in which `*` stands for anything.
 
         Raises:
             OptionError: There is no such assumption.
@@ -63,7 +69,10 @@ class Assumed:
                     f"there is no assumption {name!r}; choose none, {DEFAULT}, {', '.join(get_args(AssumptionName))}"
                 )
         usual = cls().names if DEFAULT in asked or not asked else ()
-        return cls(frozenset(name for name in ASSUMPTIONS if name in asked or name in usual))
+        return cls(
+            frozenset(name for name in ASSUMPTIONS if name in asked or name in usual),
+            tuple(tuple(item.split("=")) for item in same),
+        )
 
     @property
     def masked_from(self) -> float:

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
+from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy
@@ -72,6 +73,8 @@ class Options:
     dim: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     """Length that a symbolic dimension will mostly have, as NAME=N; decides what is fast, never what is exact. With
     `cuda_graph` it always has that length."""
+    same: tuple[str, ...] = ()
+    """Names of symbolic dimensions that are equal whenever the model runs, as A=B=C; `*` in a name stands for anything."""
     target: TargetName = dataclasses.field(default="auto", metadata={"choices": target_names})
     """Fused operator to use: the fastest at each site, or this one wherever it can be, also where others are faster."""
     assume: tuple[str, ...] = ()
@@ -105,3 +108,12 @@ class Options:
     """Draw each site before and after, and its mask, for a report as a page; takes about as long again as finding them."""
     progress: Progress = dataclasses.field(default=_no_progress, repr=False, compare=False, metadata={"command": False})
     """Told about long work."""
+
+    @property
+    def assumed(self) -> Assumed:
+        """The assumptions of `assume`, and the equal dimensions of `same`.
+
+        Raises:
+            OptionError: There is no assumption of such a name.
+        """
+        return Assumed.of(self.assume, self.same)

@@ -20,7 +20,7 @@ from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, start_logging
 
 _FIELDS = (
-    "ep arch onnxruntime padding cache dequantise_attention dim target assume cuda_graph conformance always keep_outputs "
+    "ep arch onnxruntime padding cache dequantise_attention dim same target assume cuda_graph conformance always keep_outputs "
     "patterns skip_patterns only_patterns"
 ).split()
 

@@ -29,7 +29,7 @@ SECTIONS: Mapping[str, Collection[str]] = {
     heading: frozenset(names.split())
     for heading, names in {
         "What to write": "output report json dry_run evidence verbose quiet",
-        "Where the model will run": "ep arch onnxruntime dim cuda_graph",
+        "Where the model will run": "ep arch onnxruntime dim same cuda_graph",
         "Which operator": "target dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback",
         "Decoders": "cache context_length past_length kv_cache calibrate hf_config",
         "What is exact, and for which batches": "padding assume certify require_proof solver verify",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.fixed_sizes import fix_sizes, input_sizes, inputs_without_shape
@@ -61,7 +60,7 @@ def fix(model: ir.Model, options: Options) -> None:
     if untold := [name for name in names if name not in options.dim]:
         asked = " ".join(f"--dim {name}=N" for name in untold)
         raise OptionError(f"cuda_graph needs numbers for the sizes {', '.join(map(repr, untold))}; add {asked}")
-    fix_sizes(model, options.dim, Assumed.of(options.assume))
+    fix_sizes(model, options.dim, options.assumed)
 
 
 def sized(decoder: ServedDecoder, model: ir.Model) -> ServedDecoder:

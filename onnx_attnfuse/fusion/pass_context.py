@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
@@ -77,7 +76,7 @@ class Run:
         self.runtime = runtime_version(options.onnxruntime, device.provider)
         """The version of ONNX Runtime that the model will run on; None stands for the newest."""
         table = table_for(device.ep, options.conformance)
-        taken = Assumed.of(options.assume)
+        taken = options.assumed
         lengths = Facts(model.graph, assumed=taken).numbers(options.dim) if options.dim else options.dim
         chosen = options.padding, lengths, options.always, options.target
         self.plan_context = PlanContext(device, *chosen, dtype=dtype, taken=taken, captured=options.cuda_graph, conformance=table)

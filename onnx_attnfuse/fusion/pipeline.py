@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import get_args
 
 import onnx_ir as ir
 
-from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.containment import Subject, collecting, contained, tell
 from onnx_attnfuse.errors import OptionError, VerificationError
 from onnx_attnfuse.fusion import capturing, dequantising, passes, quantising
@@ -121,7 +121,7 @@ class Fusion:
             ModelError: The model is to be captured, and an input does not say how many axes it has.
             OptionError: The model is to be captured, and sizes of its inputs are not told.
         """
-        notes = () if self.options.cache == "shared" else tuple(_untaken(model, self.options.dim))
+        notes = () if self.options.cache == "shared" else tuple(_untaken(model, self.options))
         if self.options.cache != "shared" and capturing.fixes(model, self.options):
             capturing.fix(model, self.options)
         with collecting() as failures:
@@ -167,11 +167,15 @@ class Fusion:
         return report if note is None else dataclasses.replace(report, notes=(*report.notes, note))
 
 
-def _untaken(model: ir.Model, told: Mapping[str, int]) -> Iterator[str]:
-    """A line on sizes that are told and that the model has not; one with a shared cache gets sizes of its own."""
-    if unknown := unknown_sizes(model, told):
-        there = ", ".join(input_sizes(model)) or "none"
-        yield f"no size of the model is called {', '.join(unknown)}, as --dim has it; its inputs have {there}"
+def _untaken(model: ir.Model, options: Options) -> Iterator[str]:
+    """A line on dimensions that `--dim` or `--same` names and no input has; a shared cache gets dimensions of its own."""
+    names = input_sizes(model)
+    there = ", ".join(names) or "none"
+    if unknown := unknown_sizes(model, options.dim):
+        yield f"--dim {', '.join(unknown)} matches no dimension; the inputs have {there}"
+    for same in options.same:
+        if unmatched := [name for name in same.split("=") if not fnmatch.filter(names, name)]:
+            yield f"--same {', '.join(unmatched)} matches no dimension; the inputs have {there}"
 
 
 def _check_shared_cache(options: Options) -> None:
@@ -205,7 +209,7 @@ def _report(run: Run) -> Report:
         with run.verifier.timer.step(_REWRITE):
             if run.options.cache == "shared":  # the size of the buffer is one that the source has not
                 capturing.fix(run.model, run.options)
-            fold_sizes(run.model, Assumed.of(run.options.assume))
+            fold_sizes(run.model, run.options.assumed)
     decoder = _finished_decoder(run)
     if decoder is not None and run.options.cuda_graph:
         decoder = capturing.sized(decoder, run.model)
@@ -286,7 +290,7 @@ def _apply_all(run: Run) -> None:
 
 def _read(run: Run) -> Iterator[PassContext]:
     """The graphs of the model, each read when its turn comes, as passes may have changed what surrounds or calls it."""
-    pending = scopes(run.model, Assumed.of(run.options.assume))
+    pending = scopes(run.model, run.options.assumed)
     while True:
         with run.verifier.timer.step(_FIND):
             scope = next(pending, None)

@@ -12,6 +12,8 @@ back to the annotation, and then to a fresh symbol that remembers which axis of 
 from __future__ import annotations
 
 import copy
+import fnmatch
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -69,6 +71,8 @@ class Facts:
         """Sizes of inputs that follow from others by what has been read, and are not known to yet; fewer each time."""
         shapes = [self._dims.get(value, ()) for value in graph.inputs]
         names = list(dict.fromkeys(name for dims in shapes for dim in dims for name in sorted(sizes.symbols(dim))))
+        if found := solved(self._given(names), names):
+            return found
         if found := solved((pair for pair, rests in self._enforced.items() if not rests), names):
             return found
         found = solved([*self._enforced, *self._fits], names) if self.assumed.masks_fit else {}
@@ -78,6 +82,12 @@ class Facts:
         found = solved(filter(_have_new_positions, self._met), names) if self.assumed.equal_pasts else {}
         self._one_past.update(found, *map(sizes.symbols, found.values()))
         return found
+
+    def _given(self, names: Iterable[str]) -> Iterator[tuple[Dim, Dim]]:
+        """The sizes of inputs that the caller says are equal."""
+        for patterns in self.assumed.same:
+            equal = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+            yield from itertools.pairwise(map(sizes.symbol, equal))
 
     def _begin(self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]]) -> None:
         """Reads the graph, from nothing but which sizes are equal."""

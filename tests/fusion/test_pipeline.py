@@ -113,6 +113,12 @@ def test_packing_is_one_pass_and_fusing_leaves_its_attentions_alone(monkeypatch:
 
 def test_a_length_for_a_size_that_the_model_has_not_is_told_and_one_that_it_has_is_not() -> None:
     told = onnx_attnfuse.explain(BERT, verify="none", dim={"seq": 512, "sequence": 512}).notes
-    assert "no size of the model is called sequence, as --dim has it; its inputs have batch, seq" in told
+    assert "--dim sequence matches no dimension; the inputs have batch, seq" in told
     right = onnx_attnfuse.explain(BERT, verify="none", dim={"seq": 512, "batch": 4}).notes
     assert not [note for note in right if "--dim" in note]
+
+
+def test_a_dimension_of_same_that_no_input_has_is_reported_and_one_that_an_input_has_is_not() -> None:
+    notes = onnx_attnfuse.explain(BERT, verify="none", same=("batch=b*=rows",)).notes
+    assert "--same rows matches no dimension; the inputs have batch, seq" in notes
+    assert not [note for note in onnx_attnfuse.explain(BERT, verify="none", same=("b*",)).notes if "--same" in note]

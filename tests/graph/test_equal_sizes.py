@@ -146,3 +146,22 @@ def test_a_product_of_what_was_repeated_says_nothing() -> None:
     assert _equal(text) == {}
     assert _runs(_model(text), {"a": 2, "b": 1, "c": 3, "d": 3})
     assert not _runs(_model(text), {"a": 2, "b": 1, "c": 3, "d": 1})
+
+
+@pytest.mark.parametrize(
+    ("same", "equal"),
+    [
+        ((), {}),
+        (("b=c",), {"c": B}),
+        (("a=b", "c=d"), {"b": A, "d": C}),
+        (("*",), {"b": A, "c": A, "d": A}),
+        (("[bd]=c",), {"c": B, "d": B}),
+        (("b=other",), {}),
+    ],
+)
+def test_dimensions_that_the_caller_says_are_equal_have_one_size(same: tuple[str, ...], equal: dict[str, sizes.Dim]) -> None:
+    model = _model("g (float[a,b] x, float[c,d] y) => (float[e,f] z, float[g,h] w) { z = Relu(x) w = Relu(y) }")
+    graph = ir.serde.deserialize_model(model).graph
+    facts = Facts(graph, assumed=Assumed.of(["named-sizes"], same))
+    dims = [dim for value in graph.inputs for dim in facts.dims(value) or ()]
+    assert dict(zip("abcd", dims, strict=True)) == {"a": A, "b": B, "c": C, "d": D} | equal

@@ -111,7 +111,7 @@ def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
         raise Refused("caches-differ", "two attentions append to the same earlier keys or values", first.spec.name)
     for site in sites[1:]:
         if site.past_length != first.past_length or length(site.spec.axes.i) != length(first.spec.axes.i):
-            raise Refused("caches-differ", "the caches of two attentions are not known to be of the same length", site.spec.name)
+            raise Refused("caches-differ", "the caches of two attentions may have different lengths", site.spec.name)
         if length(site.spec.axes.b) != length(first.spec.axes.b):
             raise Refused("caches-differ", "two attentions are not known to have the same batch", site.spec.name)
         if site.mask is not first.mask:
