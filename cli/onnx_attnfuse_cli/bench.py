@@ -34,7 +34,7 @@ _EXAMPLES = [
 
 
 @click.command(
-    "bench", cls=Manual, short_help="Measure a model beside others, whole and its attention alone.", examples=_EXAMPLES
+    "bench", cls=Manual, short_help="Measure models side by side: whole, and their attention alone.", examples=_EXAMPLES
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path), required=False)
 @click.option(
@@ -42,24 +42,26 @@ _EXAMPLES = [
     default="original",
     show_default=True,
     metavar="NAMES",
-    help="Others, separated by commas: original, onnxscript, onnxruntime, or onnxruntime:gpt2 for a model type of its optimizer.",
+    help="Tools to compare with, with commas: original, onnxscript, onnxruntime, or onnxruntime:gpt2 for a model type.",
 )
 @click.option(
     "--ep", type=Choice(providers.names()), default=providers.FALLBACK, show_default=True, help="Execution provider to run on."
 )
-@click.option("--runs", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Runs of each contender.")
+@click.option("--runs", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Runs of each model.")
 @click.option(
     "--limit",
     type=click.FloatRange(min=0, min_open=True),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="What each contender may take to start, and for a round.",
+    help="Time limit for the start and for each round of a model.",
 )
 @click.option(
-    "--seeds", is_flag=True, help="No MODEL: MultiHeadAttention by itself, in TFLOP/s, at the sizes of ONNX Runtime's own table."
+    "--seeds",
+    is_flag=True,
+    help="Without MODEL: MultiHeadAttention alone, in TFLOP/s, at the sizes of ONNX Runtime's benchmark table.",
 )
-@click.option("--small", is_flag=True, help="With --seeds: few and small sizes, as a CPU can bear.")
+@click.option("--small", is_flag=True, help="With --seeds: few and small sizes, for a CPU.")
 @derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
 @policy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -75,10 +77,10 @@ def command(
     as_json: bool,
     **chosen: Any,
 ) -> int:
-    """Measure MODEL as we fuse it beside others: whole, and the attention cut out that it has most of.
+    """Measure MODEL fused by attnfuse beside other tools: the whole model, and its most frequent attention alone.
 
-    Each contender has a process of its own and runs warm, in turns with the others. Ratios are how many times as fast as the
-    original. Sizes that --dim does not give are 1 for a batch and 128 or less for lengths.
+    Each model runs warm in its own process, in turns with the others. Ratios are speeds relative to the original. Sizes that
+    --dim does not give are 1 for a batch and at most 128 for lengths.
     """
     start_logging(verbose=False)
     if seeds == (model is not None):

@@ -24,17 +24,20 @@ _MAX_ROUNDS = 4
 _TRIED = 3
 """How many claims that are not proved are tried on concrete inputs."""
 _EXAMPLES = [
-    Example("attnfuse check-certificate model.onnx model.attnfuse.onnx model.cert", "Exits 0 if all of it is proved, 3 if not."),
-    Example("attnfuse check-certificate a.onnx b.onnx out.cert --solver cvc5", "Has another solver decide."),
+    Example(
+        "attnfuse check-certificate model.onnx model.attnfuse.onnx model.cert",
+        "Exits with 0 if everything is proved, with 3 if not.",
+    ),
+    Example("attnfuse check-certificate a.onnx b.onnx out.cert --solver cvc5", "Uses another solver."),
 ]
 
 
-@click.command("check-certificate", cls=Manual, short_help="Check what --certify wrote, with z3 or cvc5.", examples=_EXAMPLES)
+@click.command("check-certificate", cls=Manual, short_help="Check a proof certificate with z3 or cvc5.", examples=_EXAMPLES)
 @click.argument("first", type=click.Path(path_type=pathlib.Path))
 @click.argument("second", type=click.Path(path_type=pathlib.Path))
 @click.argument("certificate", type=click.Path(path_type=pathlib.Path))
-@click.option("--solver", type=Choice(["z3", "cvc5"]), default="z3", show_default=True, help="Who decides the obligations.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+@click.option("--solver", type=Choice(["z3", "cvc5"]), default="z3", show_default=True, help="SMT solver.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 def command(*, first: pathlib.Path, second: pathlib.Path, certificate: pathlib.Path, solver: Any, quiet: bool) -> int:
     """Make all obligations of FIRST and SECOND anew, compare them with CERTIFICATE, and have a solver decide each.
 

@@ -15,7 +15,7 @@ _VARIABLE = "_ATTNFUSE_COMPLETE"
 @click.command(
     "completion",
     cls=Manual,
-    short_help="Print the script that completes commands in a shell.",
+    short_help="Print the script for completion in a shell.",
     examples=[
         Example('eval "$(attnfuse completion bash)"', "For bash, in ~/.bashrc."),
         Example('eval "$(attnfuse completion zsh)"', "For zsh, in ~/.zshrc, after compinit."),

@@ -49,7 +49,7 @@ def _options(ctx: click.Context, parameter: click.Parameter, given: Sequence[str
 @click.command(
     "conformance",
     cls=Manual,
-    short_help="Run every form of every fused operator on an execution provider and hold it against NumPy.",
+    short_help="Test every form of every fused operator on an execution provider against NumPy.",
     examples=_EXAMPLES,
     statuses=_STATUSES,
 )
@@ -68,14 +68,12 @@ def _options(ctx: click.Context, parameter: click.Parameter, given: Sequence[str
 @click.option(
     "--dtype",
     metavar="NAME",
-    help="Only this element type, float32, float16 or bfloat16.  [default: those that the provider may have]",
+    help="Only this element type: float32, float16 or bfloat16.  [default: those of the provider]",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Only so many forms of each operator; the first tell most."
-)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N forms of each operator.")
 @click.option("--json", "path", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write the table as JSON.")
 @click.option(
-    "--html", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write it as a page, in colour, with each reason."
+    "--html", type=click.Path(path_type=pathlib.Path), metavar="FILE", help="Write the table as an HTML page, with each reason."
 )
 def command(
     *,
@@ -87,10 +85,11 @@ def command(
     path: pathlib.Path | None,
     html: pathlib.Path | None,
 ) -> int:
-    """Run every form of every fused operator on an execution provider that is installed here.
+    """Test every form of every fused operator on an installed execution provider.
 
-    A form is an operator with an element type, a mask, a head size and so on, run as a model of one node. It is held against the
-    operator in NumPy, and timed in turn with the same attention of MatMul and Softmax. Another process runs it, as some end it.
+    A form is an operator with an element type, a mask, a head size and so on, run as a model of one node. It is compared with
+    the operator in NumPy and timed against the same attention of MatMul and Softmax. Forms run in another process, because some
+    crash it.
     """
     from onnx_attnfuse.bench.conformance.installed import find
     from onnx_attnfuse.bench.conformance.run import run

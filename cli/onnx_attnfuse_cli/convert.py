@@ -27,17 +27,17 @@ _EXAMPLES = [
 
 
 @click.command(
-    "convert", cls=Manual, short_help="Convert to float16 or bfloat16, masks and sums left float32.", examples=_EXAMPLES
+    "convert", cls=Manual, short_help="Convert to float16 or bfloat16; masks and sums stay float32.", examples=_EXAMPLES
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @output_option(".DTYPE.onnx")
 @derived_options(of=Conversion)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/convert.md).")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 def command(*, model: pathlib.Path, output: pathlib.Path | None, as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Convert MODEL to a half type; scores, masks, statistics of norms and tables of positions stay float32.
+    """Convert MODEL to a half type. Scores, masks, the statistics of norms and position tables stay float32.
 
-    The result is compared with MODEL on hostile inputs. If it differs, nothing is written, and the exit status is 3.
+    The result is compared with MODEL on adversarial inputs. If it differs, nothing is written and the exit status is 3.
     """
     if quiet and as_json:
         raise click.UsageError("-q and --json contradict each other; choose one")

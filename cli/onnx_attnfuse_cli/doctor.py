@@ -24,13 +24,13 @@ _EXAMPLES = [
 
 
 @click.command(
-    "doctor", cls=Manual, short_help="Say what is installed, what is missing, and which attention to ask for.", examples=_EXAMPLES
+    "doctor", cls=Manual, short_help="Report what is installed, what is missing, and which kernels run here.", examples=_EXAMPLES
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(*, as_json: bool) -> int:
-    """Say what is installed here, what is missing and how to get it, and which attention to ask for.
+    """Report what is installed, what is missing and how to get it, and which kernels run on this machine.
 
-    The questions are those by which ORTModule's attention is chosen for training; the first that is answered yes is to be taken.
+    For training it asks the questions by which ORTModule chooses its attention; take the first that is answered with yes.
     """
     from onnx_attnfuse.bench.doctor import examine
 

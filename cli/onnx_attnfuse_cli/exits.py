@@ -1,4 +1,4 @@
-"""Meanings of the exit status; of several models the largest counts."""
+"""Exit statuses; for several models the highest counts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ class Exit(enum.IntEnum):
 
 MEANINGS: Mapping[int, str] = {
     Exit.DONE: "Done.",
-    Exit.TOO_FEW: "Written, but fewer sites are fused than --min-fused or --require-all asks for.",
-    Exit.BAD_INPUT: "The command line or the model cannot be used, or the result not be written; one line on stderr says why.",
+    Exit.TOO_FEW: "The model is written, but --min-fused or --require-all asks for more fused attention.",
+    Exit.BAD_INPUT: "The command line or the model is invalid, or the result cannot be written. One line on stderr says why.",
     Exit.DIFFERS: (
-        "Rewrites differed when verified, or a pattern of yours failed; these places stay as they were, and what was written "
-        "is right. "
-        "Or the whole model differed (--verify model), or a conversion did, and nothing was written; "
-        "or two models that were compared differ, or a certificate does not hold."
+        "Verification found a difference, or a user pattern failed; these places were left unchanged and the written model is "
+        "right. With --verify model, or for a conversion: the whole model differs and nothing was written. For verify and "
+        "check-certificate: the models differ, or the certificate does not hold."
     ),
     Exit.DEFECT: (
-        "A defect of attnfuse; attnfuse-error-<time>.txt says where, please report it. Where it says that the rest is done, "
-        "what was written is right."
+        "A defect of attnfuse. Please report it with the attnfuse-error-<time>.txt file. If the message says that the rest is "
+        "done, the written model is right."
     ),
     Exit.INTERRUPTED: "Interrupted.",
-    Exit.TERMINATED: "Ended by SIGTERM; what was being written is removed.",
+    Exit.TERMINATED: "Ended by SIGTERM; partly written files are removed.",
 }
-"""Each of them in a sentence."""
+"""A description of each."""

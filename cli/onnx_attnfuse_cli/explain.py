@@ -32,9 +32,9 @@ class _Wanted:
     json: bool = False
     """Print the report as JSON (docs/report.md)."""
     report: pathlib.Path | None = None
-    """Write the report there too: a page with pictures if it ends in .html, else JSON."""
+    """Also write a report: an HTML page with pictures if the name ends in .html, else JSON."""
     verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
-    """One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."""
+    """Report each attention on its own, even where several are alike, and log to stderr. -vv: also what each pattern did."""
 
 
 _EXAMPLES = [
@@ -67,7 +67,7 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
 @click.command(
     "explain",
     cls=Manual,
-    short_help="Say what would be fused, and why the rest would not.",
+    short_help="Report what would be fused, and why the rest would not.",
     examples=_EXAMPLES,
     sections=SECTIONS,
     statuses=_STATUSES,
@@ -86,7 +86,7 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
 @policy_options
 @click.pass_context
 def command(context: click.Context, *, model: pathlib.Path, **chosen: Any) -> int:
-    """Say what each attention of MODEL is and whether it would be fused; the model is not written."""
+    """Report what each attention of MODEL is and whether it would be fused. Writes no model."""
     wanted: _Wanted = taken(_Wanted, chosen)
     files = Files(model, None, (wanted.report,) if wanted.report else ())
     files.check()

@@ -43,19 +43,21 @@ _STATUSES = {
 @click.command(
     "kernels",
     cls=Manual,
-    short_help="Forecast the kernel of each attention on each device; --confirm runs it.",
+    short_help="Predict the kernel of each attention on each device; --confirm runs it.",
     examples=_EXAMPLES,
     statuses=_STATUSES,
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @click.option("--arch", help="Devices, such as sm80,sm90 or cpu.  [default: the GPU here, or sm80,sm90]")
-@click.option("--dtype", type=Choice(["float32", "float16", "bfloat16"]), help="Forecast as if the model was of this type.")
-@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Number of queries and keys, whatever the model calls them.")
+@click.option("--dtype", type=Choice(["float32", "float16", "bfloat16"]), help="Predict as if the model had this type.")
+@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Number of queries and keys, for any names of dimensions.")
 @derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
 @policy_options
 @click.option("--confirm", is_flag=True, help="Run the fused model on the GPU here and compare, operator by operator.")
 @click.option("--json", "as_json", is_flag=True, help="Print reports as JSON, by device (docs/report.md).")
-@click.option("-v", "--verbose", count=True, help="One line per site, even where sites are alike; log to stderr.")
+@click.option(
+    "-v", "--verbose", count=True, help="Report each attention on its own, even where several are alike, and log to stderr."
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -69,9 +71,9 @@ def command(
     verbose: int,
     **chosen: Any,
 ) -> int:
-    """Say which kernel ONNX Runtime will run for each attention of MODEL on each device, and why not a faster one.
+    """Report which kernel ONNX Runtime will run for each attention of MODEL on each device, and why not a faster one.
 
-    With --confirm the exit status is 3 if another kernel ran than was forecast.
+    With --confirm the exit status is 3 if another kernel runs than predicted.
     """
     start_logging(verbose=verbose)
     if confirm and (arch or dtype):

@@ -40,10 +40,10 @@ _COMMANDS = {
 _EXAMPLES = [
     Example(
         "attnfuse optimize model.onnx",
-        "Fuses what can be fused exactly, writes model.attnfuse.onnx, and says why for every site.",
+        "Fuses attention exactly, writes model.attnfuse.onnx, and reports why or why not.",
     ),
-    Example("attnfuse explain model.onnx", "Says what would be done, and does nothing."),
-    Example('eval "$(attnfuse completion bash)"', "Lets the Tab key complete all of this."),
+    Example("attnfuse explain model.onnx", "Reports what would be done, and writes nothing."),
+    Example('eval "$(attnfuse completion bash)"', "Turns on completion with Tab."),
 ]
 
 
@@ -89,10 +89,15 @@ def _hyphens(token: str) -> str:
     },
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the versions that matter."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the versions of attnfuse and its packages.",
 )
 def _attnfuse() -> None:
-    """Find attention in ONNX models, fuse it exactly, and say why for every site."""
+    """Find attention in ONNX models, fuse it exactly, and report why or why not."""
 
 
 def _escape_bytes_of_paths() -> None:

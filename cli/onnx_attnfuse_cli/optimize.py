@@ -1,4 +1,4 @@
-"""`attnfuse optimize`: fuse, verify, write, tell."""
+"""`attnfuse optimize`: fuse, verify, write, report."""
 
 from __future__ import annotations
 
@@ -30,38 +30,37 @@ class _Wanted:
     """Options of `attnfuse optimize` besides the fields of `onnx_attnfuse.Options`."""
 
     output: pathlib.Path | None = dataclasses.field(default=None, metadata={"short": "o"})
-    """Where to write: a file, for several models a folder.  [default: MODEL's name with .attnfuse.onnx]"""
+    """Output path: a file, or a folder for several models.  [default: MODEL's name with .attnfuse.onnx]"""
     report: pathlib.Path | None = None
-    """Write the report there: a page with pictures if it ends in .html, else JSON; for several models a folder with both."""
+    """Write a report: an HTML page with pictures if the name ends in .html, else JSON. For several models a folder with both."""
     hf_config: pathlib.Path | None = None
-    """config.json of the model on Hugging Face: tokens and lengths for the genai_config.json that --cache shared writes."""
+    """The model's config.json from Hugging Face: tokens and lengths for the genai_config.json that --cache shared writes."""
     certify: pathlib.Path | None = dataclasses.field(default=None, metadata={"metavar": "FILE"})
-    """Write there a certificate: what is proved of every value that is computed in another way, for all sizes and masks."""
+    """Write a proof certificate that covers every rewritten value, for all sizes and masks."""
     require_proof: bool = False
-    """Leave what cannot be proved as it is (`unproved`)."""
+    """Leave unfused what cannot be proved (`unproved`)."""
     solver: Literal["z3", "cvc5"] = "z3"
-    """Who decides what --certify and --require-proof have to prove."""
+    """SMT solver for --certify and --require-proof."""
     min_fused: int = dataclasses.field(default=0, metadata={"metavar": "N", "least": 0})
-    """Exit 1 if fewer than N sites are fused."""
+    """Exit with 1 if fewer than N attentions are fused."""
     require_all: bool = False
-    """Exit 1 if any attention is left unfused, or not --target."""
+    """Exit with 1 if any attention is left unfused or is not --target."""
     dry_run: bool = False
-    """Do everything but write the model."""
+    """Do everything except writing the model."""
     verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
-    """One line per site, even where sites are alike; log to stderr. -vv: also what each pattern did."""
+    """Report each attention on its own, even where several are alike, and log to stderr. -vv: also what each pattern did."""
     quiet: bool = dataclasses.field(default=False, metadata={"short": "q"})
-    """Print nothing unless something is wrong."""
+    """Print only problems."""
 
 
 _EXAMPLES = [
-    Example("attnfuse optimize model.onnx", "Writes model.attnfuse.onnx beside it, and says what became of each attention."),
+    Example("attnfuse optimize model.onnx", "Writes model.attnfuse.onnx and reports each attention."),
+    Example("attnfuse optimize model.onnx -o fused.onnx --report report.html", "The same with another name and an HTML report."),
+    Example("attnfuse optimize model.onnx --ep cuda --arch sm90 --dim seq=2048", "For an H100 and sequences of about 2048."),
+    Example("attnfuse optimize model.onnx --require-all -q", "In CI: exits with 1 if an attention is left unfused."),
     Example(
-        "attnfuse optimize model.onnx -o fused.onnx --report report.html", "The same under another name, with a page to look at."
-    ),
-    Example("attnfuse optimize model.onnx --ep cuda --arch sm90 --dim seq=2048", "For an H100, and sequences of about 2048."),
-    Example("attnfuse optimize model.onnx --require-all -q", "In CI: exits 1 if an attention is left unfused."),
-    Example(
-        "attnfuse optimize exports 'more/**/*.onnx' -o fused --report told", "A folder and a pattern, results and reports apart."
+        "attnfuse optimize exports 'more/**/*.onnx' -o fused --report reports",
+        "A folder and a pattern, with separate folders for results and reports.",
     ),
 ]
 
@@ -69,7 +68,7 @@ _EXAMPLES = [
 @click.command(
     "optimize",
     cls=Manual,
-    short_help="Fuse what can be fused exactly; say why for every site.",
+    short_help="Fuse attention exactly, and report why or why not.",
     examples=_EXAMPLES,
     sections=SECTIONS,
     statuses=MEANINGS,
@@ -80,12 +79,12 @@ _EXAMPLES = [
 @policy_options
 @click.pass_context
 def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: Any) -> int:
-    """Fuse every attention of MODEL that can be fused exactly, and say why for each.
+    """Fuse every attention of MODEL that can be fused exactly, and report why or why not.
 
-    The result is written even where --min-fused or --require-all is not met. Sites that were fused before count as fused.
+    The result is written even if --min-fused or --require-all is not met. Attention that is already fused counts as fused.
 
-    MODEL may be several files, folders and quoted patterns. Then each has its own verdict, one that cannot be used does not stop
-    the others, and the exit status is the largest of theirs.
+    MODEL may be several files, folders and quoted patterns. Each then has its own result, a failure of one does not stop the
+    others, and the exit status is the highest of all.
     """
     wanted: _Wanted = taken(_Wanted, chosen)
     if wanted.verbose and wanted.quiet:

@@ -28,22 +28,22 @@ _SELECTING = ("patterns", "skip_patterns", "only_patterns")
 
 @click.group("patterns", cls=Group, short_help="List, show, start and check patterns.")
 def command() -> None:
-    """Patterns: spellings of attention, installed or your own.
+    """Patterns: forms of attention, built in or your own.
 
-    How to write one: docs/write-a-pattern.md.
+    docs/write-a-pattern.md shows how to write one.
     """
 
 
 @command.command(
     "list",
     cls=Manual,
-    short_help="List the patterns of a run, and where they are from.",
+    short_help="List patterns and their sources.",
     examples=[Example("attnfuse patterns list --patterns mine.py", "The installed ones, and those in mine.py.")],
 )
 @derived_options(only=_SELECTING)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_patterns(*, as_json: bool, **chosen: Any) -> int:
-    """List all patterns that a run with these options would use, and where they are from."""
+    """List all patterns that a run with these options would use, and their sources."""
     rows = [
         {"name": entry.name, "kind": entry.kind, "from": entry.owner, "does": _first_line(entry)} for entry in _entries(chosen)
     ]
@@ -65,13 +65,13 @@ def list_patterns(*, as_json: bool, **chosen: Any) -> int:
 @command.command(
     "show",
     cls=Manual,
-    short_help="Show what a pattern finds, and what it means.",
-    examples=[Example("attnfuse patterns show soft_cap", "Picture, and when it is not the same.")],
+    short_help="Show what a pattern matches and means.",
+    examples=[Example("attnfuse patterns show soft_cap", "Its graph, and when it does not match.")],
 )
 @click.argument("name")
 @derived_options(only=_SELECTING)
 def show_pattern(*, name: str, **chosen: Any) -> int:
-    """Show what pattern NAME finds, what it means, and when it is not the same."""
+    """Show what pattern NAME matches, what it means, and when it does not match."""
     found = [entry for entry in _entries(chosen) if entry.name == name or entry.name.startswith(f"{name}.")]
     if not found:
         raise click.UsageError(f"no pattern is called {name!r}; `attnfuse patterns list` shows them")
@@ -82,16 +82,16 @@ def show_pattern(*, name: str, **chosen: Any) -> int:
 @command.command(
     "new",
     cls=Manual,
-    short_help="Start a pattern of your own, with its test.",
+    short_help="Create a pattern and its test from a template.",
     examples=[Example("attnfuse patterns new my_attention", "Writes my_attention.py and its test.")],
 )
 @click.argument("name")
 @click.option("-o", "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path(), help="Folder to write to.")
 def new_pattern(*, name: str, output: pathlib.Path) -> int:
-    """Write NAME.py and test_NAME.py: a pattern that works, to be changed into yours.
+    """Write NAME.py and test_NAME.py: a working pattern to start from.
 
-    What Python cannot have in a name becomes an underscore, and a name that means something already, as class or softmax do, is
-    made longer.
+    A character that Python does not allow in a name becomes an underscore. A reserved name, such as class or softmax, gets a
+    suffix.
     """
     from onnx_attnfuse.report.files import write_text
     from onnx_attnfuse_cli.naming import python_name
@@ -115,7 +115,7 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
 @command.command(
     "check",
     cls=Manual,
-    short_help="Say what patterns of your own find in models.",
+    short_help="Report what your patterns match in models.",
     examples=[
         Example("attnfuse patterns check mine.py model.onnx", "What the patterns in mine.py find in a model."),
         Example("attnfuse patterns check mine.py my_model.py:attention", "The same in a torch function."),
@@ -126,13 +126,13 @@ def new_pattern(*, name: str, output: pathlib.Path) -> int:
 @derived_options(only=("skip_patterns", "ep", "arch", "verify"))
 @click.pass_context
 def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[str, ...], **chosen: Any) -> int:
-    """Load the patterns in FILE, a Python file or a folder, and say what they find in models.
+    """Load the patterns in FILE, a Python file or a folder, and report what they match in models.
 
-    Where a pattern says that what is written means something else, z3 tries to prove that for all sizes.
+    If a pattern has a written form and a meaning, z3 tries to prove them equal for all sizes.
 
-    A model is a file, or a torch function whose parameters have example tensors as defaults. For every Softmax: the pattern that
-    found it and what became of it, or the attempt that came nearest, with the operator that stopped it. Exit 1 if a pattern found
-    nothing, 3 if one failed.
+    A model is a file, or a torch function whose parameters have example tensors as defaults. The report has a line for every
+    Softmax: the pattern that matched it, or the pattern that came nearest and the operator that stopped it. Exits with 1 if a
+    pattern matches nothing, with 3 if one fails.
     """
     from onnx_attnfuse.language.registry.discovery import from_path
     from onnx_attnfuse.testing.checking import check

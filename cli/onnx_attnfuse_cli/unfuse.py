@@ -31,13 +31,15 @@ _EXAMPLES = [
 ]
 
 
-@click.command("unfuse", cls=Manual, short_help="Spell fused attention out in operators of the standard.", examples=_EXAMPLES)
+@click.command("unfuse", cls=Manual, short_help="Decompose fused attention into standard ONNX operators.", examples=_EXAMPLES)
 @click.argument("model", type=click.Path(path_type=pathlib.Path))
 @output_option(_SUFFIX)
 @derived_options(only=("ep", "verify", "evidence"))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (docs/unfuse.md).")
-@click.option("-v", "--verbose", count=True, help="One line per operator, even where they are alike; log to stderr.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+@click.option(
+    "-v", "--verbose", count=True, help="Report each operator on its own, even where several are alike, and log to stderr."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -49,9 +51,9 @@ def command(
     quiet: bool,
     **chosen: Any,
 ) -> int:
-    """Spell every fused attention and rotary embedding of MODEL out in operators of the standard.
+    """Decompose every fused attention and rotary embedding of MODEL into standard ONNX operators.
 
-    For runtimes that lack the fused ones. What cannot be spelled out exactly stays, and is named with the reason.
+    For runtimes without the fused operators. An operator that cannot be decomposed exactly is kept and reported with the reason.
     """
     if quiet and (verbose or as_json):
         raise click.UsageError("-q contradicts -v and --json; choose one")

@@ -20,22 +20,27 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = [
-    Example("attnfuse verify model.onnx model.attnfuse.onnx", "Exits 0 if they are equal, 3 with the first difference if not."),
+    Example(
+        "attnfuse verify model.onnx model.attnfuse.onnx",
+        "Exits with 0 if they are equal, with 3 and the first difference if not.",
+    ),
     Example("attnfuse verify a.onnx b.onnx --dim seq=17 --cases 100", "At one length, on more inputs."),
 ]
 
 
-@click.command("verify", cls=Manual, short_help="Run two models on hostile inputs and compare every output.", examples=_EXAMPLES)
+@click.command(
+    "verify", cls=Manual, short_help="Run two models on adversarial inputs and compare every output.", examples=_EXAMPLES
+)
 @click.argument("first", type=click.Path(path_type=pathlib.Path))
 @click.argument("second", type=click.Path(path_type=pathlib.Path))
 @derived_options(of=Trials)
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON (docs/verify.md).")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing unless something is wrong.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON (docs/verify.md).")
+@click.option("-q", "--quiet", is_flag=True, help="Print only problems.")
 def command(*, first: pathlib.Path, second: pathlib.Path, as_json: bool, quiet: bool, **chosen: Any) -> int:
-    """Run FIRST and SECOND on the same inputs, masks with every kind of padding above all, and compare every output.
+    """Run FIRST and SECOND on the same inputs, with every kind of padding in their masks, and compare every output.
 
-    Exits 0 if they are equal, 3 if they differ, 2 if they cannot be run. Where they differ, the first inner value that does
-    is named, of those that both models have by name.
+    Exits with 0 if they are equal, with 3 if they differ, with 2 if they cannot be run. If they differ, the first intermediate
+    value of the same name that differs is reported.
     """
     if quiet and as_json:
         raise click.UsageError("-q and --json contradict each other; choose one")

@@ -42,11 +42,12 @@ class Policy:
     """
 
     flash: bool | None = None
-    """Fuse only what flash attention runs, FlashAttention-2 or cuDNN's on a GPU, ONNX Runtime's own on a CPU; or never that."""
+    """Fuse only attention that flash kernels run (FlashAttention-2 or cuDNN on a GPU, ONNX Runtime's on a CPU); or never
+    use them."""
     efficient: bool | None = None
-    """Fuse only what the memory-efficient kernels run; or never that."""
+    """Fuse only attention that the memory-efficient kernels run; or never use them."""
     sdpa_fallback: bool | None = None
-    """Fuse only attention without a mask, whatever kernel runs it."""
+    """Fuse only attention without a mask, whichever kernel runs it."""
 
     @property
     def wishes(self) -> tuple[KernelPreference, ...]:

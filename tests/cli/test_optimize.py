@@ -295,7 +295,7 @@ def test_every_option_of_the_library_is_an_option_of_the_command(capsys: pytest.
         assert (f"--{field.name.replace('_', '-')}" in text) == (field.name not in {"pictures", "policy", "progress", "unproved"})
     for field in dataclasses.fields(Policy):
         assert f"--{field.name.replace('_', '-')} / --no-{field.name.replace('_', '-')}" in text
-    assert "Execution provider the model will run on" in text
+    assert "Execution provider that the model will run on" in text
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
