@@ -31,7 +31,7 @@ class ReportText:
     verb: Literal["fused", "would fuse"] = "fused"
     """What the last line says was done."""
     fold: bool = True
-    """Whether equal sites share one line."""
+    """Whether equal sites share one line, and only the number of operators is given, not of which."""
     counts: bool = False
     """Whether to tell what each pattern did."""
 
@@ -48,8 +48,7 @@ class ReportText:
             yield from (plain(f"session: {line}") for line in self.report.session.lines())
         if self.report.capture is not None:
             yield plain(str(self.report.capture))
-        if changes := _op_words(self.report):
-            yield plain(f"operators: {changes}")
+        yield from map(plain, _counts_of_operators(self.report, each=not self.fold))
         yield Text(last_line(self.report, self.verb), style="bold")
 
 
@@ -96,9 +95,9 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _op_words(report: Report) -> str:
+def _counts_of_operators(report: Report, *, each: bool) -> Iterator[str]:
     changes = op_changes(report)
-    if not changes:
-        return ""
-    parts = [f"{op} {old} → {new}" for op, (old, new) in changes.items()]
-    return f"{', '.join(parts)}; all {sum(report.ops_before.values())} → {sum(report.ops_after.values())}"
+    if changes:
+        parts = ", ".join(f"{op} {old} → {new}" for op, (old, new) in changes.items())
+        total = f"operators: {sum(report.ops_before.values())} → {sum(report.ops_after.values())}"
+        yield f"{total} ({parts})" if each else total

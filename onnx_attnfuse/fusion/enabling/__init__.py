@@ -31,30 +31,30 @@ from onnx_attnfuse.kernels.operators import branchwise_rms_norm
 from onnx_attnfuse.rewriting import GraphContext
 
 _SPLIT_GEMM = EnablingRule(
-    "Gemm split into product and bias, which then goes into what follows", frozenset(["Gemm"]), as_product, "split-gemm"
+    "Gemm split into MatMul and Add, so that the bias can be fused", frozenset(["Gemm"]), as_product, "split-gemm"
 )
 BEFORE: tuple[EnablingRule, ...] = (
     EnablingRule(
-        "sums with a part of a tensor, written back in its place, as sums with a padded addend",
+        "sums written back into a slice rewritten as sums with a padded addend",
         frozenset(["ScatterND"]),
         as_padded_sum,
         None,
     ),
     EnablingRule(
-        "choices between a tensor and its sum with something as sums with a choice",
+        "Where(c, x + m, x) rewritten as x + Where(c, m, 0)",
         frozenset(["Add", "Where"]),
         as_added_mask,
         None,
     ),
     _SPLIT_GEMM,
     EnablingRule(
-        "layers of experts, whose matrices were gathered for each token, as one operator",
+        "layers of experts fused to MoE",
         frozenset(["ReduceSum"]),
         as_experts,
         "experts",
     ),
     EnablingRule(
-        "layers of experts with weights of another kind, one operator for all tokens and each of their experts",
+        "layers of experts fused to MoE, one expert a token",
         frozenset(["MatMul"]),
         as_single_experts,
         "single-experts",
@@ -64,75 +64,75 @@ BEFORE: tuple[EnablingRule, ...] = (
 AFTER: tuple[EnablingRule, ...] = (
     _SPLIT_GEMM,  # that of the output projection, whose Reshape of (b, s, n, h) is one of (b, s, n·h) now
     EnablingRule(
-        "biases of keys left out, which no softmax sees, and those of values added behind the attention",
+        "key biases dropped (softmax ignores them) and value biases moved after the attention",
         frozenset(["MultiHeadAttention"]),
         with_fewer_biases,
         "fewer-biases",
     ),
     EnablingRule(
-        "biases of values taken into those of the products behind attentions",
+        "value biases merged into those of the output projections",
         frozenset(["MatMul"]),
         with_bias_behind,
         "bias-behind",
     ),
     EnablingRule(
-        "rows of queries made 0 by the tables that rotate them",
+        "query rows zeroed through the rotary tables",
         frozenset(["Where"]),
         with_emptied_rotation,
         "emptied-rotations",
     ),
     EnablingRule(
-        "products with a reciprocal written as quotients, which ONNX Runtime's RMS normalization starts from",
+        "x * (1 / r) rewritten as x / r, so that ONNX Runtime fuses RMSNorm",
         frozenset(["Mul"]),
         as_quotient,
         "quotients",
     ),
     EnablingRule(
-        "sums and normalizations as one operator, where the sum goes on as the next residual",
+        "residual Adds fused with their normalization",
         frozenset(["LayerNormalization", "Mul"]),
         as_skip_norm,
         "skip-norm",
     ),
     EnablingRule(
-        "normalizations of queries and keys taken into GroupQueryAttention",
+        "normalizations of queries and keys moved into GroupQueryAttention",
         frozenset(["GroupQueryAttention"]),
         with_norms_inside,
         "norms-inside",
     ),
     EnablingRule(
-        "GroupQueryAttention handed queries, keys and values as one product",
+        "projections of queries, keys and values merged for GroupQueryAttention",
         frozenset(["GroupQueryAttention"]),
         with_packed_projections,
         "merged-projections",
     ),
     EnablingRule(
-        "RMS normalizations in float32 of half precision as one operator, which ONNX Runtime has from 1.31 on",
+        "float32 RMSNorms of half-precision values fused (ONNX Runtime 1.31 or newer)",
         frozenset(["Cast"]),
         as_wide_norm,
         "wide-norms",
         since=branchwise_rms_norm.INFO.runtime,
     ),
     EnablingRule(
-        "products gated by their own Gelu, bias included, as one operator",
+        "products gated by their own Gelu fused to BiasSplitGelu",
         frozenset(["Erf", "Gelu"]),
         as_split_gelu,
         "split-gelu",
     ),
     EnablingRule(
-        "sums of which ONNX Runtime would make one slower operator with the normalization behind them",
+        "residual Adds kept apart from LayerNormalization (SkipLayerNormalization is slower on CPU)",
         frozenset(["LayerNormalization"]),
         as_separate_sum,
         "separate-norm",
     ),
-    EnablingRule("Gelu of half precision as one operator", frozenset(["Erf"]), as_gelu, "half-gelu"),
+    EnablingRule("half-precision Gelus fused", frozenset(["Erf"]), as_gelu, "half-gelu"),
     EnablingRule(
-        "products with columns of zeros up to a multiple of 64, as kernels for tensor cores want them",
+        "products padded to a multiple of 64 columns for tensor cores",
         frozenset(["Gemm", "MatMul"]),
         with_padded_columns,
         "padded-columns",
     ),
     EnablingRule(
-        "products that read the table of tokens as it lies, which ONNX Runtime would keep a second time",
+        "products that read the token embedding in place, without a transposed copy",
         frozenset(["MatMul"]),
         with_one_table,
         "shared-table",

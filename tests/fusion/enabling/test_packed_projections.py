@@ -19,7 +19,7 @@ from tests.support.decoders import PROJECTED, UNPADDED, decoder
 
 Array = npt.NDArray[Any]
 _EXPORTS = pathlib.Path(__file__).parents[1] / "shared_cache" / "exports"
-_SHOWN = "GroupQueryAttention handed"
+_SHOWN = "merged for GroupQueryAttention"
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ def optimized(
     assert result.report.fused == 1
     assert not result.report.failures
     made = [node for node in result.model.graph.node if node.op_type == "BranchwiseRMSNorm"]
-    notes = [note for note in result.report.notes if "RMS normalizations in float32" in note]
+    notes = [note for note in result.report.notes if "float32 RMSNorms" in note]
     assert [int(note.split()[0]) for note in notes] == ([len(made)] if made else [])
     return result.model, made
 
