@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from onnx_attnfuse.certify.magnitudes import absorbed, rest_is_small
@@ -235,12 +236,20 @@ def at_most_zero(term: Term) -> Term:
             return TRUE
         if is_nonnegative(subtract(term, ONE)):
             return FALSE
+        term = _without_common(term)
     if term.sort == "Real" and abs(polynomial(term).get((), 0)) >= -MASKS_ANY_SCORE and rest_is_small(term):
         return truth(polynomial(term)[()] < 0)
     if term.op == "real" or (term.op == "sum" and _is_count(term.args[1])):
         return is_zero(term) if term.op == "sum" else at_most_zero(term.args[0])
     lifted = _lifted(term, at_most_zero)
     return make("le0", "Bool", (term,)) if lifted is None else lifted
+
+
+def _without_common(term: Term) -> Term:
+    """An integer that is at most 0 where another is: divided by what all its factors but the number are multiples of."""
+    parts = polynomial(term)
+    common = math.gcd(*(int(factor) for atoms, factor in parts.items() if atoms))
+    return term if common < 2 else from_polynomial({atoms: -(-int(factor) // common) for atoms, factor in parts.items()}, "Int")
 
 
 def below_zero(term: Term) -> Term:
@@ -286,7 +295,7 @@ def _is_count(body: Term) -> bool:
 
 def _lifted(term: Term, ask: Callable[[Term], Term]) -> Term | None:
     """The answer drawn into a choice between constants; None if the term is none."""
-    if term.op == "ite":
+    if term.op == "ite" and term.sort == "Real":
         return ite(term.args[0], ask(term.args[1]), ask(term.args[2]))
     parts = polynomial(term)
     choices = [atoms[0] for atoms in parts if len(atoms) == 1 and atoms[0].op == "ite"]
@@ -295,7 +304,22 @@ def _lifted(term: Term, ask: Callable[[Term], Term]) -> Term | None:
     factor = number(parts[choices[0],], term.sort)
     rest = from_polynomial({atoms: times for atoms, times in parts.items() if atoms != (choices[0],)}, term.sort)
     condition, then, other = choices[0].args
+    if term.sort == "Int" and ask is at_most_zero:
+        extreme = _extreme(condition, then, other)
+        if extreme is not None:
+            both = ask(add(multiply(factor, then), rest)), ask(add(multiply(factor, other), rest))
+            return conjoin(*both) if (factor.data > 0) == (extreme is larger) else disjoin(*both)
     return ite(condition, ask(add(multiply(factor, then), rest)), ask(add(multiply(factor, other), rest)))
+
+
+def _extreme(condition: Term, then: Term, other: Term) -> Callable[[Term, Term], Term] | None:
+    """`larger` or `smaller`, if a choice between integers is that of both; None elsewhere."""
+    if condition.op != "le0" or condition.args[0].sort != "Int":
+        return None
+    for gap, extreme in ((subtract(then, other), smaller), (subtract(other, then), larger)):
+        if at_most_zero(gap) is condition or at_most_zero(add(gap, ONE)) is condition:
+            return extreme
+    return None
 
 
 def at_most(left: Term, right: Term) -> Term:

@@ -20,6 +20,7 @@ from onnx_attnfuse.certify.terms import (
     Sort,
     Term,
     add,
+    conjoin,
     disjoin,
     element,
     fresh,
@@ -138,13 +139,21 @@ def scalar(term: Term, dtype: ir.DataType) -> Array:
 def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
     """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted by its name."""
     sort, shape = sort_of(dtype), [number(length) for length in array.shape]
-    formula = _formula(array, sort)
+    formulas: dict[tuple[int | None, ...], Read | None] = {}
 
     def read(place: Index) -> Term:
-        if all(item.op == "const" and 0 <= item.data < length for item, length in zip(place, array.shape, strict=True)):
-            return literal(array[tuple(item.data for item in place)], sort)
+        fixed = tuple(
+            int(item.data) if item.op == "const" and 0 <= item.data < length else None
+            for item, length in zip(place, array.shape, strict=True)
+        )
+        part = array[tuple(slice(None) if item is None else item for item in fixed)]
+        if not np.ndim(part):
+            return literal(part, sort)
+        if fixed not in formulas:
+            formulas[fixed] = _formula(part, sort)
+        formula = formulas[fixed]
         if formula is not None:
-            return formula(place)
+            return formula(tuple(item for item, at in zip(place, fixed, strict=True) if at is None))
         most = _MAX_LISTED if sort != "Real" else _MAX_WEIGHTS if name.startswith(WEIGHT) else _MAX_FLOATS
         if array.size <= most:
             return _tabulated(array, place, sort)
@@ -176,32 +185,57 @@ def literal(value: object, sort: Sort) -> Term:
 
 
 def _formula(array: NumPyArray, sort: Sort) -> Read | None:
-    """A formula of the elements by their indices, checked: one number, places, or two numbers on either side of a diagonal."""
+    """A formula of the elements by their indices, checked: evenly growing numbers, or two on a band of a matrix."""
     if array.size < 2 or array.size > 1 << 22:
         return None
     first = array.reshape(-1)[0]
     if bool((array == first).all()):
         return lambda _: literal(first, sort)
-    axes = [axis for axis, length in enumerate(array.shape) if length > 1]
-    squeezed: NumPyArray = array.reshape([length for length in array.shape if length > 1])
-    if len(axes) == 1 and sort == "Int":
-        step = squeezed[1] - squeezed[0]
-        if bool((squeezed == squeezed[0] + step * np.arange(len(squeezed))).all()):
-            return lambda place: add(number(int(squeezed[0])), multiply(number(int(step)), place[axes[0]]))
+    return (_even(array) if sort == "Int" else None) or _band(array, sort)
+
+
+def _even(array: NumPyArray) -> Read | None:
+    """`a + b * i + c * j`, of integers."""
+    numbers = array.astype(np.int64) if array.dtype.kind in "iu" else None
+    if numbers is None:
+        return None
+    start = int(numbers.reshape(-1)[0])
+    steps = [0 if length == 1 else int(np.take(numbers, 1, axis).flat[0]) - start for axis, length in enumerate(array.shape)]
+    places = np.indices(array.shape, sparse=True)
+    if not np.array_equal(start + sum(step * place for step, place in zip(steps, places, strict=True)), numbers):
+        return None
+    return lambda place: add(
+        number(start), *(multiply(number(step), item) for step, item in zip(steps, place, strict=True) if step)
+    )
+
+
+def _band(array: NumPyArray, sort: Sort) -> Read | None:
+    """Two numbers, one in a band along the diagonal of two axes, `low <= j - i <= high`; all other axes repeat them."""
+    low, high = array.min(), array.max()
+    if not bool(((array == low) | (array == high)).all()):
+        return None
+    axes = [axis for axis in range(array.ndim) if (array != np.take(array, [0], axis)).any()]
     if len(axes) != 2:
         return None
-    low, high = squeezed[-1, 0], squeezed[0, -1]
+    table: NumPyArray = array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))]
     count, width = (int(array.shape[axis]) for axis in axes)
     rows: NumPyArray = np.arange(count).reshape(count, 1)
     columns: NumPyArray = np.arange(width)
-    changed = np.flatnonzero(squeezed[0] != squeezed[0, 0])
-    offset = int(changed[0]) - 1 if len(changed) else -1
-    formed: NumPyArray = np.full_like(squeezed, high)
-    formed[columns <= rows + offset] = low
-    if not np.array_equal(squeezed, formed):
-        return None
-    below, above = literal(low, sort), literal(high, sort)
-    return lambda place: ite(arithmetic.at_most(place[axes[1]], add(place[axes[0]], number(offset))), below, above)
+    gaps: NumPyArray = np.subtract(columns, rows)
+    for inner, outer in ((table[-1, 0], table[0, -1]), (low, high), (high, low)):
+        band: NumPyArray = np.equal(table, inner)
+        least, most = int(gaps[band].min()), int(gaps[band].max())
+        if inner != outer and np.array_equal((least <= gaps) & (gaps <= most), band):
+            inside, outside = literal(inner, sort), literal(outer, sort)
+            first = None if least == gaps.min() else number(least)
+            last = None if most == gaps.max() else number(most)
+            return lambda place: ite(_lies_between(subtract(place[axes[1]], place[axes[0]]), first, last), inside, outside)
+    return None
+
+
+def _lies_between(term: Term, first: Term | None, last: Term | None) -> Term:
+    above = TRUE if first is None else arithmetic.at_most(first, term)
+    return above if last is None else conjoin(above, arithmetic.at_most(term, last))
 
 
 def elementwise(arrays: Sequence[Array], dtype: ir.DataType, compute: Callable[..., Term]) -> Array:

@@ -70,7 +70,7 @@ def array_in(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10), given, constants
 
 
-FIXED = {"GatherND", "RotaryEmbedding", "Attention", "Flatten", "InstanceNormalization", "GroupNormalization"}
+FIXED = {"GatherND", "Pad", "RotaryEmbedding", "Attention", "Flatten", "InstanceNormalization", "GroupNormalization"}
 UNTOLD = {"SkipLayerNormalization": (1, 2), "SkipSimplifiedLayerNormalization": (1, 2)}
 """Outputs that are statistics, which ONNX Runtime does not give on the CPU."""
 # ruff: noqa: E501
@@ -102,8 +102,18 @@ CASES: dict[str, tuple[Any, ...]] = {
     "GatherElements": ([normal(3, 4), ints(3, 2, below=4)], {"axis": 1}),
     "GatherND": ([normal(3, 4, 2), ints(5, 2, below=3)], {}, []), "Tile": ([normal(2, 3), listed(2, 2)], {}, [1]),
     "Range": ([np.array(2, INT64), np.array(6, INT64), np.array(1, INT64)], {}, [2]),
+    "Range by steps": ([np.array(2, INT64), np.array(9, INT64), np.array(3, INT64)], {}, [2]),
+    "Range backwards": ([np.array(9, INT64), np.array(2, INT64), np.array(-3, INT64)], {}, [2]),
+    "Range of nothing": ([np.array(9, INT64), np.array(2, INT64), np.array(3, INT64)], {}, [2]),
+    "Range of floats": ([np.array(1.5, F), np.array(5.25, F), np.array(0.5, F)], {}, [0, 1, 2]),
+    "BitwiseAnd": ([ints(6, below=9), ints(6, below=9)], {}, [0, 1]), "BitwiseOr": ([ints(6, below=9), ints(6, below=9)], {}, [0, 1]),
+    "BitwiseXor": ([ints(6, below=9), ints(6, below=9)], {}, [0, 1]), "BitwiseNot": ([ints(6, below=9)],),
+    "BitwiseNot without a sign": ([ints(6, below=9).astype(np.uint8)],),
+    "Abs of integers": ([listed(-3, 0, 4)],), "Max of integers": ([ints(6), ints(6)],),
+    "Max of a choice": ([np.array([0, -5, 2], F), np.array(-1, F)], {}, [0, 1]),
+    "Clip of a choice": ([np.array([0, -5, 2], F), np.array(-1, F), np.array([1], F)], {}, [0, 1, 2]),
     "ConstantOfShape": ([listed(2, 3)], {"value": onnx.numpy_helper.from_array(np.array([4.0], F))}, [0]),
-    "Pad": ([normal(2, 3), listed(1, 0, 0, 2)], {}, [1]), "Trilu": ([normal(4, 5), np.array(1, INT64)], {}, [1]),
+    "Pad by numbers at run time": ([normal(2, 3), listed(1, 0, 0, 2)],), "Pad": ([normal(2, 3), listed(1, 0, 0, 2)], {}, [1]), "Trilu": ([normal(4, 5), np.array(1, INT64)], {}, [1]),
     "Trilu below": ([normal(4, 5), np.array(0, INT64)], {"upper": 0}, [1]), "EyeLike": ([normal(3, 4)], {"k": 1}),
     "OneHot": ([listed(2, -1, 7), np.array(5, INT64), listed(1, 3)], {}, [1]),
     "MatMul": ([normal(2, 3, 4), normal(4, 2)],), "MatMul of vectors": ([normal(4), normal(4)],),
@@ -112,6 +122,12 @@ CASES: dict[str, tuple[Any, ...]] = {
     "Softmax along another axis": ([normal(2, 5)], {"axis": 0}), "ReduceSum": ([normal(2, 3), listed(1)], {"keepdims": 0}, [1]),
     "ReduceMean": ([normal(2, 3), listed(1)], {}, [1]), "ReduceMax": ([normal(2, 3), listed(0)], {}, [1]),
     "ReduceMin": ([normal(2, 3), listed(1)], {}, [1]), "CumSum": ([ints(2, 5), np.array(1, INT64)], {}, [1]),
+    "CumSum from the end": ([ints(2, 5), np.array(1, INT64)], {"reverse": 1}, [1]),
+    "CumSum of ones": ([np.ones((2, 5), INT64), np.array(1, INT64)], {}, [0, 1]),
+    "CumSum of halves": ([np.full((2, 5), 0.5, F), np.array(0, INT64)], {}, [0, 1]),
+    "CumSum of ones before": ([np.ones((2, 5), INT64), np.array(1, INT64)], {"exclusive": 1}, [0, 1]),
+    "CumSum of ones from the end": ([np.ones((2, 5), INT64), np.array(1, INT64)], {"reverse": 1}, [0, 1]),
+    "CumSum of ones behind": ([np.ones((2, 5), INT64), np.array(1, INT64)], {"reverse": 1, "exclusive": 1}, [0, 1]),
     "CumSum before": ([ints(2, 5), np.array(1, INT64)], {"exclusive": 1}, [1]),
     "RotaryEmbedding": ([normal(2, 2, 3, 8), normal(5, 4), normal(5, 4), ints(2, 3)],),
     "RotaryEmbedding interleaved": ([normal(2, 3, 16), normal(2, 3, 4), normal(2, 3, 4)], {"num_heads": 2, "interleaved": 1}),
@@ -245,6 +261,26 @@ def test_an_operator_of_microsoft_means_what_onnx_runtime_computes(case: str) ->
     inputs, attributes, fixed, outputs = _filled(CONTRIB[case])
     model, given, constants = array_in(case.partition(" ")[0], "com.microsoft", inputs, attributes, fixed, outputs)
     compare(model, given, constants, outputs)
+
+
+EVEN = np.add.outer(3 * np.arange(9), np.arange(10)).astype(INT64) + 7
+GAPS = np.arange(10) - np.arange(9)[:, None]
+TABLES = {
+    "counted along both axes": (EVEN, True), "counted backwards": (-EVEN, True), "one number off": (EVEN + (GAPS == 9), False),
+    "a triangle": (GAPS <= 2, True), "a band": ((GAPS >= -3) & (GAPS <= 2), True), "what is beside a band": (abs(GAPS) > 2, True),
+    "a triangle of numbers, for each head": (np.where(np.stack([GAPS, GAPS]) <= 0, F(0), F(-1e4)), True),
+    "a row of a band missing": ((GAPS <= 2) & (np.arange(9)[:, None] != 4), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_constant_that_follows_a_formula_is_that_formula(case: str) -> None:
+    table, follows = TABLES[case]
+    model, given, constants = array_in("Identity", "", [table], {}, [0], 1)
+    compare(model, given, constants, 1)
+    (array,), _ = symbolic(model, given, 1)
+    term = array.at(*(index(f"x{axis}", number(length)) for axis, length in enumerate(table.shape)))
+    assert follows == all(item.op != "element" for item in _walk(term))
 
 
 def test_heads_that_an_operator_normalizes_mean_what_onnx_runtime_computes_in_front_of_it() -> None:

@@ -18,10 +18,12 @@ from onnx_attnfuse.certify.terms import (
     FALSE,
     NAN,
     NINF,
+    ZERO,
     Term,
     add,
     conjoin,
     disjoin,
+    is_constants,
     is_fill,
     ite,
     multiply,
@@ -126,6 +128,8 @@ def _power(left: Term, right: Term) -> Term:
 
 
 def _absolute(term: Term) -> Term:
+    if term.sort == "Int":
+        return arithmetic.larger(multiply(number(-1), term), term)
     zero = number(0, term.sort)
     return ite(arithmetic.below(term, zero), multiply(number(-1, term.sort), term), term)
 
@@ -144,8 +148,8 @@ def _clip(call: Call) -> Sequence[Array]:
 
     def read(place: arrays.Index) -> Term:
         item = data.at(*place)
-        item = item if low is None else arithmetic.larger(item, low.at())
-        return item if high is None else arithmetic.smaller(item, high.at())
+        item = item if low is None else _larger(item, low.at(*[ZERO] * low.rank))
+        return item if high is None else _smaller(item, high.at(*[ZERO] * high.rank))
 
     return [Array(data.shape, data.dtype, read)]
 
@@ -209,11 +213,50 @@ def _sum(*items: Term) -> Term:
 
 
 def _largest(*items: Term) -> Term:
-    return reduce(arithmetic.larger, items)
+    return reduce(_larger, items)
 
 
 def _smallest(*items: Term) -> Term:
-    return reduce(arithmetic.smaller, items)
+    return reduce(_smaller, items)
+
+
+def _larger(left: Term, right: Term) -> Term:
+    return _extreme(left, right, arithmetic.larger)
+
+
+def _smaller(left: Term, right: Term) -> Term:
+    return _extreme(left, right, arithmetic.smaller)
+
+
+def _extreme(left: Term, right: Term, choose: Callable[[Term, Term], Term]) -> Term:
+    """The larger or smaller of two numbers, drawn into a choice between constants that is held against a constant."""
+    if NAN in {left, right}:
+        return NAN
+    for one, other in ((left, right), (right, left)):
+        if is_constants(one) and (other.op in {"const", "ninf"} or is_constants(other)):
+            return ite(one.args[0], *(_extreme(part, other, choose) for part in one.args[1:]))
+    return choose(left, right)
+
+
+def _bitwise(compute: Callable[[int, int], int]) -> Callable[[Term, Term], Term]:
+    """An operator on the bits of two integers that are constants, or choices between such."""
+
+    def meaning(left: Term, right: Term) -> Term:
+        for place, item in enumerate((left, right)):
+            if is_constants(item):
+                parts = [(part, right) if place == 0 else (left, part) for part in item.args[1:]]
+                return ite(item.args[0], *(meaning(*part) for part in parts))
+        if left.op != "const" or right.op != "const":
+            raise Unsupported("bits of an integer that is computed")
+        return number(compute(int(left.data), int(right.data)))
+
+    return meaning
+
+
+def _bitwise_not(call: Call) -> Sequence[Array]:
+    data = call.array(0)
+    ones = number(-1 if data.dtype.is_signed() else (1 << int(data.dtype.bitwidth)) - 1)
+    return [Array(data.shape, data.dtype, lambda place: subtract(ones, data.at(*place)))]
 
 
 def _sign(term: Term) -> Term:
@@ -231,6 +274,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "GreaterOrEqual": _binary(_greater_or_equal, _BOOL),
     "And": _binary(conjoin), "Or": _binary(disjoin), "Not": _binary(negate),
     "Xor": _binary(_different),
+    "BitwiseAnd": _binary(_bitwise(int.__and__)), "BitwiseOr": _binary(_bitwise(int.__or__)),
+    "BitwiseXor": _binary(_bitwise(int.__xor__)), "BitwiseNot": _bitwise_not,
     "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
     "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite, "Sigmoid": _binary(_sigmoid),
     "Log": _binary(_logarithm),

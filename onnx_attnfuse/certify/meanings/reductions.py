@@ -8,7 +8,7 @@ from onnx_attnfuse.certify import arithmetic, arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
 from onnx_attnfuse.certify.softmaxes import function, largest, weight
-from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, fresh, ite, multiply, number, product, to_real
+from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, free, fresh, ite, multiply, number, product, subtract, to_real
 
 
 def _matmul(call: Call) -> Sequence[Array]:
@@ -110,15 +110,22 @@ def _softmax(call: Call) -> Sequence[Array]:
 
 
 def _running_sum(call: Call) -> Sequence[Array]:
+    """The sum up to a place, or from it on; of what is the same at all of them, as often as there are."""
     data = call.array(0)
     (axis,) = call.array(1).numbers() if call.array(1).rank else [int(call.array(1).at().data)]
     axis = axis_of(axis, data.rank)
     ask = arithmetic.below if call.attribute("exclusive", 0) else arithmetic.at_most
+    reverse = call.attribute("reverse", 0)
 
     def read(place: Index) -> Term:
         bound = fresh(data.shape[axis])
         item = data.at(*place[:axis], bound, *place[axis + 1 :])
-        return sums.total(bound, ite(ask(bound, place[axis]), item, number(0, data.sort)))
+        if bound not in free(item):
+            count = subtract(subtract(data.shape[axis], place[axis]), ONE) if reverse else place[axis]
+            count = count if ask is arithmetic.below else add(count, ONE)
+            return multiply(item, count if data.sort == "Int" else to_real(count))
+        summed = ask(place[axis], bound) if reverse else ask(bound, place[axis])
+        return sums.total(bound, ite(summed, item, number(0, data.sort)))
 
     return [Array(data.shape, data.dtype, read)]
 

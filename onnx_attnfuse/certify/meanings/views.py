@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,8 +23,10 @@ from onnx_attnfuse.certify.terms import (
     ite,
     multiply,
     number,
+    polynomial,
     product,
     subtract,
+    to_real,
 )
 
 _INT64 = ir.DataType.INT64
@@ -204,11 +207,35 @@ def _tile(call: Call) -> Sequence[Array]:
 
 
 def _range(call: Call) -> Sequence[Array]:
-    start, limit, step = (call.array(place) for place in range(3))
-    if start.sort != "Int" or step.at() is not ONE:
-        raise Unsupported("Range by other steps than 1")
-    count = arithmetic.larger(ZERO, subtract(limit.at(), start.at()))
-    return [Array([count], start.dtype, lambda place: add(start.at(), place[0]))]
+    """`start + step * i`."""
+    start, limit, step = (call.array(place).at() for place in range(3))
+    if step.op != "const" or not step.data:
+        raise Unsupported("Range by an unknown step")
+    gap = _whole(subtract(limit, start) if step.data > 0 else subtract(start, limit))
+    width = int(abs(step.data))
+    if gap is not None and width == abs(step.data):
+        count = gap if width == 1 else arithmetic.divide(add(gap, number(width - 1)), number(width))
+    elif start.op == limit.op == "const":
+        count = number(math.ceil(float((limit.data - start.data) / step.data)))
+    else:
+        raise Unsupported("Range of floats that may not be whole")
+
+    def read(place: Index) -> Term:
+        return add(start, multiply(step, place[0] if start.sort == "Int" else to_real(place[0])))
+
+    return [Array([arithmetic.larger(ZERO, count)], call.array(0).dtype, read)]
+
+
+def _whole(term: Term) -> Term | None:
+    """A number as an integer, where it is made of integers alone."""
+    if term.sort == "Int":
+        return term
+    total = ZERO
+    for atoms, factor in polynomial(term).items():
+        if factor != int(factor) or any(atom.op != "real" for atom in atoms):
+            return None
+        total = add(total, multiply(number(factor), product(atom.args[0] for atom in atoms)))
+    return total
 
 
 def _constant_of_shape(call: Call) -> Sequence[Array]:
@@ -221,14 +248,15 @@ def _constant_of_shape(call: Call) -> Sequence[Array]:
 
 def _pad(call: Call) -> Sequence[Array]:
     data = call.array(0)
-    widths = call.axes(1, "pads") or []
+    listed = call.attribute("pads")
+    widths = call.array(1).items() if listed is None else list(map(number, listed))
     given = call.optional(2)
     filler = given.at() if given is not None else arrays.literal(0, data.sort)
     before, after = widths[: data.rank], widths[data.rank :]
-    shape = [add(length, number(low + high)) for length, low, high in zip(data.shape, before, after, strict=True)]
+    shape = [add(length, low, high) for length, low, high in zip(data.shape, before, after, strict=True)]
 
     def read(place: Index) -> Term:
-        moved = [subtract(item, number(low)) for item, low in zip(place, before, strict=True)]
+        moved = [subtract(item, low) for item, low in zip(place, before, strict=True)]
         tests = [
             conjoin(arithmetic.at_most(ZERO, item), arithmetic.below(item, length))
             for item, length in zip(moved, data.shape, strict=True)
