@@ -1,7 +1,7 @@
 """Which kernels a caller wants, and what the environment says about that.
 
     Policy(flash=True)                      explicit
-    Policy.from_environment()               ATTNFUSE_USE_FLASH_ATTENTION and its like, ORTModule's where those are not set
+    Policy.from_environment()               ATTNFUSE_USE_FLASH_ATTENTION, else ORTModule's, else USE_FLASH_ATTENTION
 
 Nothing is read when this is imported. docs/policy.md says what a policy means for one attention.
 """
@@ -27,6 +27,12 @@ _ORTMODULE: Mapping[KernelPreference, str] = {
     "efficient": "ORTMODULE_USE_EFFICIENT_ATTENTION",
     "sdpa_fallback": "ORTMODULE_ATEN_SDPA_FALLBACK",
 }
+_PLAIN: Mapping[KernelPreference, str] = {
+    "flash": "USE_FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "sdpa_fallback": "SDPA_FALLBACK",
+}
+"""Other programs may read these, too, so that a value that is neither 0 nor 1 is not an error here."""
 _TRITON = "ORTMODULE_USE_TRITON"
 """ORTModule has its flash attention from Triton: without this it looks at no other word about it."""
 
@@ -93,10 +99,11 @@ class Environment:
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Reads the variables; a variable that is empty counts as one that is not set.
 
-    Ours are 0 or 1, and count before ORTModule's. There, 0 is what it is to ORTModule: nothing is asked for.
+    Ours are 0 or 1, and count before ORTModule's. There, 0 is what it is to ORTModule: nothing is asked for. Variables without a
+    prefix count last.
 
     Raises:
-        OptionError: A variable is neither 0 nor 1.
+        OptionError: A variable with a prefix is neither 0 nor 1.
     """
     environ = os.environ if environ is None else environ
     names = (*_OURS.values(), _TRITON, *_ORTMODULE.values())
@@ -109,9 +116,15 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         found[preference] = bool(given[ours]) if ours in given else True if asked else None
         if theirs in given and (ours in given or not asked):
             idle.append(theirs)
+        plain = environ.get(_PLAIN[preference], "").strip()
+        if found[preference] is None and plain in {"0", "1"}:
+            found[preference] = plain == "1"
+        elif plain:
+            idle.append(_PLAIN[preference])
     if _TRITON in given and not (given[_TRITON] and given.get(_ORTMODULE["flash"])):
         idle.append(_TRITON)
-    return Environment({name: environ[name].strip() for name in given}, Policy(**found), tuple(idle))
+    seen = [*given, *(name for name in _PLAIN.values() if environ.get(name, "").strip())]
+    return Environment({name: environ[name].strip() for name in seen}, Policy(**found), tuple(idle))
 
 
 def switch(name: str, environ: Mapping[str, str], most: int = 1) -> int | None:

@@ -43,6 +43,11 @@ THEIR_FLASH = {"ORTMODULE_USE_TRITON": "1", "ORTMODULE_USE_FLASH_ATTENTION": "1"
         ({**THEIR_FLASH, FLASH: "0"}, Policy(flash=False)),
         ({"ORTMODULE_USE_EFFICIENT_ATTENTION": "0", EFFICIENT: "1"}, Policy(efficient=True)),
         ({"ORTMODULE_ATEN_SDPA_FALLBACK": "1", FALLBACK: "0"}, Policy(sdpa_fallback=False)),
+        ({"USE_FLASH_ATTENTION": "1", "EFFICIENT_ATTENTION": "0", "SDPA_FALLBACK": "1"}, Policy(True, False, True)),
+        ({"USE_FLASH_ATTENTION": "1", FLASH: "0"}, Policy(flash=False)),
+        ({"USE_FLASH_ATTENTION": "0", **THEIR_FLASH}, Policy(flash=True)),
+        ({"USE_FLASH_ATTENTION": "0", "ORTMODULE_USE_FLASH_ATTENTION": "1"}, Policy(flash=False)),
+        ({"SDPA_FALLBACK": "yes", "EFFICIENT_ATTENTION": ""}, Policy()),
     ],
 )
 def test_what_the_environment_says(environ: Mapping[str, str], policy: Policy) -> None:
@@ -61,6 +66,9 @@ def test_what_has_no_effect_is_said() -> None:
     assert set(environment.idle) == {"ORTMODULE_USE_FLASH_ATTENTION", "ORTMODULE_USE_EFFICIENT_ATTENTION"}
     assert environment.line(environment.policy).endswith(" -> no flash")
     assert f"{FLASH}=0, " in environment.line(environment.policy)
+    plain = read_environment({FLASH: "1", "USE_FLASH_ATTENTION": "0", "SDPA_FALLBACK": "yes"})
+    line = f"{FLASH}=1, USE_FLASH_ATTENTION=0 (no effect), SDPA_FALLBACK=yes (no effect) -> flash"
+    assert plain.line(plain.policy) == line
 
 
 def test_the_environment_is_read_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
