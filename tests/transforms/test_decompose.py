@@ -299,7 +299,7 @@ g (float[b, 4, s, 16] q, float[b, 4, s, 16] k, float[b, 4, s, 16] v, {mask}[s, s
 def test_scores_that_are_given_out_are_judged_with_the_result(
     mode: int, mask: str, causal: int, wrong: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    from onnx_attnfuse.transforms.decompose import core
+    from onnx_attnfuse.bodies import core
 
     if wrong:
         monkeypatch.setattr(core, "_times", lambda build, value, factor, dtype: value)
@@ -309,7 +309,7 @@ def test_scores_that_are_given_out_are_judged_with_the_result(
 
 
 def test_what_differs_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    from onnx_attnfuse.transforms.decompose import core
+    from onnx_attnfuse.bodies import core
 
     monkeypatch.setattr(core, "_times", lambda build, value, factor, dtype: value)
     model = onnx.parser.parse_model(CROSS.format(header=HEADER, attributes="", inputs="", s="s"))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.fused_node import FusedNode
+from onnx_attnfuse.bodies.onnx_attention import WINDOWS
 from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import NewNodes, PatternRewriter
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.operators import onnx_attention
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.onnx_attention import WINDOWS, spelled
-from onnx_attnfuse.transforms.decompose.site import Site
+from onnx_attnfuse.transforms.decompose.operators import exact_body
 
 _NAME = "window of Attention"
 
@@ -35,9 +36,7 @@ def _spelled(node: ir.Node, rewriter: PatternRewriter) -> NewNodes:
         raise Refused("cache-inside", "it appends to a cache, takes lengths or gives out more than its result", node.name)
     graph = rewriter.graph.scope.graph
     before = set(graph)
-    site = Site(node, rewriter.graph.builder, tuple(node.inputs))
-    answer = spelled(site)
-    site.finish()
+    answer = exact_body(FusedNode(node, rewriter.graph.builder, tuple(node.inputs)))
     new, *others = answer.values
     assert new is not None
     sweep([value for value in others if value is not None and value.producer() not in before])

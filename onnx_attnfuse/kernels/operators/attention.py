@@ -48,6 +48,5 @@ INFO = OpInfo(
     rank=4,
     target="onnx_attnfuse.targets.attention",
     reference="onnx_attnfuse.verify.references.attention:Attention",
-    decomposition="onnx_attnfuse.transforms.decompose.attention",
     describe=_describe,
 )

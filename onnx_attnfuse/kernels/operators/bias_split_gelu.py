@@ -13,5 +13,4 @@ INFO = OpInfo(
     on_cpu="no kernel",
     fragile=False,
     reference="onnx_attnfuse.verify.references.bias_split_gelu:BiasSplitGelu",
-    decomposition="onnx_attnfuse.transforms.decompose.bias_split_gelu",
 )

@@ -12,5 +12,4 @@ INFO = OpInfo(
     on_cpu="no kernel",  # of older versions
     fragile=False,
     reference="onnx_attnfuse.verify.references.branchwise_rms_norm:BranchwiseRMSNorm",
-    decomposition="onnx_attnfuse.transforms.decompose.branchwise_rms_norm",
 )

@@ -61,6 +61,5 @@ INFO = OpInfo(
     rank=2,
     target="onnx_attnfuse.targets.group_query_attention",
     reference="onnx_attnfuse.verify.references.group_query_attention:GroupQueryAttention",
-    decomposition="onnx_attnfuse.transforms.decompose.group_query_attention",
     describe=_describe,
 )

@@ -59,6 +59,5 @@ INFO = OpInfo(
     rank=1,
     target="onnx_attnfuse.targets.multi_head_attention",
     reference="onnx_attnfuse.verify.references.multi_head_attention:MultiHeadAttention",
-    decomposition="onnx_attnfuse.transforms.decompose.multi_head_attention",
     describe=_describe,
 )

@@ -54,6 +54,5 @@ INFO = OpInfo(
     rank=3,
     target="onnx_attnfuse.targets.onnx_attention",
     reference="onnx_attnfuse.verify.references.onnx_attention:Attention",
-    decomposition="onnx_attnfuse.transforms.decompose.onnx_attention",
     describe=_describe,
 )

@@ -12,5 +12,4 @@ INFO = OpInfo(
     kind="rotation",
     on_cpu="some forms",
     fragile=False,
-    decomposition="onnx_attnfuse.transforms.decompose.rotary_embedding",
 )

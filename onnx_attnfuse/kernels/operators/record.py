@@ -61,8 +61,6 @@ class OpInfo:
     """A module: why it cannot compute an attention, how it is handed a mask, how it is built; see `targets.Target`."""
     reference: str | None = None
     """A class: the operator in NumPy. None: nothing but a kernel or onnx's own evaluator says what it computes."""
-    decomposition: str | None = None
-    """A module with `spelled`, and where lengths are inputs `rehearsals`; None: it is not spelled out."""
     support: Mapping[str, Callable[[], OpSupport]] = dataclasses.field(default_factory=dict[str, "Callable[[], OpSupport]"])
     """What execution providers do with it, by their names; their own records tell of the operators that were there first.
 

@@ -10,5 +10,4 @@ INFO = OpInfo(
     kind="rotation",
     fragile=False,
     reference="onnx_attnfuse.verify.references.rotary_embedding:RotaryEmbedding",
-    decomposition="onnx_attnfuse.transforms.decompose.rotary_embedding",
 )

@@ -11,5 +11,4 @@ INFO = OpInfo(
     on_cpu="some forms",
     fragile=False,
     reference="onnx_attnfuse.verify.references.unfold_tensor:UnfoldTensor",
-    decomposition="onnx_attnfuse.transforms.decompose.unfold_tensor",
 )

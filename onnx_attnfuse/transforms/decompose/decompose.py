@@ -7,6 +7,8 @@ import time
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
+from onnx_attnfuse.bodies.table import body_of, rehearsals
 from onnx_attnfuse.containment import Subject, collecting
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, has_unknown_attribute
@@ -15,11 +17,10 @@ from onnx_attnfuse.graph.scopes import all_names, count_ops, scopes
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label, producer_of
 from onnx_attnfuse.options import Options
-from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.transforms.decompose.operators import Speller, is_fused, rehearsals, speller
+from onnx_attnfuse.transforms.decompose.operators import exact_body, is_fused, why_kept
 from onnx_attnfuse.transforms.decompose.report import UnfusedSite, UnfuseReport
-from onnx_attnfuse.transforms.decompose.site import Answer, Site
 from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 from onnx_attnfuse.verify.verifier import Verifier
@@ -82,22 +83,21 @@ def _spelled(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Val
     Raises:
         Refused: It cannot be spelled out, or is not equal.
     """
-    spell, build, scope = speller(node), graph.builder, graph.scope
-    if isinstance(spell, Reason):
-        raise Refused(spell.code, spell.message, spell.node)
+    reason, build, scope = why_kept(node), graph.builder, graph.scope
+    if reason is not None:
+        raise Refused(reason.code, reason.message, reason.node)
     if has_unknown_attribute(node):
         raise Refused("function-attribute", f"an attribute of {node.op_type} is a parameter of the function", node.name)
     if build.opset < _SINCE:
         raise Refused("old-opset", f"opset {build.opset} lacks operators that are needed; raise it to {_SINCE}", node.name)
     if isinstance(scope.graph, ir.Function):
         scope.graph.opset_imports.setdefault("", scope.opset)
-    site = Site(node, build, tuple(node.inputs))
-    answer = spell(site)
-    site.finish()
-    return _pairs(node, answer), _judged(graph, site, spell, answer)
+    site = FusedNode(node, build, tuple(node.inputs))
+    answer = exact_body(site)
+    return _pairs(node, answer), _judged(graph, site, answer)
 
 
-def _judged(graph: GraphContext, site: Site, spell: Speller, answer: Answer) -> Verified | None:
+def _judged(graph: GraphContext, site: FusedNode, answer: Body) -> Verified | None:
     """The verdict on what takes the operator's place, or on its rehearsals.
 
     Raises:
@@ -105,7 +105,7 @@ def _judged(graph: GraphContext, site: Site, spell: Speller, answer: Answer) -> 
     """
     if graph.verifier.level == "none":
         return None
-    sides = [(_rehearsed(twin), spell(twin)) for twin in rehearsals(site)] or [(site.node, answer)]
+    sides = [(_rehearsed(twin), body_of(twin)) for twin in rehearsals(site)] or [(site.node, answer)]
     name, verdicts, unverified = site.node.name or site.node.op_type, list[Verified](), list[Refused]()
     tells = not is_old(installed())  # an old runtime may have been run, and have differed
     for node, found in sides:
@@ -123,7 +123,7 @@ def _judged(graph: GraphContext, site: Site, spell: Speller, answer: Answer) -> 
     return Verified(max(item.max_abs_error for item in verdicts), sum(item.cases for item in verdicts))
 
 
-def _rehearsed(site: Site) -> ir.Node:
+def _rehearsed(site: FusedNode) -> ir.Node:
     """The operator on other inputs."""
     node = site.node
     first = site.build.node(
@@ -139,7 +139,7 @@ def _rehearsed(site: Site) -> ir.Node:
 
 
 def _as_defined(
-    build: Builder, pairs: list[tuple[int, ir.Value]], node: ir.Node, answer: Answer
+    build: Builder, pairs: list[tuple[int, ir.Value]], node: ir.Node, answer: Body
 ) -> list[tuple[ir.Value, ir.Value]]:
     """The outputs of an operator and what takes their places, with zeros where the operator leaves them open."""
     found: list[tuple[ir.Value, ir.Value]] = []
@@ -162,7 +162,7 @@ def _both_where(build: Builder, where: ir.Value, old: ir.Value, new: ir.Value) -
     return left, right
 
 
-def _pairs(node: ir.Node, answer: Answer) -> list[tuple[int, ir.Value]]:
+def _pairs(node: ir.Node, answer: Body) -> list[tuple[int, ir.Value]]:
     """The places of outputs that are used, each with what takes its place.
 
     Raises:

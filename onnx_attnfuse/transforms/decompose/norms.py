@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.pieces import over_root
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
@@ -132,13 +132,3 @@ def _normalized(build: Builder, node: ir.Node) -> tuple[ir.Value, Dims, ir.DataT
     if attribute(node, "stash_type", int(ir.DataType.FLOAT)) != ir.DataType.FLOAT:
         raise Refused("not-spelled", f"{node.op_type} that is not computed in float32 is not spelled out", node.name)
     return operand, dims, dtype
-
-
-def over_root(build: Builder, value: ir.Value, dtype: ir.DataType, axes: Sequence[int], epsilon: float) -> ir.Value:
-    """A value divided by the root of the mean of its squares, computed in float32."""
-    wide = build.cast(value, ir.DataType.FLOAT)
-    squares = build.elementwise("Mul", [wide, wide], ir.DataType.FLOAT)
-    mean = build.reduce("ReduceMean", squares, list(axes))
-    shifted = build.elementwise("Add", [mean, build.scalar(epsilon, ir.DataType.FLOAT)], ir.DataType.FLOAT)
-    root = build.node("Sqrt", [shifted], dims=build.facts.dims(shifted), dtype=ir.DataType.FLOAT)
-    return build.cast(build.elementwise("Div", [wide, root], ir.DataType.FLOAT), dtype)

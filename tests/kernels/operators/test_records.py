@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from onnx_attnfuse.bodies.table import BODIES
 from onnx_attnfuse.kernels import operators, providers
 from onnx_attnfuse.kernels.execution_provider import OpSupport
 from onnx_attnfuse.kernels.operators import OpInfo, by_key, find, info_of, load, ranked, records, target_names
@@ -106,9 +107,8 @@ def test_a_reference_computes_the_operator_of_its_record(info: OpInfo) -> None:
         assert places == list(info.inputs)[: len(places)]
 
 
-@pytest.mark.parametrize("info", [info for info in INFOS if info.decomposition], ids=lambda info: info.key)
-def test_a_decomposition_spells_the_operator_out(info: OpInfo) -> None:
-    assert callable(load(info.decomposition or "").spelled)
+def test_what_works_on_padded_tensors_has_a_body_under_the_name_of_its_record() -> None:
+    assert set(BODIES) == {(info.domain, info.name) for info in INFOS if not info.packed}
 
 
 def test_a_part_that_is_not_there_is_an_error_where_it_is_wanted() -> None:

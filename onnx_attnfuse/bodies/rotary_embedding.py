@@ -4,61 +4,61 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
+from onnx_attnfuse.bodies.pieces import INTEGER, arithmetic, joined, places
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.pieces import INTEGER, arithmetic, joined, places
-from onnx_attnfuse.transforms.decompose.site import Answer, Site
 
 
-def spelled(site: Site) -> Answer:
+def body(fused: FusedNode) -> Body:
     """The operand with pairs of its channels turned.
 
     Raises:
         Refused: It cannot be spelled out exactly.
     """
-    site.attribute("scale")  # no kernel of ONNX Runtime reads it
-    operand = site.operand("X" if is_standard(site.node) else "input")
-    cos, sin, positions = map(site.given, ("cos_cache", "sin_cache", "position_ids"))
+    fused.attribute("scale")  # no kernel of ONNX Runtime reads it
+    operand = fused.operand("X" if is_standard(fused.node) else "input")
+    cos, sin, positions = map(fused.given, ("cos_cache", "sin_cache", "position_ids"))
     if cos is None or sin is None:
-        raise Refused("malformed", "the cosines or sines are missing", site.node.name)
-    build, dims = site.build, site.dims(operand)
-    half = site.number(site.dims(cos)[-1], "the number of cosines of a position")
-    if site.attribute("rotary_embedding_dim", 0) not in {0, 2 * half}:
-        raise Refused("malformed", "the cosines are of other channels than those that are turned", site.node.name)
+        raise Refused("malformed", "the cosines or sines are missing", fused.node.name)
+    build, dims = fused.build, fused.dims(operand)
+    half = fused.number(fused.dims(cos)[-1], "the number of cosines of a position")
+    if fused.attribute("rotary_embedding_dim", 0) not in {0, 2 * half}:
+        raise Refused("malformed", "the cosines are of other channels than those that are turned", fused.node.name)
     by_head = len(dims) == 4
     rows = dims[2] if by_head else dims[1]
-    heads = site.attribute("num_heads", 0)
-    value = operand if by_head else build.reshape(operand, _split(site, dims, half, heads))
-    tables = [_table(site, table, positions, rows, by_head=by_head) for table in (cos, sin)]
-    turned = rotated(build, value, tables[0], tables[1], half, interleaved=bool(site.attribute("interleaved", 0)))
-    return Answer((turned if by_head else build.reshape(turned, dims),), (operand, cos, sin))
+    heads = fused.attribute("num_heads", 0)
+    value = operand if by_head else build.reshape(operand, _split(fused, dims, half, heads))
+    tables = [_table(fused, table, positions, rows, by_head=by_head) for table in (cos, sin)]
+    turned = rotated(build, value, tables[0], tables[1], half, interleaved=bool(fused.attribute("interleaved", 0)))
+    return Body((turned if by_head else build.reshape(turned, dims),), (operand, cos, sin))
 
 
-def _split(site: Site, dims: Dims, half: int, heads: int) -> Dims:
+def _split(fused: FusedNode, dims: Dims, half: int, heads: int) -> Dims:
     """(b, s, n, h) of (b, s, n·h)."""
-    width = site.number(dims[2], "the width of the operand")
-    size = site.share(width, heads, "the head size") if heads else 2 * half
+    width = fused.number(dims[2], "the width of the operand")
+    size = fused.share(width, heads, "the head size") if heads else 2 * half
     return (*dims[:2], width // size, size)
 
 
-def _table(site: Site, table: ir.Value, positions: ir.Value | None, rows: Dim, *, by_head: bool) -> ir.Value:
+def _table(fused: FusedNode, table: ir.Value, positions: ir.Value | None, rows: Dim, *, by_head: bool) -> ir.Value:
     """The rows of a table that are asked for, beside the axes of the operand."""
-    build = site.build
-    if positions is not None and len(site.dims(positions)) < 2:  # the first of them, in every entry
+    build = fused.build
+    if positions is not None and len(fused.dims(positions)) < 2:  # the first of them, in every entry
         first = build.cast(build.reshape(positions, ()), INTEGER)
         positions = arithmetic(build, "Add", places(build, rows), first)
-    table = table if positions is None else looked_up(site, table, positions)
+    table = table if positions is None else looked_up(fused, table, positions)
     *leading, length, half = dims_of(build, table)
     batch = leading[0] if leading else 1
     return build.reshape(table, (batch, 1, length, half) if by_head else (batch, length, 1, half))
 
 
-def looked_up(site: Site, table: ir.Value, positions: ir.Value) -> ir.Value:
+def looked_up(fused: FusedNode, table: ir.Value, positions: ir.Value) -> ir.Value:
     """Rows of a table at positions (s) or (b, s)."""
-    build, found = site.build, (*site.dims(positions), site.dims(table)[-1])
+    build, found = fused.build, (*fused.dims(positions), fused.dims(table)[-1])
     return build.node("Gather", [table, positions], {"axis": 0}, dims=found, dtype=build.facts.dtype(table))
 
 

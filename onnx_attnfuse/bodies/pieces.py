@@ -1,6 +1,8 @@
-"""The pieces that every attention is spelled with: heads, positions, masks as truth values and as what is added."""
+"""Pieces that bodies share: heads, positions, masks as truth values and as what is added, root mean squares."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -105,3 +107,13 @@ def chosen(build: Builder, where: ir.Value, yes: ir.Value, no: ir.Value) -> ir.V
     """`yes` where a truth value holds, else `no`."""
     dims = broadcast([build.facts.dims(value) for value in (where, yes, no)])
     return build.node("Where", [where, yes, no], dims=dims, dtype=build.facts.dtype(yes))
+
+
+def over_root(build: Builder, value: ir.Value, dtype: ir.DataType, axes: Sequence[int], epsilon: float) -> ir.Value:
+    """A value divided by the root of the mean of its squares, computed in float32."""
+    wide = build.cast(value, ir.DataType.FLOAT)
+    squares = build.elementwise("Mul", [wide, wide], ir.DataType.FLOAT)
+    mean = build.reduce("ReduceMean", squares, list(axes))
+    shifted = build.elementwise("Add", [mean, build.scalar(epsilon, ir.DataType.FLOAT)], ir.DataType.FLOAT)
+    root = build.node("Sqrt", [shifted], dims=build.facts.dims(shifted), dtype=ir.DataType.FLOAT)
+    return build.cast(build.elementwise("Div", [wide, root], ir.DataType.FLOAT), dtype)

@@ -6,12 +6,8 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.build import dims_of
-from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Scalar
-from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, is_standard
-from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.transforms.decompose.pieces import (
+from onnx_attnfuse.bodies.fused_node import FusedNode
+from onnx_attnfuse.bodies.pieces import (
     INTEGER,
     arithmetic,
     by_entry,
@@ -23,7 +19,11 @@ from onnx_attnfuse.transforms.decompose.pieces import (
     length_of,
     places,
 )
-from onnx_attnfuse.transforms.decompose.site import Site
+from onnx_attnfuse.graph.build import dims_of
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.known import Scalar
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, is_standard
+from onnx_attnfuse.graph.sizes import Dim
 
 _FILLING = REARRANGES | REPEATS | CASTS
 
@@ -32,7 +32,7 @@ _FILLING = REARRANGES | REPEATS | CASTS
 class Cache:
     """Where the new positions of each entry go."""
 
-    site: Site
+    fused: FusedNode
     past: tuple[ir.Value, ...]
     """Keys and values of earlier positions, (b, m, p, h) each; none in a prompt."""
     rows: Dim
@@ -47,15 +47,15 @@ class Cache:
     def offset(self) -> ir.Value | Dim:
         """The position of the first row: a size, or (b, 1, 1, 1)."""
         if self.starts is not None:
-            return by_entry(self.site.build, self.starts)
-        return self.site.dims(self.past[0])[2] if self.past else 0
+            return by_entry(self.fused.build, self.starts)
+        return self.fused.dims(self.past[0])[2] if self.past else 0
 
     def positions(self) -> ir.Value:
         """Positions of the rows, (s) or (b, s)."""
-        build, rows = self.site.build, places(self.site.build, self.rows)
+        build, rows = self.fused.build, places(self.fused.build, self.rows)
         if self.starts is not None:
             return arithmetic(build, "Add", column(build, self.starts), rows)
-        return arithmetic(build, "Add", rows, length_of(build, self.site.dims(self.past[0])[2])) if self.past else rows
+        return arithmetic(build, "Add", rows, length_of(build, self.fused.dims(self.past[0])[2])) if self.past else rows
 
     def appended(self, values: list[ir.Value]) -> list[ir.Value]:
         """Keys and values (b, m, s, h) behind earlier ones."""
@@ -63,12 +63,12 @@ class Cache:
             return values
         pairs = zip(self.past, values, strict=True)
         if self.starts is None:
-            return [joined(self.site.build, [old, new], 2) for old, new in pairs]
+            return [joined(self.fused.build, [old, new], 2) for old, new in pairs]
         return [self._looked_up(old, new, self.starts) for old, new in pairs]
 
     def _looked_up(self, old: ir.Value, new: ir.Value, starts: ir.Value) -> ir.Value:
         """Every place of the present from the past, from what is new, or from the zero behind both."""
-        build, (batch, heads, earlier, size) = self.site.build, dims_of(self.site.build, old)
+        build, (batch, heads, earlier, size) = self.fused.build, dims_of(self.fused.build, old)
         zero = build.expand(build.scalar(0.0, build.facts.dtype(new)), (batch, heads, 1, size), [True] * 4)
         everything = joined(build, [old, new, zero], 2)
         place, start, past = self._places(earlier), column(build, starts), length_of(build, earlier)
@@ -84,7 +84,7 @@ class Cache:
 
     def _places(self, earlier: Dim) -> ir.Value:
         """0, 1, ... up to the length of the present: that of the longest entry, or of the past if that is longer."""
-        build = self.site.build
+        build = self.fused.build
         length = arithmetic(build, "Max", self.total, length_of(build, earlier))
         found = build.node("Range", [integer(build, 0), length, integer(build, 1)], dtype=INTEGER)
         build.facts.record(found, [build.facts.fresh(found, 0)], INTEGER)
@@ -94,7 +94,7 @@ class Cache:
         """Keys or values up to the length of the longest entry only."""
         if self.starts is None:
             return present
-        build, (batch, heads, _, size) = self.site.build, dims_of(self.site.build, present)
+        build, (batch, heads, _, size) = self.fused.build, dims_of(self.fused.build, present)
         end = build.reshape(self.total, (1,))
         found = build.node("Slice", [present, build.constant([0]), end, build.constant([2])], dtype=build.facts.dtype(present))
         build.facts.record(found, [batch, heads, build.facts.fresh(found, 2), size], None)
@@ -104,7 +104,7 @@ class Cache:
         """(b, s, 1): the rows that belong to their entry; None: all do."""
         if self.ends is None:
             return None
-        build = self.site.build
+        build = self.fused.build
         batch = dims_of(build, self.ends)[0]
         seen = compared(build, "Less", self.positions(), column(build, self.ends))
         return build.reshape(seen, (batch, self.rows, 1))
@@ -113,21 +113,21 @@ class Cache:
         """(b, 1, t, 1): the positions of a present that belong to their entry; None: all do."""
         if self.ends is None:
             return None
-        build, length = self.site.build, dims_of(self.site.build, present)[2]
+        build, length = self.fused.build, dims_of(self.fused.build, present)[2]
         seen = compared(build, "Less", places(build, length), column(build, self.ends))
         return build.reshape(seen, (dims_of(build, self.ends)[0], 1, length, 1))
 
 
-def cache_of(site: Site, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, total: ir.Value) -> Cache:
+def cache_of(fused: FusedNode, past: tuple[ir.Value, ...], rows: Dim, last: ir.Value, total: ir.Value) -> Cache:
     """The cache of an operator that is given the place of the last key of every entry, and how many keys the longest has."""
-    build = site.build
-    everything = rows + (site.dims(past[0])[2] if past else 0)
+    build = fused.build
+    everything = rows + (fused.dims(past[0])[2] if past else 0)
     longest = build.reshape(build.cast(total, INTEGER), ())
-    cache = Cache(site, past, rows, longest)
+    cache = Cache(fused, past, rows, longest)
     if _number(total, build.facts) == everything and _number(last, build.facts) == everything - 1:
         return cache
     ends = arithmetic(build, "Add", build.cast(last, INTEGER), build.constant([1]))
-    ends = build.reshape(ends, (site.dims(site.operand("query"))[0],))
+    ends = build.reshape(ends, (fused.dims(fused.operand("query"))[0],))
     if not past:
         return dataclasses.replace(cache, ends=ends)
     count = length_of(build, rows)

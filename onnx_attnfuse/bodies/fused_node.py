@@ -8,22 +8,17 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import new_axes
-from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks.classify import element, has_nan
-from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.known import Dims
 from onnx_attnfuse.graph.schemas import is_default, schema_of
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.reasons import Refused
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class FusedNode:
     """A node and a builder that stands before it."""
 
     node: ir.Node
@@ -34,16 +29,16 @@ class Site:
     """Names of inputs and attributes that were asked for."""
 
     @functools.cached_property
-    def info(self) -> OpInfo:
-        """The record of the operator."""
-        info = info_of(self.node)
-        assert info is not None
-        return info
+    def names(self) -> list[str]:
+        """Names of the operator's inputs."""
+        schema = schema_of(self.node)
+        assert schema is not None
+        return list(schema.inputs)
 
     def given(self, name: str) -> ir.Value | None:
         """An input, or None if it is left out."""
         self.asked.add(name)
-        place = self.info.place(name)
+        place = self.names.index(name)
         return self.inputs[place] if place < len(self.inputs) else None
 
     def all_given(self, *names: str) -> list[ir.Value]:
@@ -58,14 +53,14 @@ class Site:
         """
         value = self.given(name)
         if value is None:
-            raise Refused("malformed", f"input {self.info.place(name)} is missing", self.node.name)
+            raise Refused("malformed", f"input {self.names.index(name)} is missing", self.node.name)
         return value
 
-    def replacing(self, **given: ir.Value) -> Site:
+    def replacing(self, **given: ir.Value) -> FusedNode:
         """The operator on other inputs in the place of some that are given."""
         inputs = list(self.inputs)
         for name, value in given.items():
-            inputs[self.info.place(name)] = value
+            inputs[self.names.index(name)] = value
         return dataclasses.replace(self, inputs=tuple(inputs))
 
     def dims(self, value: ir.Value) -> Dims:
@@ -85,7 +80,7 @@ class Site:
         Raises:
             Refused: It is unknown.
         """
-        value = self.operand(next(iter(self.info.inputs)))
+        value = self.operand(self.names[0])
         found = self.build.facts.dtype(value)
         if found is None:
             raise Refused("unknown-type", f"the element type of '{value.name}' is unknown", self.node.name)
@@ -128,15 +123,6 @@ class Site:
             raise Refused("unknown-size", f"{what} is unknown: {count} heads in {dim} channels", self.node.name)
         return self.number(found, what)
 
-    def indexed(self, value: ir.Value) -> IndexedValue:
-        """A value by axes of its own."""
-        return IndexedValue(value, new_axes(self.dims(value)))
-
-    def refuse_nan(self, mask: ir.Value) -> None:
-        """Refuses a mask with NaN in it: its rows are NaN, and not without a key."""
-        if has_nan(element(self.indexed(mask), Reader(self.build.facts))):
-            raise Refused("nan-fill", "the mask has NaN in it, which makes whole rows NaN", self.node.name)
-
     def finish(self) -> None:
         """Refuses an input that is given, or an attribute that is not at its default, if nobody has asked for it.
 
@@ -144,7 +130,7 @@ class Site:
             Refused: One is there.
         """
         schema = schema_of(self.node)
-        given = {name for name, value in zip(self.info.inputs, self.inputs, strict=False) if value is not None}
+        given = {name for name, value in zip(self.names, self.inputs, strict=False) if value is not None}
         said = {
             name for name, item in self.node.attributes.items() if schema is None or not is_default(schema.attributes[name], item)
         }
@@ -154,7 +140,7 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class Body:
     """The values that replace an operator's outputs."""
 
     values: tuple[ir.Value | None, ...]
@@ -163,3 +149,5 @@ class Answer:
     """The operands, from which both sides are judged."""
     defined: tuple[ir.Value | None, ...] = ()
     """Truth values that broadcast to an output: where the operator says what it is; None: everywhere."""
+    masks: tuple[ir.Value, ...] = ()
+    """Masks that may leave a row without a key, which the body gives 0 for, as for one that is NaN."""

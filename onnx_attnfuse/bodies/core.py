@@ -13,9 +13,9 @@ import math
 
 import onnx_ir as ir
 
+from onnx_attnfuse.bodies.pieces import TRUTH, chosen, joined, repeat_heads
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.dtypes import widened
-from onnx_attnfuse.transforms.decompose.pieces import TRUTH, chosen, joined, repeat_heads
 
 
 @dataclasses.dataclass(frozen=True)

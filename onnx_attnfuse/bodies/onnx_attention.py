@@ -1,0 +1,136 @@
+"""ai.onnx Attention of opsets 23 to 25, spelled out as ONNX Runtime computes it.
+
+A row that sees nothing gives 0, and the lowest number of a mask's type is not seen, either.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnx_attnfuse.bodies.core import AttentionInputs, spell
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
+from onnx_attnfuse.bodies.pieces import (
+    arithmetic,
+    before,
+    by_entry,
+    chosen,
+    compared,
+    joined,
+    length_of,
+    merge_heads,
+    moved,
+    places,
+    split_heads,
+)
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.dtypes import largest, widened
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+
+_MASKED = 2
+"""The mode in which the scores after the mask are given out."""
+WINDOWS = "left_window_size", "right_window_size"
+"""How far behind and ahead of its own position a row sees, -1 for without end."""
+
+
+def body(fused: FusedNode) -> Body:
+    """The output, both presents, and the scores or weights that are asked for.
+
+    Raises:
+        Refused: It cannot be spelled out exactly.
+    """
+    build, dtype = fused.build, fused.dtype()
+    if dtype == ir.DataType.DOUBLE:
+        raise Refused(
+            "not-spelled", "Attention in float64 is not spelled out: its rows without a key are others", fused.node.name
+        )
+    query, key, value = _operands(fused)
+    _, heads, rows, size = dims_of(build, query)
+    past = fused.all_given("past_key", "past_value")
+    offset: Dim | ir.Value = 0
+    if past:
+        offset = fused.dims(past[0])[2]
+        key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
+    mask, lengths = fused.given("attn_mask"), fused.given("nonpad_kv_seqlen")
+    columns = dims_of(build, key)[2]
+    seen: list[ir.Value] = []
+    if mask is not None:
+        _check(fused, mask, columns)
+        if build.facts.dtype(mask) == ir.DataType.BOOL:
+            seen.append(mask)
+    if lengths is not None:
+        seen.append(compared(build, "Less", places(build, columns), by_entry(build, lengths)))
+        offset = arithmetic(build, "Sub", by_entry(build, lengths), length_of(build, rows))
+    seen += _within(fused, rows, columns, offset)
+    sees_itself = isinstance(offset, ir.Value) or columns == offset + rows or fused.attribute(WINDOWS[0], -1) < 0
+    problem = AttentionInputs(
+        query,
+        key,
+        value,
+        dtype,
+        fused.number(heads, "the number of heads"),
+        fused.number(size, "the head size"),
+        scale=fused.attribute("scale"),
+        softcap=fused.attribute("softcap", 0.0),
+        added=() if mask is None or mask in seen else (_unseen(fused, mask),),
+        seen=build.logical("And", seen) if seen else None,
+        empty_is_zero=mask is not None or lengths is not None or not sees_itself,
+    )
+    found = spell(build, problem)
+    mode: int = fused.attribute("qk_matmul_output_mode", 0)
+    masked = _masked(build, problem, found.capped, mask) if mode == _MASKED else found.masked
+    asked = (found.raw, found.capped, masked, found.weights)[mode]
+    result = merge_heads(build, found.result) if len(fused.dims(fused.operand("Q"))) == 3 else found.result
+    frontier = (*map(fused.operand, "QKV"), *past)
+    return Body((result, key, value, build.cast(asked, dtype)), frontier, masks=() if mask is None else (mask,))
+
+
+def _masked(build: Builder, problem: AttentionInputs, scores: ir.Value, mask: ir.Value | None) -> ir.Value:
+    """The scores after the mask as they are given out: a mask is added as it is, an unseen key has the lowest number."""
+    wide = widened(problem.dtype)
+    if mask is not None and problem.added:
+        scores = build.elementwise("Add", [scores, build.cast(mask, wide)], wide)
+    if problem.seen is None:
+        return scores
+    return chosen(build, problem.seen, scores, build.scalar(-largest(problem.dtype), wide))
+
+
+def _within(fused: FusedNode, rows: Dim, columns: Dim, offset: Dim | ir.Value) -> list[ir.Value]:
+    """Truth values for the keys that are not too far behind a row's position, and not too far ahead of it."""
+    back, ahead = (fused.attribute(name, -1) for name in WINDOWS)
+    build = fused.build
+    ahead = 0 if fused.attribute("is_causal", 0) else ahead
+    found = [before(build, rows, columns, moved(build, offset, ahead))] if ahead >= 0 else []
+    if back >= 0:
+        found.append(before(build, rows, columns, moved(build, offset, -back - 1), opposite=True))
+    return found
+
+
+def _operands(fused: FusedNode) -> list[ir.Value]:
+    """Queries (b, n, s, h), keys and values (b, m, t, h)."""
+    found = list(map(fused.operand, "QKV"))
+    if len(fused.dims(found[0])) == 4:
+        return found
+    counts = [fused.count(name) for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
+    head_sizes = [fused.share(fused.dims(item)[2], count, "the head size") for item, count in zip(found, counts, strict=True)]
+    if head_sizes[0] != head_sizes[1]:
+        raise Refused("malformed", f"heads of {head_sizes[0]} channels meet keys of {head_sizes[1]}", fused.node.name)
+    return [split_heads(fused.build, *item) for item in zip(found, counts, head_sizes, strict=True)]
+
+
+def _check(fused: FusedNode, mask: ir.Value, columns: Dim) -> None:
+    """Refuses masks for the first keys only."""
+    last = fused.dims(mask)[-1]
+    if isinstance(last, int) and isinstance(columns, int) and last not in {1, columns}:
+        raise Refused("mask-form", f"a mask for the first {last} of {columns} keys is not spelled out", fused.node.name)
+
+
+def _unseen(fused: FusedNode, mask: ir.Value) -> ir.Value:
+    """The mask with -inf for the lowest number of its type."""
+    build, dtype = fused.build, fused.build.facts.dtype(mask)
+    if dtype is None:
+        raise Refused("unknown-type", f"the element type of '{mask.name}' is unknown", fused.node.name)
+    lowest = build.scalar(-largest(dtype), dtype)
+    return chosen(build, compared(build, "Equal", mask, lowest), build.scalar(-math.inf, dtype), mask)

@@ -1,0 +1,58 @@
+"""The fused operators that have a body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from onnx_attnfuse.bodies import (
+    attention,
+    bias_split_gelu,
+    branchwise_rms_norm,
+    group_query_attention,
+    multi_head_attention,
+    onnx_attention,
+    rotary_embedding,
+    unfold_tensor,
+)
+from onnx_attnfuse.bodies.fused_node import Body, FusedNode
+from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
+
+BODIES: Mapping[tuple[str, str], Callable[[FusedNode], Body]] = {
+    ("", "Attention"): onnx_attention.body,
+    ("", "RotaryEmbedding"): rotary_embedding.body,
+    (CONTRIB, "Attention"): attention.body,
+    (CONTRIB, "BiasSplitGelu"): bias_split_gelu.body,
+    (CONTRIB, "BranchwiseRMSNorm"): branchwise_rms_norm.body,
+    (CONTRIB, "GroupQueryAttention"): group_query_attention.body,
+    (CONTRIB, "MultiHeadAttention"): multi_head_attention.body,
+    (CONTRIB, "RotaryEmbedding"): rotary_embedding.body,
+    (CONTRIB, "UnfoldTensor"): unfold_tensor.body,
+}
+"""Bodies by domain, empty for the standard's, and name."""
+
+
+def has_body(node: ir.Node) -> bool:
+    """Whether the node is an operator that has a body."""
+    return _key(node) in BODIES
+
+
+def body_of(fused: FusedNode) -> Body:
+    """The body of a node, of which every input and attribute is read.
+
+    Raises:
+        Refused: It cannot be written, or would not be exact.
+    """
+    found = BODIES[_key(fused.node)](fused)
+    fused.finish()
+    return found
+
+
+def rehearsals(fused: FusedNode) -> Iterator[FusedNode]:
+    """The operator on inputs that are judged in the place of its own; none where its own are judged."""
+    return group_query_attention.rehearsals(fused) if fused.node.op_type == "GroupQueryAttention" else iter(())
+
+
+def _key(node: ir.Node) -> tuple[str, str]:
+    return plain_domain(node.domain), node.op_type
