@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnx_attnfuse.training.kernels.aten import Call
+from onnx_attnfuse.training.kernels.aten import AtenCall
 
 DTYPES = {
     ir.DataType.FLOAT: torch.float32,
@@ -88,7 +88,7 @@ class EagerBuilder:
     def transpose(self, value: torch.Tensor, perm: Sequence[int]) -> torch.Tensor:
         return value.permute(*perm).contiguous()
 
-    def run(self, call: Call, hint: str) -> dict[str, Any]:
+    def run(self, call: AtenCall, hint: str) -> dict[str, Any]:
         """Calls PyTorch with the arguments of a call, by their places as ONNX Runtime does.
 
         Raises:

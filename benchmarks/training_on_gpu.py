@@ -23,14 +23,14 @@ from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.training.fully_masked_rows import levelled
 from onnx_attnfuse.training.kernels import CPU_FLASH, CUDNN, EFFICIENT, FLASH, aten
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Demand, Kernel, Operands, TrainingDevice
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, Demand, KernelOperands, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.row_corrections import AddedMaskCorrection, RowCorrection
 
 BATCH, HEADS, SIZE, SCALE = 2, 4, 64, 0.11
 LOWEST = torch.finfo(torch.float32).min
 TOLERANCES = {ir.DataType.FLOAT: 3e-3, ir.DataType.FLOAT16: 5e-3, ir.DataType.BFLOAT16: 4e-2}
 """Of the largest value; float32 may be computed in TF32 on a GPU."""
-KERNELS: tuple[Kernel, ...] = (FLASH, CUDNN, EFFICIENT, CPU_FLASH)
+KERNELS: tuple[TrainingKernel, ...] = (FLASH, CUDNN, EFFICIENT, CPU_FLASH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def truth(operands: list[torch.Tensor], gradient: torch.Tensor, kind: Kind, bias
 
 
 def planned(
-    builder: EagerBuilder, kernel: Kernel, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
+    builder: EagerBuilder, kernel: TrainingKernel, kind: Kind, given: list[torch.Tensor], bias: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """Result and gradients as they are planned; everything as (b, n, s, h)."""
     swap = kernel.layout == "bsnh"
@@ -112,7 +112,7 @@ def planned(
         correction, added = AddedMaskCorrection(builder, dtype, rows, dead, lost, 1 if swap else 2), rows.bias.value
     elif bias is not None:
         added = bias.to(operands[0].dtype)
-    handed = Operands(correction.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
+    handed = KernelOperands(correction.query(operands[0]), operands[1], operands[2], added, kind.causal, kind.dropout, SCALE)
     saved = kernel.forward(builder, handed, "forward")
     call = BackwardCall(kernel, handed, saved, correction.gradient(gradient), "backward", kind.trained)
     found = correction.gradients(call.emit(builder), call, operands[0], keys=True)
@@ -121,7 +121,7 @@ def planned(
     return [*results, found.bias] if kind.trained else results
 
 
-def outcome(kernel: Kernel, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
+def outcome(kernel: TrainingKernel, kind: Kind, dtype: ir.DataType, length: int, device: TrainingDevice) -> Outcome | None:
     """One cell of the table; None where the kernel is not planned for that."""
     demand = Demand(
         dtype,

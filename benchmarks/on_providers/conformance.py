@@ -18,7 +18,7 @@ from onnx_attnfuse.bench.conformance.installed import Installed
 from onnx_attnfuse.bench.conformance.run import run
 from onnx_attnfuse.bench.conformance.summary import failures, lines
 from onnx_attnfuse.kernels.conformance import to_json
-from onnx_attnfuse.verify.apart import ProcessDied
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 
 RUNNER = pathlib.Path(__file__).with_name("runner.js")
 _BROKEN = ("abort", "memory access", "unreachable", "null function", "table index")

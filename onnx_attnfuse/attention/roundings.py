@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.rounding import Pair
+from onnx_attnfuse.graph.rounding import QdqPair
 
 Place: TypeAlias = Literal[
     "query", "key", "value", "mask", "scores", "scaled", "capped", "masked", "weights", "guarded", "output"
@@ -41,7 +41,7 @@ class Rounding:
     """One rounding in an attention or right beside it."""
 
     place: Place
-    pair: Pair
+    pair: QdqPair
 
     @property
     def is_inside(self) -> bool:

@@ -16,10 +16,10 @@ from onnx_attnfuse.bench.process import Child, ChildError
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.verify.inputs import Array, Case, Slot, feeds
+from onnx_attnfuse.verify.inputs import Array, InputCase, Slot, feeds
 from onnx_attnfuse.verify.shape_solver import Equalities, Profile
 
-_FULL = Case("full", "plain", 1.0)
+_FULL = InputCase("full", "plain", 1.0)
 _PROFILES = [
     Profile(1, others)
     for length in (128, 32, 8)

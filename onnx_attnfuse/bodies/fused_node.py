@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.schemas import is_default, schema_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused

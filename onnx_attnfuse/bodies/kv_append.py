@@ -21,7 +21,7 @@ from onnx_attnfuse.bodies.pieces import (
 )
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Scalar
+from onnx_attnfuse.graph.facts_view import Scalar
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, is_standard
 from onnx_attnfuse.graph.sizes import Dim
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 INTEGER, TRUTH = ir.DataType.INT64, ir.DataType.BOOL

@@ -249,7 +249,7 @@ def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float) -> Judged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class ProofVerdict:
     """The outcome of checking a certificate."""
 
     solver: str
@@ -261,7 +261,7 @@ class Verdict:
 
 def check(
     before: ModelFile | ir.Model, after: ModelFile | ir.Model, certificate: ModelFile, solver: SolverName = "z3"
-) -> Verdict:
+) -> ProofVerdict:
     """Makes the obligations of two models anew, compares them with a certificate, and has each decided.
 
     Raises:
@@ -294,4 +294,4 @@ def check(
         answer = asked.decide(text)
         if answer != "unsat":
             problems.append(f"obligation {given.obligations.index(text)} is {answer} to {solver}")
-    return Verdict(solver, len(pair.claims) - sum("is not proved" in item for item in problems), len(used), tuple(problems))
+    return ProofVerdict(solver, len(pair.claims) - sum("is not proved" in item for item in problems), len(used), tuple(problems))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES
 from onnx_attnfuse.rewriting import GraphContext
 

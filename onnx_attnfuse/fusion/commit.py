@@ -13,7 +13,7 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.edit import answer_needless, check_shapes, known_elsewhere
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import shape_nodes, viewers
 from onnx_attnfuse.reasons import Refused
@@ -62,7 +62,7 @@ def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) ->
     check_shapes([*inner_values(spec), *(indexed.value for indexed in presents)], builder)
 
 
-def check_apart(spec: AttentionSpec, order: Order) -> None:
+def check_apart(spec: AttentionSpec, order: NodeOrder) -> None:
     """Checks that no input of the fused operator, a mask above all, is computed from nodes that it makes needless.
 
     Args:
@@ -85,7 +85,7 @@ def check_apart(spec: AttentionSpec, order: Order) -> None:
         raise Refused("inner-value-used", message, spec.name)
 
 
-def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: Order, edit: Edit) -> None:
+def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: NodeOrder, edit: Edit) -> None:
     """Puts the new values in the place of the old ones and removes what became needless.
 
     What the operator itself is computed from goes on reading the keys and values that the source appended to earlier ones; other

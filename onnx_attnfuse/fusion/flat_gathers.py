@@ -14,7 +14,7 @@ from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.rewriting import GraphContext
 
 _FLATTENING = Subject("laying indices flat")

@@ -29,7 +29,7 @@ from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.opset import Opset
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.quantised_operators import Spellings
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.graph.snapshot import Snapshot
@@ -190,7 +190,7 @@ class PassContext:
     def new_site_fuser(self) -> SiteFuser:
         """A fuser that has fused nothing yet."""
         run, graph = self.run, self.graph_context()
-        guards, order, replaced = Guards(graph.builder), Order(self.scope.graph), dict(run.replaced)
+        guards, order, replaced = Guards(graph.builder), NodeOrder(self.scope.graph), dict(run.replaced)
         fixed = run.options, run.catalogue.readers, run.policy, run.album
         return SiteFuser(graph, self._build_context(graph), guards, *fixed, order, replaced)
 

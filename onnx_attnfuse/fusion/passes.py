@@ -21,7 +21,7 @@ from onnx_attnfuse.fusion.pattern_rewrites.windows import write_windows
 from onnx_attnfuse.fusion.plan_policy import needs_all_kernels
 from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_of
 from onnx_attnfuse.fusion.site import SiteFuser
-from onnx_attnfuse.graph import needless
+from onnx_attnfuse.graph import no_ops
 from onnx_attnfuse.graph.constants import all_nodes
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention
@@ -48,7 +48,7 @@ def drop_needless(graph: PassContext) -> int:
     """Takes out each Identity, and what nobody reads, of a graph with attention, which is spelled in fewer ways then."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
-    return needless.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
+    return no_ops.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
 
 
 def spell_out_foreign(graph: PassContext) -> int:

@@ -104,7 +104,7 @@ class Fusion:
         self.catalogue = load(options)
         self.verifier = Verifier(options, self.catalogue.operators.values(), keep_evidence=keep_evidence, doubts=doubts)
 
-    def read(self, model: io.AnyModel) -> tuple[ir.Model, io.Kind]:
+    def read(self, model: io.AnyModel) -> tuple[ir.Model, io.ModelKind]:
         """Reads a model; see `io.from_any`."""
         with self.verifier.timer.step("read"):
             return io.from_any(model)

@@ -18,7 +18,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conditions import MOST_SCORES, AttentionParams, MaskForm
 from onnx_attnfuse.kernels.conformance import Conformance, Form
 from onnx_attnfuse.kernels.device import Device
-from onnx_attnfuse.kernels.forecast import Forecast, Gain, forecast, unfused_time
+from onnx_attnfuse.kernels.forecast import Forecast, Speedup, forecast, unfused_time
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
@@ -65,7 +65,7 @@ class Plan:
     """Exact for every batch, or for those that the caller vouches for."""
     faster: tuple[Lowering, ...] = ()
     """Exact for some batches, which a test at run time tells; the fastest first."""
-    gains: tuple[Gain, ...] = ()
+    gains: tuple[Speedup, ...] = ()
 
     @property
     def best(self) -> Lowering:
@@ -290,7 +290,7 @@ def _vouched(target: Target, some: Sequence[Lowering], spec: AttentionSpec, plan
 
 def _gains(
     plan: Plan, takers: Sequence[Target], spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext
-) -> Iterator[Gain]:
+) -> Iterator[Speedup]:
     """Changes that would make it much faster, each by itself."""
     half = dataclasses.replace(spec, dtype=ir.DataType.FLOAT16)
     changed = (
@@ -304,7 +304,7 @@ def _gains(
         plans = [found for _, found in _plans(takers, other, meaning, under) if isinstance(found, Plan)]
         best = min((found.best for found in plans), key=lambda item: item.time, default=plan.best)
         if best.time < plan.best.time * _WORTHWHILE_SHARE_OF_TIME:
-            yield Gain(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
+            yield Speedup(change, best.forecast.kernel, round(plan.best.time / best.time, 1))
 
 
 def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> AttentionParams:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from onnx_attnfuse.fusion.plan import FASTER_FROM, Lowering, Plan
 from onnx_attnfuse.kernels.device import Device
-from onnx_attnfuse.kernels.forecast import Forecast, Gain
+from onnx_attnfuse.kernels.forecast import Forecast, Speedup
 from onnx_attnfuse.report.model import Kernel, LaterKernel
 
 _WHEN = {"right_padded": "padding is on the right", "unpadded": "there is no padding"}
@@ -31,7 +31,7 @@ def kernel_of_forecast(found: Forecast, device: Device, when: str | None = None,
     return _kernel([*_steps(found, when), *(usual.chain if usual is not None else ())], found, device)
 
 
-def _kernel(chain: Sequence[LaterKernel], best: Forecast, device: Device, gains: tuple[Gain, ...] = ()) -> Kernel:
+def _kernel(chain: Sequence[LaterKernel], best: Forecast, device: Device, gains: tuple[Speedup, ...] = ()) -> Kernel:
     return Kernel(device.name, chain[0].kernel, chain[0].when, tuple(chain[1:]), best.refused, gains)
 
 

@@ -26,7 +26,7 @@ from onnx_attnfuse.graph.detach import Detached, detach
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
-from onnx_attnfuse.graph.rounding import Pair, quantizes, read_pair
+from onnx_attnfuse.graph.rounding import QdqPair, quantizes, read_pair
 from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label, viewers
@@ -46,7 +46,7 @@ class _Step:
     before: ir.Value
     after: ir.Value
     node: ir.Node
-    pair: Pair | None = None
+    pair: QdqPair | None = None
     factor: float | None = None
 
     @property

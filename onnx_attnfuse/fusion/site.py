@@ -21,7 +21,7 @@ from onnx_attnfuse.fusion.plan_policy import preferred_plans
 from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
 from onnx_attnfuse.fusion.report_site import as_wanted, kept, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.describe_op import params_of_node
@@ -35,7 +35,7 @@ from onnx_attnfuse.rewriting import Edit, GraphContext
 from onnx_attnfuse.targets import SPELLED
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.layout import replaces_rotation
-from onnx_attnfuse.targets.spelled_out import is_in_place, keeps_rows
+from onnx_attnfuse.targets.unfused import is_in_place, keeps_rows
 
 _FUSING = Subject("fusing an attention")
 
@@ -52,7 +52,7 @@ class SiteFuser:
     policy: Policy
     """Which kernels are wanted."""
     album: Album
-    order: Order
+    order: NodeOrder
     replaced: dict[ir.Value, ir.Value]
     """Results that were replaced, and what by: those of outer graphs too, which nested ones read."""
     unsorted: bool = False

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims, broadcast
+from onnx_attnfuse.graph.facts_view import Dims, broadcast
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size, floor_quotient
 from onnx_attnfuse.reasons import Refused
 

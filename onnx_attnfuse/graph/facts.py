@@ -25,11 +25,11 @@ from onnx_attnfuse.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.equal_sizes import solved, with_equal
-from onnx_attnfuse.graph.filled import number
-from onnx_attnfuse.graph.known import Content, Dims
+from onnx_attnfuse.graph.facts_view import Content, Dims
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
 from onnx_attnfuse.graph.sizes import Dim, Size
+from onnx_attnfuse.graph.splat import number
 
 _DOMAINS = frozenset(["", CONTRIB])
 _LOG = logging.getLogger(__name__)

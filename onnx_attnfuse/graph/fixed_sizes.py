@@ -20,8 +20,8 @@ from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, all_nodes, attribute, is_constant
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.graph.needless import drop_identities
+from onnx_attnfuse.graph.facts_view import Dims
+from onnx_attnfuse.graph.no_ops import drop_identities
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.graph.sweep import sweep

@@ -50,7 +50,7 @@ _SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """The form of the caller's model, in which the result is given back."""
 
     name: Literal["path", "proto", "ir", "program"]
@@ -120,7 +120,7 @@ def fits_in_one_file(model: ir.Model) -> bool:
     return sum(value.const_value.nbytes for value in weights if value.const_value is not None) <= _INLINE_LIMIT
 
 
-def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:
+def from_any(model: AnyModel) -> tuple[ir.Model, ModelKind]:
     """A model to work on, from whatever a caller has; what was handed in is not changed.
 
     A file is loaded. A `ModelProto` is copied. An `onnx_ir.Model`, alone or in an `ONNXProgram`, is cloned: graphs, nodes and
@@ -136,15 +136,15 @@ def from_any(model: AnyModel) -> tuple[ir.Model, Kind]:
         ModelError: It is none of these, or not a usable model.
     """
     if isinstance(model, (str, os.PathLike)):
-        return load(cast("str | os.PathLike[str]", model)), Kind("path")
+        return load(cast("str | os.PathLike[str]", model)), ModelKind("path")
     if isinstance(model, ir.Model):
-        return _copy(model), Kind("ir")
+        return _copy(model), ModelKind("ir")
     if isinstance(model, onnx.ModelProto):
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        return _understood(copy, "the ModelProto")[0], Kind("proto")
+        return _understood(copy, "the ModelProto")[0], ModelKind("proto")
     if isinstance(inner := getattr(model, "model", None), ir.Model):
-        return _copy(inner), Kind("program", model)
+        return _copy(inner), ModelKind("program", model)
     raise ModelError(
         f"a {type(model).__name__} is not a model; pass a path, an onnx.ModelProto, an onnx_ir.Model or an ONNXProgram"
     )
@@ -156,7 +156,7 @@ def _copy(model: ir.Model) -> ir.Model:
     return copy
 
 
-def to_kind(model: ir.Model, kind: Kind) -> Any:
+def to_kind(model: ir.Model, kind: ModelKind) -> Any:
     """Give a model the form the caller's had.
 
     Args:

@@ -15,7 +15,7 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 
 
-class Order:
+class NodeOrder:
     """The places of the nodes of one graph; a node that holds graphs stands for all in them."""
 
     def __init__(self, graph: ir.Graph | ir.Function) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, constant_tensor, given
-from onnx_attnfuse.graph.known import Known
+from onnx_attnfuse.graph.facts_view import Known
 from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.reasons import Reason
 
@@ -23,7 +23,7 @@ _DYNAMIC = "DynamicQuantizeLinear"
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
+class QdqPair:
     """A QuantizeLinear, or DynamicQuantizeLinear, and a DequantizeLinear that takes the numbers back to the same grid."""
 
     quantize: ir.Node
@@ -64,14 +64,14 @@ def _is(node: ir.Node | None, op: str) -> bool:
     return is_standard(node, op) or is_contrib(node, op)
 
 
-def read_pair(node: ir.Node | None, facts: Known) -> Pair | None:
+def read_pair(node: ir.Node | None, facts: Known) -> QdqPair | None:
     """The pair that ends in `node`; None where there is none, or its halves are not of one grid."""
     if node is None or (halves := _halves(node)) is None or _difference(*halves, facts):
         return None
     quantize, before = halves[0], halves[0].inputs[0]
     assert before is not None
     axis, block = _axis(node, facts)
-    return Pair(quantize, node, before, node.outputs[0], facts.dtype(quantize.outputs[0]), axis, block)
+    return QdqPair(quantize, node, before, node.outputs[0], facts.dtype(quantize.outputs[0]), axis, block)
 
 
 def why_no_pair(node: ir.Node, facts: Known) -> Reason | None:
@@ -173,7 +173,7 @@ def same_rounded(value: ir.Value | None, other: ir.Value, facts: Known) -> tuple
     return first.nodes if first.quantize is not second.quantize else (first.dequantize,)
 
 
-def _grid(pair: Pair) -> tuple[object, ...]:
+def _grid(pair: QdqPair) -> tuple[object, ...]:
     return pair.dtype, pair.axis, pair.block_size
 
 

@@ -12,7 +12,7 @@ from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import all_nodes, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import STANDARD
 from onnx_attnfuse.graph.sizes import Dim
 

@@ -63,7 +63,7 @@ class Forecast:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gain:
+class Speedup:
     """Expected speed-up of an attention if the caller changes an option or the dtype."""
 
     change: str

@@ -24,7 +24,7 @@ Typed: TypeAlias = tuple[int, ir.DataType]
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class KernelRow:
     """One kernel: the versions of its operator that it is for, and the types that it takes and gives."""
 
     first: int
@@ -56,7 +56,7 @@ class KernelTable:
 
     known_from: str
     """Where the table is from, and of which version of ONNX Runtime."""
-    kernels: Mapping[tuple[str, str], Sequence[Kernel]]
+    kernels: Mapping[tuple[str, str], Sequence[KernelRow]]
     """By domain, empty for the standard's, and operator."""
 
     def refusal(self, domain: str, op: str, version: int, inputs: Sequence[Typed], outputs: Sequence[Typed]) -> str | None:
@@ -84,7 +84,7 @@ class KernelTable:
 def read_table(name: str) -> KernelTable:
     """Reads the table that lies in a file of this name beside this module; its first line says where it is from."""
     head, *lines = importlib.resources.files("onnx_attnfuse.kernels").joinpath(name).read_text(encoding="utf-8").splitlines()
-    kernels: dict[tuple[str, str], list[Kernel]] = {}
+    kernels: dict[tuple[str, str], list[KernelRow]] = {}
     for line in lines:
         if line and not line.startswith("#"):
             domain, op, versions, sides, *types = line.split(" ")
@@ -92,11 +92,11 @@ def read_table(name: str) -> KernelTable:
     return KernelTable(head.lstrip("# "), kernels)
 
 
-def _kernel(versions: str, sides: str, types: Sequence[str]) -> Kernel:
+def _kernel(versions: str, sides: str, types: Sequence[str]) -> KernelRow:
     first, _, last = versions.rstrip("+").partition("-")
     inputs, outputs = (tuple(filter(None, side.split(","))) for side in sides.split(">"))
     allowed = dict(item.split("=") for item in types)
-    return Kernel(
+    return KernelRow(
         int(first),
         int(last) if last else None,
         inputs,

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.kernels.conditions import AttentionParams, MaskForm
 from onnx_attnfuse.reasons import Refused

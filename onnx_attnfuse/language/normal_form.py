@@ -1,7 +1,7 @@
 """The normal form of a formula: alternatives chosen, factors gathered, and slots where a graph may have anything of a kind.
 
 `scale * (q @ k.T) + mask` and `(q @ k.T) / 8 - bias` are one thing to a graph: a product with steps behind it. So what a formula
-multiplies and adds is brought into two forms, `Product` and `Slotted`, and everything else stays an operator on operands.
+multiplies and adds is brought into two forms, `FactorProduct` and `Slotted`, and everything else stays an operator on operands.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Op:
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class FactorProduct:
     """`coefficient · factors · core`; a slot among them takes every factor that is left."""
 
     slot: str | None
@@ -60,7 +60,7 @@ class Slotted:
     core: Form
 
 
-Form: TypeAlias = Var | Literal | Op | Product | Slotted
+Form: TypeAlias = Var | Literal | Op | FactorProduct | Slotted
 Choices: TypeAlias = Mapping[str, str]
 """The alternative of each choice."""
 
@@ -154,7 +154,7 @@ def _product(tensor: Tensor) -> Form:
     core = normal(cores[0][0])
     if slots and not names and coefficient == 1:
         return _slotted(slots[0], core)
-    return Product(slots[0] if slots else None, tuple(names), coefficient, core)
+    return FactorProduct(slots[0] if slots else None, tuple(names), coefficient, core)
 
 
 def _factors(tensor: Tensor, sign: int) -> Iterator[tuple[Tensor, int]]:
@@ -178,7 +178,7 @@ def parts(form: Form) -> Iterator[Form]:
     if isinstance(form, Op):
         for arg in form.args:
             yield from parts(arg)
-    elif isinstance(form, (Product, Slotted)):
+    elif isinstance(form, (FactorProduct, Slotted)):
         yield from parts(form.core)
 
 
@@ -188,7 +188,7 @@ def slot_groups(form: Form) -> frozenset[tuple[str, ...]]:
     for part in parts(form):
         if isinstance(part, Slotted):
             found.add(tuple(sorted(part.slots)))
-        elif isinstance(part, Product) and part.slot is not None:
+        elif isinstance(part, FactorProduct) and part.slot is not None:
             found.add((part.slot,))
     return frozenset(found)
 
@@ -199,6 +199,6 @@ def names_of(form: Form) -> frozenset[str]:
     for part in parts(form):
         if isinstance(part, Var):
             found.add(part.name)
-        elif isinstance(part, Product):
+        elif isinstance(part, FactorProduct):
             found.update(name for name, _ in part.factors)
     return frozenset(found)

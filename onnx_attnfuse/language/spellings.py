@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
-from onnx_attnfuse.language.normal_form import Form, Op, Product, Slotted, parts
+from onnx_attnfuse.language.normal_form import FactorProduct, Form, Op, Slotted, parts
 
 _Spelling: TypeAlias = Callable[[Form], Form]
 _Chosen: TypeAlias = Mapping[str, _Spelling]
@@ -34,7 +34,7 @@ def _changed(form: Form, change: Callable[[Op], Form]) -> Form:
     """The formula with each operator changed, the innermost first."""
     if isinstance(form, Op):
         return change(dataclasses.replace(form, args=tuple(_changed(arg, change) for arg in form.args)))
-    if isinstance(form, (Product, Slotted)):
+    if isinstance(form, (FactorProduct, Slotted)):
         return dataclasses.replace(form, core=_changed(form.core, change))
     return form
 

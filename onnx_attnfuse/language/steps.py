@@ -28,7 +28,7 @@ from onnx_attnfuse.attention.match.steps import (
     WeightStep,
     Zeroed,
 )
-from onnx_attnfuse.graph.needless import is_whole
+from onnx_attnfuse.graph.no_ops import is_whole
 from onnx_attnfuse.graph.rounding import read_pair, same_rounded
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 

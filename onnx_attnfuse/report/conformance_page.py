@@ -20,7 +20,7 @@ SIZES = ("few rows", "many rows", "one row on a cache", "rows on a cache", "odd 
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
+class FormCell:
     """The outcomes of the forms of one kind in one class of sizes."""
 
     outcomes: Sequence[Outcome]
@@ -50,7 +50,7 @@ class Line:
 
     kind: str
     dtype: str
-    cells: tuple[Cell | None, ...]
+    cells: tuple[FormCell | None, ...]
 
 
 def size_of(form: Form) -> str:
@@ -79,7 +79,7 @@ def lines_of(outcomes: Iterable[Outcome]) -> list[Line]:
         line = found.setdefault((_kind(outcome.form), outcome.form.dtype), {})
         line.setdefault(size_of(outcome.form), []).append(outcome)
     return [
-        Line(kind, dtype, tuple(Cell(line[size]) if size in line else None for size in SIZES))
+        Line(kind, dtype, tuple(FormCell(line[size]) if size in line else None for size in SIZES))
         for (kind, dtype), line in found.items()
     ]
 

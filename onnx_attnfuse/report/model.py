@@ -12,7 +12,7 @@ from onnx_attnfuse.attention.roundings import Place
 from onnx_attnfuse.attention.spec import Layouts
 from onnx_attnfuse.containment import Failure
 from onnx_attnfuse.json_report import JsonReport
-from onnx_attnfuse.kernels.forecast import Gain, RefusedKernel
+from onnx_attnfuse.kernels.forecast import RefusedKernel, Speedup
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
@@ -47,7 +47,7 @@ class Kernel:
     otherwise: tuple[LaterKernel, ...] = ()
     """What runs where that does not hold, in the order in which they are tried."""
     refused: tuple[RefusedKernel, ...] = ()
-    gains: tuple[Gain, ...] = ()
+    gains: tuple[Speedup, ...] = ()
 
     @property
     def chain(self) -> tuple[LaterKernel, ...]:

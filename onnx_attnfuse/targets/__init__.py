@@ -8,7 +8,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.kernels.operators import OpInfo, load, ranked
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets import spelled_out
+from onnx_attnfuse.targets import unfused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding
 
 
@@ -36,7 +36,7 @@ class Target(Protocol):
 
 TARGETS: tuple[Target, ...] = tuple(cast("Target", load(info.target or "")) for info in ranked())
 """In the order in which they are taken where they are equally fast."""
-SPELLED = cast("Target", spelled_out)
+SPELLED = cast("Target", unfused)
 """Taken besides these for providers that fuse spelled-out attention themselves."""
 
 

@@ -17,8 +17,8 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Axes4, Floored, M
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.targets.as_data_lies import DataLayout
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.gather_as_broadcast import DataLayout
 from onnx_attnfuse.targets.mask_dtype import lowest_of, narrowed
 
 _UNKNOWN_GAIN = 1e9

@@ -21,8 +21,8 @@ from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import Emitted
 from onnx_attnfuse.targets.cache import past, presents
 from onnx_attnfuse.targets.fully_masked_rows import Rows
+from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows, scale_rows
 from onnx_attnfuse.targets.rotary import factors_of, is_same, rotated, takes
-from onnx_attnfuse.targets.row_edits import Refill, apply_rows, scale_rows
 
 _RESCALE, _ROTATE, _SPELLED = 10.0, 10.0, 50.0
 """Prices of multiplying a tensor by a number, of rotating it by one operator, and by decomposed ones, on the scale of

@@ -20,10 +20,10 @@ from onnx_attnfuse.targets.bias import bias_emitter
 from onnx_attnfuse.targets.fully_masked_rows import Rows, read_rows
 from onnx_attnfuse.targets.layout import arranged, cheapest, operator, prepared_query, price, replacing
 from onnx_attnfuse.targets.mask_encoding import encodings, refuse_scores, shown
-from onnx_attnfuse.targets.own_products import own_products
+from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows
 from onnx_attnfuse.targets.padding import read_padding
 from onnx_attnfuse.targets.projection_bias import Projected, read_projection
-from onnx_attnfuse.targets.row_edits import Refill, apply_rows
+from onnx_attnfuse.targets.separate_projections import own_products
 from onnx_attnfuse.targets.sinks import with_sink, with_zeros
 
 __all__ = ["ALONE", "INFO", "emit", "encodings", "refuse"]

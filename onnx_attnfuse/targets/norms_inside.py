@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.edit import answer_needless
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.targets.rms_norm import read_rms_norm

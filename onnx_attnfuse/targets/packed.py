@@ -82,7 +82,7 @@ def _is_alike(predicate: Predicate, batch: Axis) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attended:
+class PackedResult:
     """A packed attention."""
 
     node: ir.Node
@@ -106,7 +106,7 @@ def attend(
     operands: Sequence[IndexedValue],
     packing: Packing,
     wanted: Axes,
-) -> Attended:
+) -> PackedResult:
     """Builds the operator.
 
     Args:
@@ -146,4 +146,4 @@ def attend(
     query, key, value = (einops(item, target, names) for item, target in zip(indexed, targets, strict=True))
     layouts = Layouts(query, key, value, einops(result, (tokens, *wanted), names))
     final = typed(builder, arrange(builder, result, (tokens, *wanted)), spec.output_dtype or spec.dtype)
-    return Attended(node, final, scale, layouts)
+    return PackedResult(node, final, scale, layouts)

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rules.reading import slice_bounds
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.targets.layout import Grouped
-from onnx_attnfuse.targets.merged_products import Product, are_of_one_input, is_read_by, merged, read_product
+from onnx_attnfuse.targets.merged_projections import MergedProduct, are_of_one_input, is_read_by, merged, read_product
 from onnx_attnfuse.targets.projections import in_order
 
 _OPERANDS = 3
@@ -100,14 +100,14 @@ def merge_products(node: ir.Node, builder: Builder) -> bool:
     return True
 
 
-def products_of(node: ir.Node, builder: Builder) -> list[Product] | None:
+def products_of(node: ir.Node, builder: Builder) -> list[MergedProduct] | None:
     """Queries, keys and values of GroupQueryAttention as products of one input that nothing else needs; None if they are not."""
     found = [_product(value, node, builder) for value in node.inputs[:_OPERANDS]]
     products = [item for item in found if item is not None]
     return products if len(products) == _OPERANDS and are_of_one_input(products) else None
 
 
-def _product(value: ir.Value | None, reader: ir.Node, builder: Builder) -> Product | None:
+def _product(value: ir.Value | None, reader: ir.Node, builder: Builder) -> MergedProduct | None:
     """An operand as a product with a constant; None if it is none, or needed besides."""
     found = read_product(value, builder) if value is not None and is_read_by(value, reader) else None
     if found is None or len(builder.facts.dims(found.input) or ()) != _RANK:

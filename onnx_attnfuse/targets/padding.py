@@ -34,9 +34,9 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import reads_input
-from onnx_attnfuse.targets.as_data_lies import laid_out
 from onnx_attnfuse.targets.base import BuildContext, Precondition
 from onnx_attnfuse.targets.bias import bias_emitter
+from onnx_attnfuse.targets.gather_as_broadcast import laid_out
 
 _TRUTH, _INTEGER, _SMALL = ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.INT32
 

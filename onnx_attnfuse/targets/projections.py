@@ -30,7 +30,7 @@ _NAMES = ("queries", "keys", "values")
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class ProjectionPart:
     """A part of an axis, such as values that are wider than the queries and keys they are packed with."""
 
     whole: Factor
@@ -59,7 +59,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class LinearProjection:
     """One operand: a number times `x · weight + bias`."""
 
     inputs: tuple[Source, ...]
@@ -72,7 +72,7 @@ class Linear:
     """What the product sums over."""
     product: Axis
     """All columns of the weight."""
-    part: Part | None
+    part: ProjectionPart | None
     """Which of them are taken, where no factor says it."""
     factor: float
     values: tuple[ir.Value, ...]
@@ -98,7 +98,7 @@ class Projections:
     """Queries, keys and values of one input."""
 
     input: IndexedValue
-    operands: tuple[Linear, Linear, Linear]
+    operands: tuple[LinearProjection, LinearProjection, LinearProjection]
 
     @property
     def constants(self) -> list[ir.Value]:
@@ -128,7 +128,7 @@ def read_projections(spec: AttentionSpec, facts: Facts) -> Projections:
     return found
 
 
-def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: Facts) -> Linear:
+def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: Facts) -> LinearProjection:
     """One operand, followed up to the product that it is made by.
 
     Raises:
@@ -136,7 +136,7 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
     """
     chain, factor = list(operand), operand[-1].factor
     bias: IndexedValue | None = None
-    part: Part | None = None
+    part: ProjectionPart | None = None
     while True:
         last = chain[-1].indexed
         if bias is None and (added := _added(last, facts)) is not None:
@@ -169,7 +169,7 @@ def _linear(operand: tuple[Source, ...], name: str, spec: AttentionSpec, facts: 
         raise Refused("mixed-types", f"the {name} are a projection of another type than they have", node.name)
     values = tuple(source.indexed.value for source in chain)
     inputs = tuple(source for source in sources(multiplied, facts) if facts.dtype(source.indexed.value) == spec.dtype)
-    return Linear(inputs, weight, bias, multiplied.axes[-1], product.axes[-1], part, factor, values)
+    return LinearProjection(inputs, weight, bias, multiplied.axes[-1], product.axes[-1], part, factor, values)
 
 
 def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedValue] | None:
@@ -186,7 +186,7 @@ def _added(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, IndexedVa
     return None
 
 
-def _parted(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, Part] | None:
+def _parted(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, ProjectionPart] | None:
     """The input of a Split or Slice that takes an uneven part, and the part."""
     node = indexed.value.producer()
     dims = None if node is None or not node.inputs or node.inputs[0] is None else facts.dims(node.inputs[0])
@@ -202,7 +202,7 @@ def _parted(indexed: IndexedValue, facts: Facts) -> tuple[IndexedValue, Part] | 
     whole = Factor(total)
     assert node.inputs[0] is not None
     inner = IndexedValue(node.inputs[0], replaced(indexed.axes, place, (whole,)))
-    return inner, Part(whole, *slice(start, end).indices(total)[:2], indexed.axes[place])
+    return inner, ProjectionPart(whole, *slice(start, end).indices(total)[:2], indexed.axes[place])
 
 
 def _split_part(node: ir.Node, indexed: IndexedValue, facts: Facts) -> tuple[int, Dim, Dim] | None:
@@ -276,7 +276,7 @@ def _constant(indexed: IndexedValue, name: str, spec: AttentionSpec, facts: Fact
     return found
 
 
-def _check_columns(operand: Linear, wanted: Axis, name: str, heads: Axis) -> None:
+def _check_columns(operand: LinearProjection, wanted: Axis, name: str, heads: Axis) -> None:
     """The columns of a weight are heads and channels, each once."""
     columns = {leaf for leaf in operand.columns if leaf.position is None}
     added = [] if operand.bias is None else [leaf for axis in refined(operand.bias.axes) for leaf in axis]
@@ -291,7 +291,7 @@ def _check_columns(operand: Linear, wanted: Axis, name: str, heads: Axis) -> Non
     raise Refused("not-projected", f"the {name} are projected to something else than heads and channels")
 
 
-def _common_input(query: Linear, key: Linear, value: Linear, spec: AttentionSpec) -> IndexedValue:
+def _common_input(query: LinearProjection, key: LinearProjection, value: LinearProjection, spec: AttentionSpec) -> IndexedValue:
     """The one value that all three are projections of, as the queries have it laid out.
 
     Raises:
@@ -328,7 +328,7 @@ def _matched(rows: Axis, columns: Axis) -> bool:
     return [leaf.size for leaf in leaves(rows)] == [leaf.size for leaf in leaves(columns)]
 
 
-def _roles(rows: Axis, operand: Linear) -> dict[Factor, tuple[str, int]]:
+def _roles(rows: Axis, operand: LinearProjection) -> dict[Factor, tuple[str, int]]:
     """Names for the factors that queries, keys and values have each of their own: rows and channels, by place."""
     found = {leaf: ("row", place) for place, leaf in enumerate(leaves(rows))}
     return found | {leaf: ("channel", place) for place, leaf in enumerate(leaves(operand.channels))}

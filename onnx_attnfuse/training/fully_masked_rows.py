@@ -32,7 +32,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds, outcomes
-from onnx_attnfuse.attention.match.score_chain import replaces
+from onnx_attnfuse.attention.match.score_form import replaces
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest

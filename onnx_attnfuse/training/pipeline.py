@@ -34,7 +34,7 @@ from onnx_attnfuse.training.buffers import Buffers
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import KERNELS
-from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
+from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
@@ -149,15 +149,15 @@ class _Run:
             others.append((kernel.name, edit.reason))
         return dataclasses.replace(reported, others=tuple(others))
 
-    def _order(self) -> list[Kernel]:
+    def _order(self) -> list[TrainingKernel]:
         """The kernels of this device, those that are asked for first."""
         here = [kernel for kernel in KERNELS if kernel.device == self.device.kind]
         return sorted(here, key=lambda kernel: not self._switch(kernel))
 
-    def _switch(self, kernel: Kernel) -> bool | None:
+    def _switch(self, kernel: TrainingKernel) -> bool | None:
         return {"flash": self.policy.flash, "efficient": self.policy.efficient}.get(kernel.switch or "")
 
-    def _refusal(self, kernel: Kernel, demand: Demand) -> Reason | None:
+    def _refusal(self, kernel: TrainingKernel, demand: Demand) -> Reason | None:
         """Why a kernel is not taken."""
         if self._switch(kernel) is False:
             return Reason("switched-off", "it is switched off")

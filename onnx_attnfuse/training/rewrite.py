@@ -23,7 +23,7 @@ from onnx_attnfuse.rewriting import Edit
 from onnx_attnfuse.targets.bias import BiasEmitter
 from onnx_attnfuse.targets.layout import cheapest
 from onnx_attnfuse.training.fully_masked_rows import Levelled, Treatment, levelled
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Layout, Operands
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, KernelGradients, KernelOperands, Layout, TrainingKernel
 from onnx_attnfuse.training.row_corrections import (
     AddedMaskCorrection,
     AddedOrZeroedCorrection,
@@ -72,7 +72,7 @@ class Handed:
     """What rows without a key need."""
 
 
-def fuse(site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder, edit: Edit) -> None:
+def fuse(site: TrainingSite, kernel: TrainingKernel, handed: Handed, builder: Builder, edit: Edit) -> None:
     """Replaces the forward and the backward part of a site by a kernel's.
 
     Raises:
@@ -100,7 +100,7 @@ def _brought(builder: Builder, new: IndexedValue, end: IndexedValue) -> ir.Value
 class _Building:
     """Builds the kernel calls of one site, forward and backward."""
 
-    def __init__(self, site: TrainingSite, kernel: Kernel, handed: Handed, builder: Builder) -> None:
+    def __init__(self, site: TrainingSite, kernel: TrainingKernel, handed: Handed, builder: Builder) -> None:
         self.site, self.kernel, self.handed, self.builder = site, kernel, handed, builder
         self.spec = site.spec
         assert site.spec.dtype is not None
@@ -153,7 +153,7 @@ class _Building:
         dropout = 0.0 if self.site.dropout is None else self.site.dropout.ratio
         added = None if bias is None else bias.value
         return _Given(
-            Operands(correction.query(query), key, value, added, self.handed.causal, dropout, spec.scale), query, correction
+            KernelOperands(correction.query(query), key, value, added, self.handed.causal, dropout, spec.scale), query, correction
         )
 
     def _as_rows(self, test: ir.Value) -> ir.Value:
@@ -171,7 +171,7 @@ class _Building:
         source = cheapest(usable, target) if usable else operand[0]
         return self.builder.cast(arrange(self.builder, source.indexed, target), self.dtype)
 
-    def _gradients(self, found: Gradients) -> list[tuple[IndexedValue, IndexedValue]]:
+    def _gradients(self, found: KernelGradients) -> list[tuple[IndexedValue, IndexedValue]]:
         """The gradients to replace, and what by."""
         backward, facts, axes = self.site.backward, self.builder.facts, self.spec.axes
         new = (
@@ -197,7 +197,7 @@ class _Building:
 class _Given:
     """The inputs of the forward kernel, and the correction for rows without a key."""
 
-    operands: Operands
+    operands: KernelOperands
     query: ir.Value
     """The queries without regard to rows without a key."""
     correction: RowCorrection

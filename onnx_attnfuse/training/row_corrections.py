@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.training.batch_subset import added_to, entries_with, taken
 from onnx_attnfuse.training.fully_masked_rows import Levelled
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients
+from onnx_attnfuse.training.kernels.kernel import BackwardCall, KernelGradients
 
 
 class RowCorrection:
@@ -28,7 +28,7 @@ class RowCorrection:
         """The gradient of the result for the kernel."""
         return gradient
 
-    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: KernelGradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> KernelGradients:
         """The gradients, from the kernel's.
 
         Args:
@@ -72,7 +72,7 @@ class AddedMaskCorrection(_Rows):
         """Queries of fully masked rows: zeros make all scores equal; NaN, where the mask is -inf, makes the row NaN."""
         return self.where(self.all_infinite, math.nan, self.where(self.fully_masked, 0.0, query))
 
-    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: KernelGradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> KernelGradients:
         """Adds to the keys' gradient what fully masked rows give, which queries of zeros did not."""
         if not keys:
             return found
@@ -140,7 +140,7 @@ class ReplacedScoresCorrection(_Rows):
         """The gradient of the result, 0 in rows of -inf alone."""
         return self.where(self.all_infinite, 0.0, gradient)
 
-    def gradients(self, found: Gradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> Gradients:
+    def gradients(self, found: KernelGradients, call: BackwardCall, query: ir.Value, *, keys: bool) -> KernelGradients:
         """The gradients: 0 for the queries of fully masked rows, NaN for values that a row of -inf looks at."""
         del call, query, keys
         build = self.builder

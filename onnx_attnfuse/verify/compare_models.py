@@ -20,24 +20,24 @@ from onnx_attnfuse.errors import MissingDependencyError, ModelError, OptionError
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Dims, Facts
-from onnx_attnfuse.verify.apart import ProcessDied
-from onnx_attnfuse.verify.danger import is_dangerous
+from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
 from onnx_attnfuse.verify.input_kinds import kinds, slot_of
 from onnx_attnfuse.verify.input_values import as_its_kind
-from onnx_attnfuse.verify.inputs import Array, Case, Pattern, case_groups, describe, feeds
+from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
 from onnx_attnfuse.verify.interface import check_interfaces
+from onnx_attnfuse.verify.largest_constant import reach_of
 from onnx_attnfuse.verify.model_result import Verification, finding
 from onnx_attnfuse.verify.model_session import Source, read, session
 from onnx_attnfuse.verify.options import Trials
-from onnx_attnfuse.verify.quantised.held import verify_quantised
 from onnx_attnfuse.verify.quantised.record import read_record
 from onnx_attnfuse.verify.quantised.roundings import read_dequantised
-from onnx_attnfuse.verify.reach import reach_of
+from onnx_attnfuse.verify.quantised.stated_error import verify_quantised
 from onnx_attnfuse.verify.rounding import rounded
-from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
-from onnx_attnfuse.verify.tolerance import Bounds, Comparison, compare
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied
+from onnx_attnfuse.verify.tolerance import Comparison, ErrorBounds, compare
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, by_this_runtime, undecided
 
 _TOLERANCE = 1e-3
@@ -147,7 +147,7 @@ def _check_trials(trials: Trials) -> None:
             raise OptionError(f"{name} is {bound}; it cannot be negative")
 
 
-def _loaded(source: Source, which: str) -> Session | Reference:
+def _loaded(source: Source, which: str) -> PieceSession | Reference:
     try:
         return session(source)
     except RuntimeRefusal as refusal:
@@ -175,8 +175,8 @@ class _Models:
         self,
         model: ir.Model,
         other: ir.Model | None,
-        original: Session | Reference,
-        rewritten: Session | Reference,
+        original: PieceSession | Reference,
+        rewritten: PieceSession | Reference,
         trials: Trials,
     ) -> None:
         self._models = (model, model if other is None else other)
@@ -297,7 +297,7 @@ class _Models:
                 seen.add(shapes)
                 yield shapes, values
 
-    def _ran(self, shapes: Sequence[Sequence[int]], values: Values, case: Case, seed: int) -> _Ran | None:
+    def _ran(self, shapes: Sequence[Sequence[int]], values: Values, case: InputCase, seed: int) -> _Ran | None:
         """One case, or None if the first model refuses it."""
         largest = max((sizes.evaluate(size, values) for size in self._sizes), default=0)
         if largest > _LARGEST:
@@ -310,7 +310,7 @@ class _Models:
             inputs[slot.name] = _in_both(array, self._dtypes.get(slot.name))
         try:
             for session in (self._original, self._rewritten):
-                if isinstance(session, Session):
+                if isinstance(session, PieceSession):
                     session.apart = self._is_dangerous(values)
             old = self._original.run(None, inputs)
         except RuntimeRefusal as refusal:
@@ -367,9 +367,9 @@ def _in_both(array: Array, dtype: ir.DataType | None) -> Array:
     return bounded.astype(dtype.numpy()).astype(array.dtype)
 
 
-def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | Bounds:
+def _tolerance(trials: Trials, models: Iterable[ir.Model]) -> float | ErrorBounds:
     if trials.atol is not None or trials.rtol is not None:
-        return Bounds(trials.atol or 0.0, trials.rtol or 0.0)
+        return ErrorBounds(trials.atol or 0.0, trials.rtol or 0.0)
     if trials.tolerance is not None:
         return trials.tolerance
     computed = {dtype for model in models for dtype in _computed(model)}

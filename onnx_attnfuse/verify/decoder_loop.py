@@ -22,16 +22,16 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import io, sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
-from onnx_attnfuse.verify.in_front import in_front
-from onnx_attnfuse.verify.input_kinds import Kind, kinds
+from onnx_attnfuse.graph.facts_view import Dims
+from onnx_attnfuse.verify.float32_copy import is_half, is_large, weight_bytes, widened
+from onnx_attnfuse.verify.gqa_prologue import in_front
+from onnx_attnfuse.verify.input_kinds import InputKind, kinds
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_session import session
-from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available
 from onnx_attnfuse.verify.shape_solver import Equalities
 from onnx_attnfuse.verify.tolerance import compare
 from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
-from onnx_attnfuse.verify.widened import is_half, is_large, weight_bytes, widened
 
 _TOLERANCES = {ir.DataType.FLOAT: 1e-3, ir.DataType.FLOAT16: 5e-2}
 """How far whole models may be apart, as a part of the magnitude of an output."""
@@ -57,7 +57,7 @@ class FilledSource:
 
 
 @dataclasses.dataclass(frozen=True)
-class Branch:
+class DecoderBranch:
     """The input of a source that chooses between a decoder with a past and one without."""
 
     name: str
@@ -94,7 +94,7 @@ class Loop:
     """Whether the provider rotates each token by its own position; the CPU does not in a prompt, so there it is done in front."""
     filled: FilledSource | None = None
     """The source's own buffer; None: its past grows."""
-    branch: Branch | None = None
+    branch: DecoderBranch | None = None
     """What the source is told where it has a branch for a prompt; None: it has one graph for all."""
 
 
@@ -137,7 +137,7 @@ def _judged(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators)
         return _Judge(before, source, result, loop).verdict()
 
 
-def started(model: ir.Model, path: pathlib.Path, operators: Operators) -> Session | Reference:
+def started(model: ir.Model, path: pathlib.Path, operators: Operators) -> PieceSession | Reference:
     """A model in ONNX Runtime; by way of files where it is too large to be handed over."""
     try:
         return session(model, operators=operators)
@@ -170,12 +170,12 @@ class _Case:
 class _Judge:
     """Two decoders, and what they are fed."""
 
-    def __init__(self, before: ir.Model, source: Session | Reference, result: Session | Reference, loop: Loop) -> None:
+    def __init__(self, before: ir.Model, source: PieceSession | Reference, result: PieceSession | Reference, loop: Loop) -> None:
         self._source, self._result, self._loop = source, result, loop
         facts = Facts(before.graph)
         self._dims: dict[str, Dims] = {value.name or "": facts.dims(value) or () for value in before.graph.inputs}
         self._dtypes = {value.name or "": facts.dtype(value) for value in before.graph.inputs}
-        self._kinds: Mapping[str, Kind] = kinds(before.graph, facts)
+        self._kinds: Mapping[str, InputKind] = kinds(before.graph, facts)
         self._axes = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
         self._root = Equalities(facts.equalities).root
         self._fixed = {name: sizes.settled(dim, loop.numbers) for name, dim in self._axes.items()}

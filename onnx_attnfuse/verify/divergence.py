@@ -20,8 +20,8 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.model_result import Divergence
 from onnx_attnfuse.verify.model_session import Source, session
-from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
-from onnx_attnfuse.verify.tolerance import Bounds, compare
+from onnx_attnfuse.verify.runtime import PieceSession, Reference, RuntimeRefusal
+from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
 
 _VALUES_PER_RUN = 128
 """Values that are looked at in one run."""
@@ -31,7 +31,7 @@ def first_divergence(
     sources: tuple[Source, Source],
     models: tuple[ir.Model, ir.Model],
     inputs: tuple[Mapping[str, Array], Mapping[str, Array]],
-    tolerance: float | Bounds,
+    tolerance: float | ErrorBounds,
 ) -> Divergence | None:
     """The first inner value, or output, that differs; None if none of those that both models have does.
 
@@ -63,7 +63,7 @@ def _named(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _values(
-    sessions: Sequence[Session | Reference], inputs: Sequence[Mapping[str, Array]], names: Sequence[str]
+    sessions: Sequence[PieceSession | Reference], inputs: Sequence[Mapping[str, Array]], names: Sequence[str]
 ) -> Iterator[tuple[str, Array, Array]]:
     """Values by name, as both models have them; without those of a block that one of them refuses to give."""
     for start in range(0, len(names), _VALUES_PER_RUN):

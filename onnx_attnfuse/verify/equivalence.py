@@ -19,20 +19,20 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.apart import ProcessDied
-from onnx_attnfuse.verify.danger import is_dangerous
+from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.inputs import Pattern
-from onnx_attnfuse.verify.reach import reach_of
-from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, Choice, Trial, is_too_large
+from onnx_attnfuse.verify.largest_constant import reach_of
+from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, CaseChoice, Trial, is_too_large
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
 from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Values
-from onnx_attnfuse.verify.smaller import smaller
+from onnx_attnfuse.verify.shortened_piece import smaller
 from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, with_factors
 from onnx_attnfuse.verify.submodel import Functions, Keys
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT
 from onnx_attnfuse.verify.verdict import Verdict, by_this_runtime, undecided
 
@@ -52,7 +52,7 @@ class _Graph:
         self._has_lengths = bool(told)
         self._tracer = Tracer(facts, opsets)
 
-    def choices(self, subgraph: Subgraph, empty: frozenset[str]) -> Iterator[Choice]:
+    def choices(self, subgraph: Subgraph, empty: frozenset[str]) -> Iterator[CaseChoice]:
         """Sizes for the inputs of a piece, best first; those of `empty` may be 0."""
         dims = [item.dims for item in subgraph.inputs]
         names = frozenset(name for shape in dims for dim in shape for name in sizes.symbols(dim))
@@ -66,7 +66,9 @@ class _Graph:
                 continue
             seen.add(shapes)
             apart = is_dangerous(subgraph.nodes, self._facts, values)
-            yield Choice(shapes, largest(subgraph, self._facts, values), values, names, apart, is_far=bool(reach) and place == 1)
+            yield CaseChoice(
+                shapes, largest(subgraph, self._facts, values), values, names, apart, is_far=bool(reach) and place == 1
+            )
 
     def _assignments(self, dims: Sequence[Dims], empty: Sequence[str], reach: int) -> Iterator[Values]:
         """Numbers for all symbols; those that a caller told come after the first ones, for models that run with no others."""
@@ -205,7 +207,7 @@ class _Examiner:
         }
         self._trial = functools.partial(Trial, subgraph, pairs, facts, opsets, functions, operators=operators)
 
-    def verdict(self, choices: Iterable[Choice]) -> Verdict:
+    def verdict(self, choices: Iterable[CaseChoice]) -> Verdict:
         """The verdict; of `choices` no more are made than needed."""
         if ir.DataType.BFLOAT16 in self._dtypes:
             verdict = self._trial(tolerance=TIGHT, widened=True).verdict(choices)

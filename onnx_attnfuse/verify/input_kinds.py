@@ -48,7 +48,7 @@ _COLOURS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class InputKind:
     """The kind of one model input, with the bounds that its numbers need."""
 
     name: KindName
@@ -60,12 +60,12 @@ class Kind:
     """How many of these are new."""
 
 
-def kinds(graph: ir.Graph, facts: Facts) -> dict[str, Kind]:
+def kinds(graph: ir.Graph, facts: Facts) -> dict[str, InputKind]:
     """The kind of every input that is fed, by name."""
     return {value.name or "": _kind(value, facts) for value in graph.inputs if value.const_value is None}
 
 
-def slot_of(value: ir.Value, facts: Facts, kind: Kind) -> Slot:
+def slot_of(value: ir.Value, facts: Facts, kind: InputKind) -> Slot:
     """The input of a whole model as one to fill."""
     name, dtype, rank = value.name or "", facts.dtype(value) or ir.DataType.FLOAT, facts.rank(value) or 0
     masklike = kind.name == "bias" or not dtype.is_floating_point()
@@ -73,13 +73,13 @@ def slot_of(value: ir.Value, facts: Facts, kind: Kind) -> Slot:
     return Slot(name, role, dtype, rank, blank=False, addend=is_addend(value))
 
 
-def _kind(value: ir.Value, facts: Facts) -> Kind:
+def _kind(value: ir.Value, facts: Facts) -> InputKind:
     name, dtype = value.name or "", facts.dtype(value)
     if dtype is not None and dtype.is_floating_point():
         return _float_kind(value, facts)
     found = _by_use(value, facts)
     if found is None:
-        return Kind("positions" if "position" in name else "mask")
+        return InputKind("positions" if "position" in name else "mask")
     if found.name == "mask" and facts.rank(value) == 1:
         return dataclasses.replace(found, name="lengths")
     if found.name == "ids" and "position" in name:
@@ -88,25 +88,25 @@ def _kind(value: ir.Value, facts: Facts) -> Kind:
     return dataclasses.replace(found, name="types") if found.name == "ids" and is_type else found
 
 
-def _float_kind(value: ir.Value, facts: Facts) -> Kind:
+def _float_kind(value: ir.Value, facts: Facts) -> InputKind:
     for node, place in _reached(value, _TO_SCORES):
         if is_standard(node, "Softmax") or _recognised(node, place) == "bias":
-            return Kind("bias")
+            return InputKind("bias")
     dims = facts.dims(value) or ()
-    return Kind("image" if len(dims) == 4 and dims[1] == _COLOURS else "numbers")
+    return InputKind("image" if len(dims) == 4 and dims[1] == _COLOURS else "numbers")
 
 
-def _by_use(value: ir.Value, facts: Facts) -> Kind | None:
+def _by_use(value: ir.Value, facts: Facts) -> InputKind | None:
     """The kind of an integer input as far as operators tell that it reaches unchanged, or as an angle."""
     for node, place in _reached(value, _VIEWS):
         recognised = _recognised(node, place)
         if recognised is not None and recognised != "bias":
             keys, rows = _lengths(node, facts)
-            return Kind(recognised, keys=keys, rows=rows)
+            return InputKind(recognised, keys=keys, rows=rows)
         if is_standard(node, "Gather") and place == 1 and (below := _rows(node.inputs[0])) is not None:
-            return Kind("ids", below)
+            return InputKind("ids", below)
     angles = (node for node, place in _reached(value, _TO_ANGLES) if _recognised(node, place) == "positions")
-    return Kind("positions") if next(angles, None) is not None else None
+    return InputKind("positions") if next(angles, None) is not None else None
 
 
 def _reached(value: ir.Value, through: frozenset[str]) -> Iterator[tuple[ir.Node, int]]:

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.verify.input_kinds import Kind
-from onnx_attnfuse.verify.inputs import Array, Case
+from onnx_attnfuse.verify.input_kinds import InputKind
+from onnx_attnfuse.verify.inputs import Array, InputCase
 
 _TOKENS = 10
 """Ids are below this where no table tells a bound."""
 _MAX_TOKEN_ID = 1 << 30
 
 
-def as_its_kind(kind: Kind, array: Array, case: Case, values: Mapping[str, int], seed: int = 0) -> Array:
+def as_its_kind(kind: InputKind, array: Array, case: InputCase, values: Mapping[str, int], seed: int = 0) -> Array:
     """An input as its kind wants it; masks, biases and numbers stay as the case has them."""
     if kind.name == "ids":
         rng = np.random.default_rng((len(case.pattern), seed))
@@ -34,7 +34,7 @@ def as_its_kind(kind: Kind, array: Array, case: Case, values: Mapping[str, int],
     return _counted(kind, array, case, keys, rows)
 
 
-def _counted(kind: Kind, array: Array, case: Case, keys: int, rows: int) -> Array:
+def _counted(kind: InputKind, array: Array, case: InputCase, keys: int, rows: int) -> Array:
     """How many keys each entry has; in a prompt of several lengths no more is claimed of the rest, so there it has all."""
     if kind.name == "total":
         return np.full(array.shape, keys).astype(array.dtype)

@@ -29,7 +29,7 @@ another of these ways."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class InputCase:
     """One way to fill all inputs."""
 
     pattern: Pattern
@@ -45,7 +45,7 @@ class Case:
         """Whether scores are so large or so low that half types show nothing but rounding."""
         return self.factor == LARGE or bool(self.turn and self.encoding != "mixed")
 
-    def tame(self, factor: float = math.inf) -> Case | None:
+    def tame(self, factor: float = math.inf) -> InputCase | None:
         """The case with scores of ordinary size, where large or low ones tell nothing; None if others have it already.
 
         Args:
@@ -73,26 +73,26 @@ _LOW = 20
 """Operands that are scores are shifted by this many times as much, downwards."""
 _ADDENDS: tuple[Encoding, ...] = ("lowest", "normal", "thousands", "infinite")
 """Encodings of inputs that are added to something computed, in the order in which a mixed case takes them."""
-_GROUPS: tuple[tuple[Case, ...], ...] = (
+_GROUPS: tuple[tuple[InputCase, ...], ...] = (
     (
-        Case("holes", "lowest", 1.5),
-        Case("full", "normal", 1.5),
-        Case("right", "plain", 1.5),
-        Case("left", "lowest", 1.0),
-        Case("holes", "infinite", 1.5),
-        Case("empty", "lowest", 1.0),
-        Case("empty", "infinite", 1.0),
-        Case("holes", "plain", LARGE),
-        Case("empty", "mixed", 1.0, turn=1),
-        Case("holes", "mixed", 1.0, turn=2),
+        InputCase("holes", "lowest", 1.5),
+        InputCase("full", "normal", 1.5),
+        InputCase("right", "plain", 1.5),
+        InputCase("left", "lowest", 1.0),
+        InputCase("holes", "infinite", 1.5),
+        InputCase("empty", "lowest", 1.0),
+        InputCase("empty", "infinite", 1.0),
+        InputCase("holes", "plain", LARGE),
+        InputCase("empty", "mixed", 1.0, turn=1),
+        InputCase("holes", "mixed", 1.0, turn=2),
     ),
     (
-        Case("full", "lowest", 0.5),
-        Case("right", "lowest", 0.5, turn=1),
-        Case("index", "normal", 1.0),
-        Case("empty", "plain", 1.0),
+        InputCase("full", "lowest", 0.5),
+        InputCase("right", "lowest", 0.5, turn=1),
+        InputCase("index", "normal", 1.0),
+        InputCase("empty", "plain", 1.0),
     ),
-    (Case("full", "plain", 1.0), Case("left", "infinite", 0.5, turn=2), Case("holes", "normal", 0.5)),
+    (InputCase("full", "plain", 1.0), InputCase("left", "infinite", 0.5, turn=2), InputCase("holes", "normal", 0.5)),
 )
 
 
@@ -116,14 +116,14 @@ class Slot:
     """The array of a constant, which fills this input in every case; None for other inputs."""
 
 
-def case_groups(slots: Sequence[Slot]) -> list[list[Case]]:
+def case_groups(slots: Sequence[Slot]) -> list[list[InputCase]]:
     """The cases for a first, second and third choice of sizes, without those that would repeat one."""
     masked = [slot for slot in slots if slot.rank > 1 and _is_masklike(slot)]
     floats = sum(slot.dtype.is_floating_point() for slot in masked)
     scores = any(slot.score for slot in slots)
-    groups: list[list[Case]] = []
+    groups: list[list[InputCase]] = []
     for group in _GROUPS:
-        kept: dict[tuple[object, ...], Case] = {}
+        kept: dict[tuple[object, ...], InputCase] = {}
         for case in group:
             if case.encoding == "mixed" and floats < 2:
                 continue
@@ -146,7 +146,7 @@ def _is_masklike(slot: Slot) -> bool:
     return slot.role in {"given", "factor"} or (slot.role == "activation" and not slot.dtype.is_floating_point())
 
 
-def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case, seed: int = 0) -> dict[str, Array]:
+def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: InputCase, seed: int = 0) -> dict[str, Array]:
     """An array for every slot; another seed draws other ones."""
     rng = np.random.default_rng((len(slots), seed) if seed else len(slots))
     places = {True: itertools.count(), False: itertools.count()}
@@ -157,7 +157,7 @@ def feeds(slots: Sequence[Slot], shapes: Sequence[Sequence[int]], case: Case, se
     return found
 
 
-def _for_one(case: Case, slot: Slot, place: int) -> Case:
+def _for_one(case: InputCase, slot: Slot, place: int) -> InputCase:
     """A case as one of its inputs has it: the encoding of that input, the direction in which that operand is shifted."""
     if slot.role == "operand":
         shift = 0 if not case.turn or not case.is_extreme else -_LOW if slot.score else (-1) ** (place // case.turn)
@@ -169,7 +169,7 @@ def _for_one(case: Case, slot: Slot, place: int) -> Case:
     return dataclasses.replace(case, encoding="lowest" if encoding == "thousands" and case.pattern == "empty" else encoding)
 
 
-def _filled(slot: Slot, shape: tuple[int, ...], case: Case, rng: np.random.Generator) -> Array:
+def _filled(slot: Slot, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator) -> Array:
     if slot.array is not None:
         return slot.array
     dtype = slot.dtype.numpy()
@@ -198,7 +198,7 @@ def _weight(shape: tuple[int, ...], summed: int, rng: np.random.Generator) -> Ar
     return np.resize(numbers, shape)
 
 
-def _floats(role: Role, shape: tuple[int, ...], case: Case, rng: np.random.Generator, lowest: float) -> Array:
+def _floats(role: Role, shape: tuple[int, ...], case: InputCase, rng: np.random.Generator, lowest: float) -> Array:
     normal = rng.standard_normal(shape, np.float32)
     if role == "operand":
         return normal * np.float32(case.factor) + np.float32(_SHIFT * case.turn)

@@ -27,13 +27,13 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Re
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.apart import ProcessDied
-from onnx_attnfuse.verify.danger import is_dangerous
-from onnx_attnfuse.verify.inputs import Case, Encoding, Pattern, feeds
-from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session, available
+from onnx_attnfuse.verify.crash_guard import is_dangerous
+from onnx_attnfuse.verify.inputs import Encoding, InputCase, Pattern, feeds
+from onnx_attnfuse.verify.runtime import PieceSession, RuntimeRefusal, available
 from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Profile, Values
 from onnx_attnfuse.verify.subgraph import extract, is_fresh
 from onnx_attnfuse.verify.submodel import Functions, Submodel
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 
 _PATTERNS: tuple[Pattern, ...] = ("full", "right", "left", "holes", "index")
 _ENCODINGS: tuple[Encoding, ...] = ("plain", "lowest")
@@ -65,7 +65,7 @@ def refute(spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class MaskSample:
     """A mask as it comes out for one set of inputs."""
 
     allowed: npt.NDArray[np.bool_]
@@ -76,14 +76,14 @@ class Sample:
 
 def samples(
     spec: AttentionSpec, meaning: Meaning, facts: Facts, opsets: Mapping[str, int], functions: Functions
-) -> dict[str, Sample]:
+) -> dict[str, MaskSample]:
     """Small tables of a mask as it was read, by pattern of padding; none if it cannot be evaluated."""
     elements = [item for part in (meaning.allowed, *meaning.biases) for item in elements_of(part)]
     read = dict.fromkeys(element.value for element in elements)
     if read and not available():
         return {}
     shape = tuple(leaf.size for leaf in _factors(spec))
-    found: dict[str, Sample] = {}
+    found: dict[str, MaskSample] = {}
     try:
         source = _Source(list(read), facts, opsets, functions) if read else None
         every = [*(source.dims if source else ()), shape]
@@ -92,7 +92,7 @@ def samples(
             return {}
         for encoding in _ENCODINGS:
             found = {
-                pattern: _sample(spec, meaning, lengths, source, Case(pattern, encoding, 1.0)) for pattern in _SHOWN_PATTERNS
+                pattern: _sample(spec, meaning, lengths, source, InputCase(pattern, encoding, 1.0)) for pattern in _SHOWN_PATTERNS
             }
             if any(not np.array_equal(sample.allowed, found["full"].allowed) for sample in found.values()):
                 break
@@ -101,7 +101,7 @@ def samples(
     return found
 
 
-def _sample(spec: AttentionSpec, meaning: Meaning, lengths: Values, source: _Source | None, case: Case) -> Sample:
+def _sample(spec: AttentionSpec, meaning: Meaning, lengths: Values, source: _Source | None, case: InputCase) -> MaskSample:
     evaluator, counts = _evaluator(spec, lengths, source.values(lengths, case) if source else {})
     allowed = np.broadcast_to(evaluator.evaluate(meaning.allowed), counts)
     added = sum(
@@ -112,7 +112,7 @@ def _sample(spec: AttentionSpec, meaning: Meaning, lengths: Values, source: _Sou
     order = [places[leaf] for axis in (axes.b, axes.n, axes.i, axes.j) for leaf in leaves(axis)]
     shape = tuple(sizes.evaluate(length(axis), lengths) for axis in (axes.b, axes.n, axes.i, axes.j))
     allowed, added = (array.transpose(order).reshape(shape) for array in (allowed, added))
-    return Sample(allowed & np.tri(*shape[2:], dtype=np.bool_) if spec.causal else allowed, added)
+    return MaskSample(allowed & np.tri(*shape[2:], dtype=np.bool_) if spec.causal else allowed, added)
 
 
 class _Source:
@@ -128,11 +128,11 @@ class _Source:
         piece = extract(tuple(read), (), facts)
         self._read = read
         self._model = Submodel(piece, opsets, functions, widened=False)
-        self._session = Session(self._model.proto.SerializeToString())
+        self._session = PieceSession(self._model.proto.SerializeToString())
         self.dims = [item.dims for item in piece.inputs]
         self._nodes, self._facts = piece.nodes, facts
 
-    def values(self, lengths: Values, case: Case) -> dict[ir.Value, Array]:
+    def values(self, lengths: Values, case: InputCase) -> dict[ir.Value, Array]:
         """The values for one case.
 
         Raises:
@@ -159,7 +159,7 @@ class _Check:
     def difference(self, lengths: Values, encoding: Encoding) -> str | None:
         """The first difference on any pattern of padding; what cannot be run or evaluated shows none."""
         for pattern in _PATTERNS:
-            case = Case(pattern, encoding, 1.0)
+            case = InputCase(pattern, encoding, 1.0)
             try:
                 values = self.source.values(lengths, case)
                 if not all(self._fits(value, array, lengths) for value, array in values.items()):

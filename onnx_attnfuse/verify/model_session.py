@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.graph.tensors import external_tensors
-from onnx_attnfuse.verify.in_front import in_front, normalizes_itself
-from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session
+from onnx_attnfuse.verify.gqa_prologue import in_front, normalizes_itself
+from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal
 
 Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
@@ -41,7 +41,7 @@ def read(source: Source) -> ir.Model:
     return ir.from_proto(source) if isinstance(source, onnx.ModelProto) else io.load(source)
 
 
-def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()) -> Session | Reference:
+def session(source: Source, inner: Iterable[str] = (), operators: Operators = ()) -> PieceSession | Reference:
     """The model in ONNX Runtime, with nothing optimised; a small one that it lacks a kernel for in NumPy.
 
     Args:
@@ -104,9 +104,9 @@ def _whole(source: Source, inner: list[str]) -> onnx.ModelProto:
     return _giving_out(proto, inner)
 
 
-def _started(source: Source, inner: list[str]) -> Session:
+def _started(source: Source, inner: list[str]) -> PieceSession:
     if isinstance(source, (str, os.PathLike)) and not inner:
-        return Session(str(source))
+        return PieceSession(str(source))
     folder = None
     if isinstance(source, (str, os.PathLike)):
         folder = pathlib.Path(source).absolute().parent
@@ -121,7 +121,7 @@ def _started(source: Source, inner: list[str]) -> Session:
         serialized = source.SerializeToString()
     except (ValueError, google.protobuf.message.EncodeError) as error:  # which of them hangs on how protobuf was built
         raise ModelError(_TOO_LARGE) from error
-    return Session(serialized, folder)
+    return PieceSession(serialized, folder)
 
 
 def _giving_out(model: onnx.ModelProto, inner: list[str]) -> onnx.ModelProto:

@@ -11,10 +11,10 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.kernels.operators import info_of
-from onnx_attnfuse.verify.inputs import Array, Case, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.runtime import Operators, Reference, RuntimeRefusal, Session, load, without_kernel
+from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
+from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, load, without_kernel
 from onnx_attnfuse.verify.subgraph import Subgraph
 from onnx_attnfuse.verify.submodel import Functions, Submodel
 from onnx_attnfuse.verify.tolerance import LOOSE, Comparison, compare
@@ -31,7 +31,7 @@ _MAX_ELEMENTS_OVER_CASES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class CaseChoice:
     """Sizes for all inputs of a piece."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -54,7 +54,7 @@ class Choice:
         )
 
 
-def is_too_large(choice: Choice) -> bool:
+def is_too_large(choice: CaseChoice) -> bool:
     """Whether nothing is run with these sizes."""
     return choice.largest > _MAX_TENSOR_ELEMENTS
 
@@ -96,7 +96,7 @@ class _Sides:
         self.without_kernel = without_kernel(self.model.proto)
         self.apart = False
         """Whether to run in another process."""
-        self._both: Session | Reference | None = None
+        self._both: PieceSession | Reference | None = None
         self._refusal = ""
         if rounded:
             return
@@ -165,15 +165,15 @@ class _Sides:
         self.by_reference = True
         return old
 
-    def _alone(self, model: Submodel, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+    def _alone(self, model: Submodel, session: PieceSession | Reference, inputs: Mapping[str, Array]) -> list[Array]:
         return self._run(model, session, {slot.name: inputs[slot.name] for slot in model.slots})
 
-    def _run(self, model: Submodel, session: Session | Reference, inputs: Mapping[str, Array]) -> list[Array]:
-        if isinstance(session, Session):
+    def _run(self, model: Submodel, session: PieceSession | Reference, inputs: Mapping[str, Array]) -> list[Array]:
+        if isinstance(session, PieceSession):
             session.apart = self.apart
         return session.run(model.results, inputs)
 
-    def unfit(self, found: Verdict, choice: Choice, facts: Facts) -> str | None:
+    def unfit(self, found: Verdict, choice: CaseChoice, facts: Facts) -> str | None:
         """Where the original has other shapes than are known: such inputs cannot occur together, so the finding is void."""
         assert found.evidence is not None
         nodes = dict.fromkeys((*self._old_piece.nodes, *self._piece.apart()))
@@ -206,15 +206,15 @@ class _Sides:
         return self._make(self._piece.only(*self._piece.results[2 * self._pairs :]))
 
     @functools.cached_property
-    def _given_session(self) -> Session | Reference:
+    def _given_session(self) -> PieceSession | Reference:
         return load(self._given_model.proto, self._operators)
 
     @functools.cached_property
-    def _old_session(self) -> Session | Reference:
+    def _old_session(self) -> PieceSession | Reference:
         return load(self._old_model.proto, self._operators)
 
     @functools.cached_property
-    def _new_session(self) -> Session | Reference:
+    def _new_session(self) -> PieceSession | Reference:
         if self._rounded:
             with contextlib.suppress(RuntimeRefusal):  # what stands around attention has no reference
                 return Reference(self._new_model.proto, self._operators)
@@ -268,12 +268,12 @@ class Trial:
         self._relative = 0.0
         self._telling = False
         self._void = 0
-        self.fitting: list[Choice] = []
+        self.fitting: list[CaseChoice] = []
         """The sizes that the original runs with."""
         self._refusal = "no sizes fit together"
         self._work = 0
 
-    def verdict(self, choices: Iterable[Choice], *, without: Collection[Pattern] = ()) -> Verdict:
+    def verdict(self, choices: Iterable[CaseChoice], *, without: Collection[Pattern] = ()) -> Verdict:
         """Runs the cases; the first that differs decides.
 
         Args:
@@ -295,7 +295,7 @@ class Trial:
             left -= not choice.is_far and len(self.fitting) > self._void
         return self._summary()
 
-    def _tried(self, choice: Choice, cases: Iterable[Case], *, without: Collection[Pattern]) -> Verdict | None:
+    def _tried(self, choice: CaseChoice, cases: Iterable[InputCase], *, without: Collection[Pattern]) -> Verdict | None:
         """Runs cases with one choice of sizes; the verdict if one differs."""
         before = self._cases
         for case in cases if self._tolerance != LOOSE else filter(None, (case.tame() for case in cases)):
@@ -314,7 +314,7 @@ class Trial:
             self.fitting.append(choice)
         return None
 
-    def _differing(self, choice: Choice, case: Case) -> Verdict | None:
+    def _differing(self, choice: CaseChoice, case: InputCase) -> Verdict | None:
         """Runs one case; the verdict if the results differ."""
         inputs = feeds(self._sides.model.slots, choice.shapes, case)
         self._sides.apart = choice.apart
@@ -345,8 +345,8 @@ class Trial:
     def _failed(
         self,
         what: str,
-        choice: Choice,
-        case: Case,
+        choice: CaseChoice,
+        case: InputCase,
         inputs: Mapping[str, Array],
         old: Sequence[Array],
         new: Sequence[Array] = (),

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from onnx_attnfuse.kernels.operators import find
-from onnx_attnfuse.verify import apart
+from onnx_attnfuse.verify import subprocess_runner
 from onnx_attnfuse.verify.inputs import Array
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def is_old(version: str) -> bool:
     return found is not None and tuple(map(int, found.groups())) < OLDEST
 
 
-class Session:
+class PieceSession:
     """A model in ONNX Runtime."""
 
     def __init__(self, model: bytes | str, folder: pathlib.Path | None = None) -> None:
@@ -100,8 +100,8 @@ class Session:
         """
         if self.apart:
             try:
-                return apart.run(*self._source, outputs, feeds)
-            except apart.ChildRefusal as refusal:
+                return subprocess_runner.run(*self._source, outputs, feeds)
+            except subprocess_runner.ChildRefusal as refusal:
                 raise RuntimeRefusal(str(refusal)) from refusal
         try:
             return cast("list[Array]", self._session.run(None if outputs is None else list(outputs), dict(feeds)))
@@ -160,7 +160,7 @@ class Reference:
         return list(self._evaluator.output_names)
 
 
-def load(model: onnx.ModelProto, operators: Operators = ()) -> Session | Reference:
+def load(model: onnx.ModelProto, operators: Operators = ()) -> PieceSession | Reference:
     """A model in ONNX Runtime, or in the reference if ONNX Runtime has not all the kernels.
 
     Args:
@@ -172,7 +172,7 @@ def load(model: onnx.ModelProto, operators: Operators = ()) -> Session | Referen
     """
     known = {(operator.op_domain, operator.__name__) for operator in operators}
     foreign = any((node.domain, node.op_type) in known for part in (model.graph, *model.functions) for node in part.node)
-    return Reference(model, operators) if foreign or without_kernel(model) else Session(model.SerializeToString())
+    return Reference(model, operators) if foreign or without_kernel(model) else PieceSession(model.SerializeToString())
 
 
 def without_kernel(model: onnx.ModelProto) -> list[str]:

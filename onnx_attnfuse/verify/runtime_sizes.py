@@ -13,19 +13,19 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.verify.apart import ProcessDied
-from onnx_attnfuse.verify.danger import is_dangerous
-from onnx_attnfuse.verify.inputs import Case, feeds
-from onnx_attnfuse.verify.runtime import RuntimeRefusal, Session
+from onnx_attnfuse.verify.crash_guard import is_dangerous
+from onnx_attnfuse.verify.inputs import InputCase, feeds
+from onnx_attnfuse.verify.runtime import PieceSession, RuntimeRefusal
 from onnx_attnfuse.verify.shape_solver import Values
 from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh
 from onnx_attnfuse.verify.submodel import Submodel
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 
 _MAX_TRACED_ELEMENTS = 1 << 22
 """Elements of the largest tensor that is made to find a length."""
-_MILD = Case("full", "normal", 1.0)
+_MILD = InputCase("full", "normal", 1.0)
 
 
 class _Traced:
@@ -34,7 +34,7 @@ class _Traced:
     def __init__(self, subgraph: Subgraph, opsets: Mapping[str, int], *, widened: bool) -> None:
         self.subgraph = subgraph
         self._model = Submodel(subgraph, opsets, {}, widened=widened, shapes=True)
-        self._session = Session(self._model.proto.SerializeToString())
+        self._session = PieceSession(self._model.proto.SerializeToString())
         self._found: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
 
     def shape(self, shapes: tuple[tuple[int, ...], ...], *, apart: bool) -> tuple[int, ...]:

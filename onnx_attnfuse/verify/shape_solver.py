@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.sizes import Atom, Dim, Size
 
 _MAX_SOLVER_ROUNDS = 4

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, has_unknown_attribute, subgraphs
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import (
     ASKS_SHAPE,
     CASTS,

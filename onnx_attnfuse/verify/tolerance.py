@@ -20,7 +20,7 @@ LOOSE = 5e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
+class ErrorBounds:
     """How far an element may be off: by `absolute`, and by a part of itself."""
 
     absolute: float
@@ -46,7 +46,7 @@ class Comparison:
     """Elements that are NaN in the second only."""
 
 
-def compare(old: Array, new: Array, tolerance: float | Bounds) -> Comparison:
+def compare(old: Array, new: Array, tolerance: float | ErrorBounds) -> Comparison:
     """Judges `new` against `old`; a tolerance that is a number is a part of the magnitude of `old`."""
     if old.shape != new.shape or old.dtype != new.dtype:
         return Comparison(False, np.inf, np.inf, f"{old.dtype.name} {list(old.shape)} became {new.dtype.name} {list(new.shape)}")
@@ -68,9 +68,9 @@ def compare(old: Array, new: Array, tolerance: float | Bounds) -> Comparison:
     return Comparison(False, largest, largest / magnitude, detail, nan_lost=apart[0], nan_found=apart[1])
 
 
-def _allowed(tolerance: float | Bounds, array: Array, magnitude: float) -> Array:
+def _allowed(tolerance: float | ErrorBounds, array: Array, magnitude: float) -> Array:
     """How far each element may be off."""
-    if isinstance(tolerance, Bounds):
+    if isinstance(tolerance, ErrorBounds):
         return tolerance.absolute + tolerance.relative * np.abs(np.where(np.isfinite(array), array, 0))
     return np.asarray(tolerance * magnitude)
 

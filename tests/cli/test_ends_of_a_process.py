@@ -17,11 +17,11 @@ from tests.support.small_models import ATTENTION, written
 _MAIN = """
 import os, signal, sys
 from onnx_attnfuse.graph.staging import Stage
-from onnx_attnfuse.verify import apart
+from onnx_attnfuse.verify import subprocess_runner
 from onnx_attnfuse_cli.main import main
 commit, signalled = Stage.commit, sys.argv.pop() == "signalled"
 def interrupted(stage):
-    child = apart._WORKER._process = apart._WORKER._start()
+    child = subprocess_runner._WORKER._process = subprocess_runner._WORKER._start()
     print(child.pid, *os.listdir(), flush=True)
     if signalled:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from onnx_attnfuse.verify.tolerance import Bounds, compare
+from onnx_attnfuse.verify.tolerance import ErrorBounds, compare
 from tests.fuzz.recipe import Recipe
 from tests.support.bundled import Array
 
@@ -44,7 +44,7 @@ def apart(old: Array, new: Array, within: float, among: Sequence[Array] = ()) ->
     """What differs, or ''; the magnitude is that of all results `among` which it is, if that is larger."""
     with np.errstate(all="ignore"):
         largest = max(_LEAST, *(magnitude(item) for item in (old, *among)))
-        return compare(old, new, Bounds(within * largest, 0.0)).detail
+        return compare(old, new, ErrorBounds(within * largest, 0.0)).detail
 
 
 def magnitude(array: Array) -> float:

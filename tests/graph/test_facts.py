@@ -12,7 +12,7 @@ import pytest
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Content, Scalar
+from onnx_attnfuse.graph.facts_view import Content, Scalar
 from onnx_attnfuse.graph.sizes import Dim, Size
 from tests.support.bundled import BUNDLED, Array, cases, name_of, run, with_outputs
 

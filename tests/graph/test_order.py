@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.reasons import Refused
 
 _SIZES = ({"B": 2, "S": 3, "P": 4, "M": 7}, {"B": 1, "S": 1, "P": 0, "M": 1}, {"B": 2, "S": 1, "P": 5, "M": 6})
@@ -216,9 +216,9 @@ def test_scores_that_are_an_output_are_kept_beside_the_operator_where_that_is_as
     assert left.mask is None
 
 
-def _ordered() -> tuple[ir.Graph, dict[str, ir.Node], Order]:
+def _ordered() -> tuple[ir.Graph, dict[str, ir.Node], NodeOrder]:
     model = ir.serde.deserialize_model(_model(_cache("1") + "r = Relu(nk1) e = Exp(m)\n" + _site("1", mask="e"), "y1 r"))
-    return model.graph, {node.outputs[0].name or "": node for node in model.graph}, Order(model.graph)
+    return model.graph, {node.outputs[0].name or "": node for node in model.graph}, NodeOrder(model.graph)
 
 
 def _new(nodes: dict[str, ir.Node], reads: str, before: str) -> ir.Node:

@@ -27,7 +27,7 @@ from onnx_attnfuse.language import (
     where,
 )
 from onnx_attnfuse.language.expression import number, variable
-from onnx_attnfuse.language.normal_form import Op, Product, Slotted, Var, normal, variants
+from onnx_attnfuse.language.normal_form import FactorProduct, Op, Slotted, Var, normal, variants
 
 Q, K, V, SCALE, MASK, CAP = map(variable, "q k v scale mask cap".split())
 
@@ -59,8 +59,8 @@ def test_scale_and_mask_become_one_slot_in_any_arrangement() -> None:
 
 
 def test_factors_are_gathered() -> None:
-    assert normal(SCALE * tanh(Q) / CAP * 2) == Product("scale", (("cap", -1),), 2.0, Op("Tanh", (), (Var("q"),)))
-    assert normal(-tanh(Q) / 4) == Product(None, (), -0.25, Op("Tanh", (), (Var("q"),)))
+    assert normal(SCALE * tanh(Q) / CAP * 2) == FactorProduct("scale", (("cap", -1),), 2.0, Op("Tanh", (), (Var("q"),)))
+    assert normal(-tanh(Q) / 4) == FactorProduct(None, (), -0.25, Op("Tanh", (), (Var("q"),)))
 
 
 def test_a_quotient_of_two_formulas_stays_one() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.bench.conformance.drawing import Case
-from onnx_attnfuse.verify.in_front import in_front
-from onnx_attnfuse.verify.runtime import Session
+from onnx_attnfuse.verify.gqa_prologue import in_front
+from onnx_attnfuse.verify.runtime import PieceSession
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, compare
 from tests.support.bundled import BUNDLED, Array, name_of, run
 from tests.support.bundled import cases as recorded_cases
@@ -73,7 +73,7 @@ def check(case: Case, dtype: str, **choices: Any) -> None:
     """Holds what is spelled out against the operator in NumPy."""
     inputs = case.inputs(DTYPES[dtype])
     spelled = spelled_out(model_of(case, inputs), **choices)
-    results = Session(spelled.SerializeToString()).run(None, feeds_of(inputs))
+    results = PieceSession(spelled.SerializeToString()).run(None, feeds_of(inputs))
     places = [*case.where(inputs), *[None] * len(results)]
     for place, (expected, result) in enumerate(zip(by_reference(case, dtype), results, strict=True)):
         old, new = (defined(array, places[place]) for array in (expected, result))

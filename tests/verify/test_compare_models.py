@@ -15,9 +15,9 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse import OptionError, verify_models
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.verify.input_kinds import Kind, kinds
+from onnx_attnfuse.verify.input_kinds import InputKind, kinds
 from onnx_attnfuse.verify.input_values import as_its_kind
-from onnx_attnfuse.verify.inputs import Case
+from onnx_attnfuse.verify.inputs import InputCase
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
 from tests.support.bundled import BUNDLED, name_of
@@ -97,23 +97,23 @@ def test_lengths_count_the_keys_of_their_operator(node: str, keys: str, rows: st
 @pytest.mark.parametrize(
     ("kind", "pattern", "expected"),
     [
-        (Kind("lengths", keys=5, rows=5), "full", [5, 5, 5]),
-        (Kind("lengths", keys=5, rows=5), "right", [5, 4, 3]),
-        (Kind("lengths", keys=5, rows=5), "empty", [5, 4, 0]),
-        (Kind("last", keys=7, rows=5), "right", [6, 5, 4]),
-        (Kind("last", keys=5, rows=5), "right", [4, 4, 4]),
-        (Kind("total", keys=7, rows=5), "right", [7, 7, 7]),
-        (Kind("positions"), "right", [0, 1, 2]),
-        (Kind("types", 2), "index", [0, 1, 1]),
+        (InputKind("lengths", keys=5, rows=5), "full", [5, 5, 5]),
+        (InputKind("lengths", keys=5, rows=5), "right", [5, 4, 3]),
+        (InputKind("lengths", keys=5, rows=5), "empty", [5, 4, 0]),
+        (InputKind("last", keys=7, rows=5), "right", [6, 5, 4]),
+        (InputKind("last", keys=5, rows=5), "right", [4, 4, 4]),
+        (InputKind("total", keys=7, rows=5), "right", [7, 7, 7]),
+        (InputKind("positions"), "right", [0, 1, 2]),
+        (InputKind("types", 2), "index", [0, 1, 1]),
     ],
     ids=str,
 )
-def test_lengths_fit_the_sizes(kind: Kind, pattern: Any, expected: list[int]) -> None:
-    assert as_its_kind(kind, np.arange(3), Case(pattern, "plain", 1.0), {}).tolist() == expected
+def test_lengths_fit_the_sizes(kind: InputKind, pattern: Any, expected: list[int]) -> None:
+    assert as_its_kind(kind, np.arange(3), InputCase(pattern, "plain", 1.0), {}).tolist() == expected
 
 
 def test_ids_reach_every_row_of_their_table() -> None:
-    found = as_its_kind(Kind("ids", 4), np.zeros((40, 9), np.int64), Case("full", "plain", 1.0), {})
+    found = as_its_kind(InputKind("ids", 4), np.zeros((40, 9), np.int64), InputCase("full", "plain", 1.0), {})
     assert set(found.ravel().tolist()) == {0, 1, 2, 3}
 
 

@@ -13,8 +13,8 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse import ModelError
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.verify import apart
-from onnx_attnfuse.verify.danger import is_dangerous
+from onnx_attnfuse.verify import subprocess_runner
+from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 from onnx_attnfuse.verify.shape_solver import Values
 from onnx_attnfuse_cli.main import main
@@ -105,7 +105,7 @@ def test_a_piece_that_ends_its_process_is_undecided() -> None:
 
 
 def test_a_piece_that_divides_by_one_is_judged_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "run", None)
+    monkeypatch.setattr(subprocess_runner, "run", None)
     equal, detail = judged(ONE)
     assert equal, detail
 
@@ -148,18 +148,18 @@ forever (int64 n, bool go) => (int64 last)
 
 def test_a_model_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two to the 62 rounds; two of them end, in the next child."""
-    monkeypatch.setattr(apart, "LIMIT", 1.0)
+    monkeypatch.setattr(subprocess_runner, "LIMIT", 1.0)
     model = parsed(LOOP).SerializeToString()
     feeds = {"n": np.asarray(1 << 62), "go": np.asarray(True)}
-    with pytest.raises(apart.ProcessDied, match="did not end within 1 s"):
-        apart.run(model, None, ["last"], feeds)
+    with pytest.raises(subprocess_runner.ProcessDied, match="did not end within 1 s"):
+        subprocess_runner.run(model, None, ["last"], feeds)
     monkeypatch.undo()
-    assert apart.run(model, None, ["last"], {**feeds, "n": np.asarray(2)}) == [3]
+    assert subprocess_runner.run(model, None, ["last"], {**feeds, "n": np.asarray(2)}) == [3]
 
 
 def test_an_error_of_the_runtime_in_the_child_is_an_error_here() -> None:
-    with pytest.raises(apart.ChildRefusal, match="Required inputs"):
-        apart.run(parsed(LOOP).SerializeToString(), None, None, {})
+    with pytest.raises(subprocess_runner.ChildRefusal, match="Required inputs"):
+        subprocess_runner.run(parsed(LOOP).SerializeToString(), None, None, {})
 
 
 WHOLE = """<ir_version: 10, opset_import: ["" : 18]>

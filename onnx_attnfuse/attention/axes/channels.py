@@ -19,7 +19,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, len
 from onnx_attnfuse.attention.axes.views import IndexedValue, upward
 from onnx_attnfuse.graph.constants import Array, attribute, constant_array, is_standard
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import REPEATS
 from onnx_attnfuse.graph.rules.reading import slice_bounds, slice_length, split_lengths
 from onnx_attnfuse.graph.sizes import Dim

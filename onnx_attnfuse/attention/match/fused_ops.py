@@ -21,7 +21,7 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Cache, Mask, Repl
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB, is_other_attention
 from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.graph.uses import label

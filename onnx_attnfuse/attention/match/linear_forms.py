@@ -41,7 +41,7 @@ class Unreadable(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Term:
+class ChannelTerm:
     """`signs · coefficient · indexed`, for some channels of the result."""
 
     channels: Array
@@ -49,12 +49,12 @@ class Term:
     signs: Array
     coefficient: IndexedValue | None = None
 
-    def of(self, chosen: Array | None) -> Term:
+    def of(self, chosen: Array | None) -> ChannelTerm:
         """The term for some of its channels; for all where `chosen` is None."""
         if chosen is None:
             return self
         coefficient = None if self.coefficient is None else subset(self.coefficient, chosen)
-        return Term(self.channels[chosen], subset(self.indexed, chosen), self.signs[chosen], coefficient)
+        return ChannelTerm(self.channels[chosen], subset(self.indexed, chosen), self.signs[chosen], coefficient)
 
 
 def region_above(start: ir.Value) -> Region:
@@ -95,7 +95,7 @@ def below(root: ir.Value, region: Region) -> set[ir.Value]:
     return found
 
 
-def read_terms(term: Term, root: ir.Value, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def read_terms(term: ChannelTerm, root: ir.Value, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     """A term as a sum of terms in `root`.
 
     Args:
@@ -117,7 +117,7 @@ def read_terms(term: Term, root: ir.Value, inside: set[ir.Value], facts: Facts) 
         yield from read_terms(inner, root, inside, facts)
 
 
-def _moved(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def _moved(term: ChannelTerm, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     parts = pulled(term.indexed, facts)
     if parts is None:
         raise Unreadable
@@ -125,24 +125,24 @@ def _moved(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> It
         yield dataclasses.replace(term.of(part.chosen), indexed=part.indexed)
 
 
-def _added(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def _added(term: ChannelTerm, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     first, second = (_operand(value, term.indexed, facts) for value in node.inputs)
     yield dataclasses.replace(term, indexed=first)
     yield dataclasses.replace(term, indexed=second, signs=-term.signs if node.op_type == "Sub" else term.signs)
 
 
-def _negated(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def _negated(term: ChannelTerm, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     yield dataclasses.replace(term, indexed=_operand(node.inputs[0], term.indexed, facts), signs=-term.signs)
 
 
-def _cast(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def _cast(term: ChannelTerm, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     source = _operand(node.inputs[0], term.indexed, facts)
     if facts.dtype(source.value) not in FLOATS_TO_32:
         raise Unreadable
     yield dataclasses.replace(term, indexed=source)
 
 
-def _multiplied(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def _multiplied(term: ChannelTerm, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     """The terms of the factor inside the region, the factor outside as their coefficient."""
     first, second = node.inputs
     if (first in inside) == (second in inside):
@@ -158,7 +158,7 @@ def _multiplied(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) 
     yield dataclasses.replace(term, indexed=indexed, coefficient=factor)
 
 
-def _turned(term: Term, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[Term]:
+def _turned(term: ChannelTerm, node: ir.Node, inside: set[ir.Value], facts: Facts) -> Iterator[ChannelTerm]:
     """The terms of an ai.onnx RotaryEmbedding whose tables have one row for each row of its input."""
     dims, axes, (source, cos, sin, *positions) = facts.dims(term.indexed.value), joined(term.indexed.axes), node.inputs
     if dims is None or source is None or any(positions) or not axes[-1] or term.coefficient is not None:

@@ -21,7 +21,7 @@ from onnx_attnfuse.attention.axes.channels import ChannelIndex, channels_of, joi
 from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.channel_equality import Labels, columns_in
-from onnx_attnfuse.attention.match.linear_forms import SUMS, Term, Unreadable, below, candidates, read_terms, region_above
+from onnx_attnfuse.attention.match.linear_forms import SUMS, ChannelTerm, Unreadable, below, candidates, read_terms, region_above
 from onnx_attnfuse.attention.spec import Rotary, Table
 from onnx_attnfuse.graph.constants import Array, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
@@ -39,7 +39,7 @@ def read_rotary(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[In
     axes, size = spread(indexed.axes, channels), length(channels)
     if axes is None or not isinstance(size, int) or not _may_be_one(IndexedValue(indexed.value, axes), facts):
         return None
-    start = Term(np.arange(size), IndexedValue(indexed.value, axes), np.ones(size, np.int64))
+    start = ChannelTerm(np.arange(size), IndexedValue(indexed.value, axes), np.ones(size, np.int64))
     region = region_above(indexed.value)
     for root in candidates(region):
         inside = below(root, region)
@@ -76,7 +76,7 @@ def _may_be_one(indexed: IndexedValue, facts: Facts) -> bool:
     return node.op_type in {"Cast", "RotaryEmbedding"} or (node.op_type in SUMS and not any(map(is_constant, node.inputs)))
 
 
-def _root(terms: Sequence[Term], start: Term, channels: Axis) -> tuple[IndexedValue, int]:
+def _root(terms: Sequence[ChannelTerm], start: ChannelTerm, channels: Axis) -> tuple[IndexedValue, int]:
     """The value that all terms are in, in the factors of the result, and which of its channels is the first."""
     layouts = [joined(term.indexed.axes) for term in terms]
     if any(_shape(axes) != _shape(layouts[0]) for axes in layouts) or {*_others(layouts[0])} != {*_others(start.indexed.axes)}:
@@ -125,11 +125,11 @@ class _Side:
         """For each channel of the result the channel that is multiplied; -1: none."""
         self._names: Array = np.zeros(size, np.int64)
         self._signs: Array = np.zeros(size, np.int64)
-        self._terms: list[Term] = []
+        self._terms: list[ChannelTerm] = []
         self._labels = labels
         self._facts = facts
 
-    def enter(self, term: Term, source: Array) -> None:
+    def enter(self, term: ChannelTerm, source: Array) -> None:
         """Adds a term."""
         assert term.coefficient is not None
         if (self.source[term.channels] >= 0).any():
@@ -158,7 +158,7 @@ class _Side:
         raise Unreadable
 
 
-def _rotation(terms: Sequence[Term], shift: int, start: Term, channels: Axis, facts: Facts) -> Rotary:
+def _rotation(terms: Sequence[ChannelTerm], shift: int, start: ChannelTerm, channels: Axis, facts: Facts) -> Rotary:
     """The rotation that the terms are together."""
     size, labels = len(start.channels), {leaf: number for number, leaf in enumerate(_others(start.indexed.axes))}
     kept: Array = np.zeros(size, np.int64)

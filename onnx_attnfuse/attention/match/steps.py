@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes
-from onnx_attnfuse.graph.rounding import Pair
+from onnx_attnfuse.graph.rounding import QdqPair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Squashed:
 class Rounded:
     """The scores are rounded to a grid, as between two operators of a quantised model."""
 
-    pair: Pair
+    pair: QdqPair
 
     @property
     def scores(self) -> ir.Value:
@@ -183,7 +183,7 @@ class Voided:
 class RoundedWeights:
     """The attention weights are rounded to a grid."""
 
-    pair: Pair
+    pair: QdqPair
 
     @property
     def output(self) -> ir.Value:

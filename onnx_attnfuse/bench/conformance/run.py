@@ -28,9 +28,9 @@ from onnx_attnfuse.kernels.execution_provider import OpSupport
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import Progress
-from onnx_attnfuse.verify.apart import ProcessDied, Worker
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.runtime import Reference
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied, Worker
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, compare
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

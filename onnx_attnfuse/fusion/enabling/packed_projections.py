@@ -16,7 +16,7 @@ from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attributes
 from onnx_attnfuse.kernels.operators import group_query_attention, info_of
-from onnx_attnfuse.targets.merged_products import merged
+from onnx_attnfuse.targets.merged_projections import merged
 from onnx_attnfuse.targets.packed_operands import products_of
 
 GROUPED = group_query_attention.INFO

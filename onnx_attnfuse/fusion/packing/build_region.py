@@ -24,7 +24,7 @@ from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.targets.base import BuildContext
-from onnx_attnfuse.targets.packed import Attended, attend
+from onnx_attnfuse.targets.packed import PackedResult, attend
 from onnx_attnfuse.targets.padding import KeyPadding
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -39,7 +39,7 @@ class PackedRegion:
     region: Region
     restored: dict[ir.Value, ir.Value]
     """The value, padding restored, that takes the place of each exit of the region."""
-    attended: dict[Site, Attended]
+    attended: dict[Site, PackedResult]
     verified: dict[Site, Verified | None]
     exact: ir.Value
     """One truth value: the batch is padded on the right, with a key in every entry."""
@@ -74,7 +74,7 @@ class _RegionBuilder:
         self._builder = region_context.graph.builder
         self._pad_unpad = UnpadTokens(self._builder, region.tokens, region_context.padding.lengths())
         self._packed: dict[ir.Value, ir.Value] = {}
-        self._attended: dict[Site, Attended] = {}
+        self._attended: dict[Site, PackedResult] = {}
         self._verified: dict[Site, Verified | None] = {}
         self._trials: list[ir.Value] = []
         """What was built for the judge only."""
@@ -111,7 +111,7 @@ class _RegionBuilder:
         builder.names.difference_update(name for node in removed for name in (node.name, *_names(node)) if name is not None)
         builder.added = [node for node in builder.added if node.graph is not None]
 
-    def _attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: UnpadTokens) -> Attended:
+    def _attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: UnpadTokens) -> PackedResult:
         packed_tokens = Factor(count_of(operands[0], self._builder.facts))
         indexed = [
             IndexedValue(operand, ((packed_tokens,), *others(marks, source.indexed.refined().axes)))

@@ -18,7 +18,7 @@ from onnx_attnfuse.fusion.report_site import unfused
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import packed
-from onnx_attnfuse.targets.packed import Attended
+from onnx_attnfuse.targets.packed import PackedResult
 
 
 def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext) -> tuple[list[SiteReport], list[str]]:
@@ -68,7 +68,7 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
     return found, notes
 
 
-def _draw(fuser: SiteFuser, candidate: Candidate, attended: Attended | None) -> None:
+def _draw(fuser: SiteFuser, candidate: Candidate, attended: PackedResult | None) -> None:
     """Draws what was packed; nothing where nothing was."""
     if attended is not None:
         fuser.album.packed(candidate.node, attended.node, attended.value, fuser.graph.scope)

@@ -16,7 +16,7 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, ref
 from onnx_attnfuse.attention.axes.views import IndexedValue, downward, upward
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.sizes import Dim
 
 Marks: TypeAlias = tuple[str, ...]

@@ -16,11 +16,11 @@ from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.cache_formats import CacheFormat
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.decoder_loop import Loop
-from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
+from onnx_attnfuse.verify.float32_copy import weight_bytes
+from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds
 from onnx_attnfuse.verify.quantised.measure import Turned, largest_numbers
 from onnx_attnfuse.verify.quantised.widening import Widen
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
-from onnx_attnfuse.verify.widened import weight_bytes
 
 Array = npt.NDArray[np.generic]
 _ENTRIES, _TOKENS = 4, 64
@@ -92,9 +92,9 @@ def _scale(largest: Array, form: CacheFormat) -> npt.NDArray[np.float32]:
     return (numbers * (form.room / form.largest)).astype(np.float32)
 
 
-def _run_of(given: Mapping[str, Array], loop: Loop) -> Run:
+def _run_of(given: Mapping[str, Array], loop: Loop) -> DecoderRun:
     batch, length = given[loop.tokens].shape[:2]
-    return Run(batch, (length,))
+    return DecoderRun(batch, (length,))
 
 
 def _read(file: pathlib.Path, loop: Loop, feeds: Feeds) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
     found = quantise_cache(model, shared, options, device, verifier)
 
-It is the one place where results change. So what is left besides rounding is judged by itself (`verify/quantised/oracle.py`), and
+It is the one place where results change. So `verify/quantised/exact_check.py` checks everything but rounding on its own, and
 what rounding costs is measured and written into the model, where `attnfuse verify` holds it to that.
 """
 
@@ -31,8 +31,8 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.verify.quantised.exact_check import check_quantised
 from onnx_attnfuse.verify.quantised.measure import Turned, measure
-from onnx_attnfuse.verify.quantised.oracle import check_quantised
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, widening
 from onnx_attnfuse.verify.runtime import RuntimeRefusal

@@ -12,7 +12,7 @@ from onnx_attnfuse.fusion.commit import check_apart, commit
 from onnx_attnfuse.fusion.shared_cache.counted import PositionTables
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.graph.edit import answer_needless, connect
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
 from onnx_attnfuse.reasons import Refused
@@ -50,7 +50,7 @@ def attend(
     site: CachedSite,
     buffered: target.Buffered,
     context: BuildContext,
-    order: Order,
+    order: NodeOrder,
     edit: Edit,
     *,
     tables: PositionTables | None,

@@ -16,7 +16,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dim
+from onnx_attnfuse.graph.facts_view import Dim
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder

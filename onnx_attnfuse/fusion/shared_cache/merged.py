@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.constants import all_nodes, is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import RESHAPES
-from onnx_attnfuse.verify.decoder_loop import Branch
+from onnx_attnfuse.verify.decoder_loop import DecoderBranch
 from onnx_attnfuse.verify.input_kinds import kinds
 
 
@@ -25,7 +25,7 @@ class Merged:
 
     source: ir.Model
     """The model with both."""
-    branch: Branch
+    branch: DecoderBranch
     """The input that chooses between them."""
 
 
@@ -45,7 +45,7 @@ def with_past(model: ir.Model) -> tuple[ir.Model, Merged] | None:
     _put_in_place(node, node.attributes["then_branch" if value else "else_branch"].as_graph(), alone.graph)
     _drop_unread(alone.graph, flag)
     _name_lengths_of_masks(alone.graph)
-    return alone, Merged(model, Branch(flag.name or "", value, len(dims)))
+    return alone, Merged(model, DecoderBranch(flag.name or "", value, len(dims)))
 
 
 def _choice(graph: ir.Graph) -> tuple[ir.Node, ir.Value, bool] | None:

@@ -39,7 +39,7 @@ from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard, subgraphs
 from onnx_attnfuse.graph.ops import is_attention
-from onnx_attnfuse.graph.order import Order
+from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sizes import settled
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
@@ -259,7 +259,7 @@ class _Sharing:
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
         grow(builder, sites)
-        order, is_rearranged = Order(graph), self._may_rearrange(sites) and new != 1
+        order, is_rearranged = NodeOrder(graph), self._may_rearrange(sites) and new != 1
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
         tables = PositionTables(builder) if self._has_tables else None
         attended = [attend(site, buffered, self._context, order, edit, tables=tables) for site in sites]

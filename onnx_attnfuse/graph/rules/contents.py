@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.dtypes import FLOATS, within
-from onnx_attnfuse.graph.known import Content, Known, Scalar
+from onnx_attnfuse.graph.facts_view import Content, Known, Scalar
 from onnx_attnfuse.graph.rules.reading import axes_of, input_content, input_dims, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
 

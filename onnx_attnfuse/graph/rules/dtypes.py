@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, subgraphs
-from onnx_attnfuse.graph.known import Known
+from onnx_attnfuse.graph.facts_view import Known
 from onnx_attnfuse.graph.ops import plain_domain
 
 _STATED = {

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, given
-from onnx_attnfuse.graph.known import Dims, Known, broadcast
+from onnx_attnfuse.graph.facts_view import Dims, Known, broadcast
 from onnx_attnfuse.graph.rules.reading import ShapeRule, axes_of, input_dims, rules
 
 

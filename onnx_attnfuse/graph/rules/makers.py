@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, subgraphs
-from onnx_attnfuse.graph.known import Dims, Known
+from onnx_attnfuse.graph.facts_view import Dims, Known
 from onnx_attnfuse.graph.rules.reading import ShapeRule, input_content, input_dims, requested_dims
 from onnx_attnfuse.graph.sizes import Size
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, given, is_standard
-from onnx_attnfuse.graph.known import Content, Dims, Known
+from onnx_attnfuse.graph.facts_view import Content, Dims, Known
 from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.sizes import Dim, Size
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_array, given, is_standard
-from onnx_attnfuse.graph.known import Dims, Known
+from onnx_attnfuse.graph.facts_view import Dims, Known
 from onnx_attnfuse.graph.rules.reading import (
     ShapeRule,
     fresh_dims,

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, read_tensor, subgraphs
-from onnx_attnfuse.graph.known import Dims, Known
+from onnx_attnfuse.graph.facts_view import Dims, Known
 from onnx_attnfuse.graph.rules.reading import ShapeRule, input_dims
 from onnx_attnfuse.graph.sizes import Dim
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.decorators import Pattern
 from onnx_attnfuse.language.expression import Attribute
-from onnx_attnfuse.language.normal_form import Choices, Form, Literal, Op, Product, Slotted, Var, kind_of, normal, variants
+from onnx_attnfuse.language.normal_form import Choices, FactorProduct, Form, Literal, Op, Slotted, Var, kind_of, normal, variants
 from onnx_attnfuse.language.spellings import spellings
 
 Slot: TypeAlias = tuple[str, int]
@@ -82,29 +82,29 @@ class Variant:
 
 
 @dataclasses.dataclass
-class Branch:
+class NetBranch:
     """A node of the discrimination net: the tokens that may come next, and the patterns that end here."""
 
-    ops: dict[str, list[tuple[AnOp, Branch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, Branch]]"])
-    others: dict[Token, Branch] = dataclasses.field(default_factory=dict["Token", "Branch"])
-    turned: Branch | None = None
+    ops: dict[str, list[tuple[AnOp, NetBranch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, NetBranch]]"])
+    others: dict[Token, NetBranch] = dataclasses.field(default_factory=dict["Token", "NetBranch"])
+    turned: NetBranch | None = None
     """Behind an exchange of rows and columns."""
     ends: list[Variant] = dataclasses.field(default_factory=list[Variant])
     names: list[str] = dataclasses.field(default_factory=list[str])
     """The patterns behind, with their alternatives."""
 
-    def follow(self, token: Token) -> Branch:
+    def follow(self, token: Token) -> NetBranch:
         """The branch behind a token, a new one if there is none."""
         if not isinstance(token, AnOp):
-            return self.others.setdefault(token, Branch())
+            return self.others.setdefault(token, NetBranch())
         if token.op == "T":
-            self.turned = self.turned or Branch()
+            self.turned = self.turned or NetBranch()
             return self.turned
         found = self.ops.setdefault(token.op, [])
         for other, branch in found:
             if other == token:
                 return branch
-        found.append((token, Branch()))
+        found.append((token, NetBranch()))
         return found[-1][1]
 
     def expected(self) -> Iterator[str]:
@@ -142,7 +142,7 @@ class _Row:
                 self.tokens.append(AnOp(op, attributes, len(args)))
                 for arg in args:
                     self.add(arg)
-            case Product(slot, factors, coefficient, core):
+            case FactorProduct(slot, factors, coefficient, core):
                 taken = None if slot is None else self._slot(slot)
                 self.tokens.append(Factors(taken, tuple((self._operand(name), sign) for name, sign in factors), coefficient))
                 self.add(core)
@@ -169,7 +169,7 @@ class Net:
         Raises:
             OptionError: Two patterns are the same formula.
         """
-        self.root = Branch()
+        self.root = NetBranch()
         self.patterns = tuple(patterns)
         for pattern in self.patterns:
             for choices, formula in variants(pattern.written):

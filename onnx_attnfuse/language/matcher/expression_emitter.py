@@ -12,13 +12,13 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.match.maxima import maximum_of
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.known import broadcast
+from onnx_attnfuse.graph.facts_view import broadcast
 from onnx_attnfuse.graph.ops import COMPARES, LOGICAL, is_standard
 from onnx_attnfuse.graph.rules.reading import axes_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.language.matcher.einops import rearranged
-from onnx_attnfuse.language.normal_form import Form, Literal, Op, Product, Slotted, Var
+from onnx_attnfuse.language.normal_form import FactorProduct, Form, Literal, Op, Slotted, Var
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.thresholds import NO_EXPONENTIAL
 
@@ -108,7 +108,7 @@ class ExpressionEmitter:
             case Var() | Literal():
                 found = self._operand(form)
                 return found if isinstance(found, ir.Value) else self.builder.scalar(found, ir.DataType.FLOAT)
-            case Product():
+            case FactorProduct():
                 return self._product(form)
             case Slotted(slots, core):
                 return self._given.slots[tuple(sorted(slots))](self, self.spell(core))
@@ -123,7 +123,7 @@ class ExpressionEmitter:
             return form.value
         return self._given.operands[form.name] if isinstance(form, Var) else self.spell(form)
 
-    def _product(self, form: Product) -> ir.Value:
+    def _product(self, form: FactorProduct) -> ir.Value:
         number, value = form.coefficient, self.spell(form.core)
         for name, sign in form.factors:
             operand = self._given.operands[name]

@@ -26,7 +26,7 @@ class Bound:
 
 
 @dataclasses.dataclass(frozen=True)
-class Filled:
+class FilledSlot:
     """The content of a slot: steps of the graph, or factors."""
 
     steps: tuple[Taken[ScoreStep], ...] = ()
@@ -37,7 +37,7 @@ class Filled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Guard:
+class MatchedGuard:
     """A step that guards the weights of fully masked rows, where the matcher met it."""
 
     taken: Taken[WeightStep]
@@ -50,9 +50,9 @@ class State:
     """Bindings of operands, slots and axes so far; each match step makes a new one."""
 
     operands: Mapping[int, Bound] = dataclasses.field(default_factory=dict[int, Bound])
-    slots: Mapping[tuple[Slot, ...], Filled] = dataclasses.field(default_factory=dict["tuple[Slot, ...]", Filled])
+    slots: Mapping[tuple[Slot, ...], FilledSlot] = dataclasses.field(default_factory=dict["tuple[Slot, ...]", FilledSlot])
     axes: Mapping[int, Axis] = dataclasses.field(default_factory=dict[int, Axis])
-    guards: tuple[Guard, ...] = ()
+    guards: tuple[MatchedGuard, ...] = ()
     nodes: tuple[ir.Node, ...] = ()
     softmaxes: tuple[ir.Node, ...] = ()
     depth: int = 0

@@ -22,17 +22,17 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.language.matcher.discrimination_net import (
     ANumber,
     AVar,
-    Branch,
     Factors,
     Net,
+    NetBranch,
     Slot,
     Steps,
     Token,
     Variant,
 )
-from onnx_attnfuse.language.matcher.match_state import Bound, Filled, Goal, Guard, Match, State
+from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Goal, Match, MatchedGuard, State
 from onnx_attnfuse.language.matcher.near_miss import Trace
-from onnx_attnfuse.language.matcher.operands import TOLERANCE, Operands, factors_of
+from onnx_attnfuse.language.matcher.operands import TOLERANCE, OperandGoals, factors_of
 from onnx_attnfuse.language.matcher.traverse import Traversal
 
 _MOVING = frozenset(["also", "scores"])
@@ -45,7 +45,7 @@ class Matcher:
     def __init__(self, net: Net, facts: Facts, opset: int, readers: Readers, trace: Trace | None = None) -> None:
         self._net = net
         self._facts = facts
-        self._operands = Operands(facts, opset)
+        self._operands = OperandGoals(facts, opset)
         self._ascent = Traversal(facts, readers)
         self._trace = trace
 
@@ -68,7 +68,7 @@ class Matcher:
         begins = not self._net.begins.isdisjoint(self._operands.names(node))
         return begins or (self._net.begins_with_steps and self._ascent.begins_steps(node))
 
-    def _fit(self, branch: Branch, goals: tuple[Goal, ...], state: State) -> Iterator[tuple[Variant, State]]:
+    def _fit(self, branch: NetBranch, goals: tuple[Goal, ...], state: State) -> Iterator[tuple[Variant, State]]:
         if not goals:
             yield from ((variant, state) for variant in branch.ends)
             return
@@ -81,7 +81,7 @@ class Matcher:
         if not found and self._trace is not None:
             self._trace.miss(state.depth, state.softmaxes, self._ascent.stripped(goal.indexed).value, branch)
 
-    def _ways(self, branch: Branch, goal: Goal, state: State) -> Iterator[tuple[Branch, tuple[Goal, ...], State]]:
+    def _ways(self, branch: NetBranch, goal: Goal, state: State) -> Iterator[tuple[NetBranch, tuple[Goal, ...], State]]:
         """The tokens of a branch that a value fits, each with what is behind it and the goals that it sets."""
         for token, further in branch.others.items():
             for inner, after in self._other(token, goal, state):
@@ -101,7 +101,7 @@ class Matcher:
                     yield (), state
             case Steps(slots):
                 for indexed, steps, nodes in self._ascent.steps(goal.indexed, {kind for kind, _ in slots}):
-                    after = self._fill(slots, Filled(steps=steps, row=goal.row, column=goal.column), state)
+                    after = self._fill(slots, FilledSlot(steps=steps, row=goal.row, column=goal.column), state)
                     if after is not None:
                         yield (dataclasses.replace(goal, indexed=indexed),), after.through(*nodes)
             case Factors():
@@ -130,13 +130,13 @@ class Matcher:
         one, other = self._ascent.stripped(known.indexed), self._ascent.stripped(indexed)
         return one.value is other.value and refined(one.axes) == refined(other.axes)
 
-    def _fill(self, slots: tuple[Slot, ...], filled: Filled, state: State) -> State | None:
+    def _fill(self, slots: tuple[Slot, ...], filled: FilledSlot, state: State) -> State | None:
         known = state.slots.get(slots)
         if known is not None:
             return state if self._key(known) == self._key(filled) and state.agree(known.column, filled.column) else None
         return dataclasses.replace(state, slots={**state.slots, slots: filled})
 
-    def _key(self, filled: Filled) -> Hashable:
+    def _key(self, filled: FilledSlot) -> Hashable:
         """A key that is equal for two occurrences of a slot with equal content, whether numbers are factors or quotients."""
         factor, keys = filled.number, list[Hashable]()
         for step in (taken.step for taken in filled.steps):
@@ -158,7 +158,7 @@ class Matcher:
         array = constant_array(item) if isinstance(item, ir.Value) else None
         return item if array is None else (str(array.dtype), array.shape, array.tobytes())
 
-    def _solve(self, token: Factors, filled: Filled, goal: Goal, state: State) -> State | None:
+    def _solve(self, token: Factors, filled: FilledSlot, goal: Goal, state: State) -> State | None:
         """Binds the operands of a product to numbers and values of the graph; the slot takes the rest. None if they differ."""
         number, values = filled.number / token.coefficient, list(filled.values)
         open_factors: list[tuple[int, int]] = []
@@ -187,10 +187,12 @@ class Matcher:
                 number = 1.0
         state = dataclasses.replace(state, operands=operands)
         if token.slot is not None:
-            return self._fill((token.slot,), Filled(number=number, values=tuple(values), row=goal.row, column=goal.column), state)
+            return self._fill(
+                (token.slot,), FilledSlot(number=number, values=tuple(values), row=goal.row, column=goal.column), state
+            )
         return None if values or not math.isclose(number, 1.0, rel_tol=TOLERANCE) else state
 
-    def _operators(self, branch: Branch, goal: Goal, state: State) -> Iterator[tuple[Branch, tuple[Goal, ...], State]]:
+    def _operators(self, branch: NetBranch, goal: Goal, state: State) -> Iterator[tuple[NetBranch, tuple[Goal, ...], State]]:
         """The operators of a branch that a value is computed by, behind views, casts and guards."""
         for indexed, guards, nodes in self._ascent.opened(goal.indexed, guarded="Softmax" in branch.ops):
             node = indexed.value.producer()
@@ -202,6 +204,6 @@ class Matcher:
                     if guards and name != "Softmax":
                         continue
                     for inner, found in self._operands.goals(token, node, opened, state):
-                        met = tuple(Guard(taken, goal.row, goal.column) for taken in guards)
+                        met = tuple(MatchedGuard(taken, goal.row, goal.column) for taken in guards)
                         after = dataclasses.replace(found, guards=(*found.guards, *met), depth=found.depth + 1)
                         yield further, inner, after.through(*nodes, node)

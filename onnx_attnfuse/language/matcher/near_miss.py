@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.language.matcher.discrimination_net import Branch
+from onnx_attnfuse.language.matcher.discrimination_net import NetBranch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Trace:
         self.nearest: dict[ir.Node | None, Miss] = {}
         """By Softmax; under None those of attempts that met none."""
 
-    def miss(self, depth: int, softmaxes: Sequence[ir.Node], value: ir.Value, branch: Branch) -> None:
+    def miss(self, depth: int, softmaxes: Sequence[ir.Node], value: ir.Value, branch: NetBranch) -> None:
         """Notes an attempt that ended at a value."""
         patterns = tuple(name for name in branch.names if name.partition("(")[0] in self._patterns)
         if not patterns:

@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 _REDUCING = frozenset(["ReduceMax", "ReduceMean", "ReduceSum"]) | REDUCTIONS
 
 
-class Operands:
+class OperandGoals:
     """Reads the operators of one graph."""
 
     def __init__(self, facts: Facts, opset: int) -> None:

@@ -30,7 +30,7 @@ from onnx_attnfuse.attention.match.steps import (
 )
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.language.matcher.expression_emitter import ExpressionEmitter, Given, Step
-from onnx_attnfuse.language.matcher.match_state import Bound, Filled, Guard, Match
+from onnx_attnfuse.language.matcher.match_state import Bound, FilledSlot, Match, MatchedGuard
 from onnx_attnfuse.language.normal_form import normal, variants
 from onnx_attnfuse.reasons import Refused
 
@@ -114,7 +114,7 @@ class _Writer:
             self._stops.append(indexed.value)
         return arrange(self.builder, indexed, target)
 
-    def _slot(self, filled: Filled) -> Step:
+    def _slot(self, filled: FilledSlot) -> Step:
         """The content of a slot as a step to be applied to other scores."""
         if filled.steps:
             return _in_turn([self._step(taken, filled) for taken in filled.steps])
@@ -127,7 +127,7 @@ class _Writer:
 
         return scale
 
-    def _step(self, taken: Taken[ScoreStep], filled: Filled) -> Step:
+    def _step(self, taken: Taken[ScoreStep], filled: FilledSlot) -> Step:
         step = taken.step
         wide = self.facts.dtype(step.scores)
         done = self._done(step, taken, filled)
@@ -137,7 +137,7 @@ class _Writer:
 
         return again
 
-    def _done(self, step: ScoreStep, taken: Taken[ScoreStep], filled: Filled) -> Step:
+    def _done(self, step: ScoreStep, taken: Taken[ScoreStep], filled: FilledSlot) -> Step:
         match step:
             case Scaled():
                 operand, op = self._beside(step.operand, taken, filled), "Div" if step.divide else "Mul"
@@ -167,7 +167,7 @@ class _Writer:
 
         return adding
 
-    def _beside(self, value: ir.Value, taken: Taken[ScoreStep] | Taken[WeightStep], filled: Filled) -> ir.Value | float:
+    def _beside(self, value: ir.Value, taken: Taken[ScoreStep] | Taken[WeightStep], filled: FilledSlot) -> ir.Value | float:
         number = self.facts.number(value)
         if number is not None and self.facts.dtype(value) != ir.DataType.BOOL:
             return number
@@ -176,7 +176,7 @@ class _Writer:
             raise Refused("unknown-rank", f"the rank of '{value.name}' is unknown", taken.node.name)
         return self._brought(IndexedValue(value, axes), filled.row, filled.column)
 
-    def _guard(self, guards: Sequence[Guard]) -> Step:
+    def _guard(self, guards: Sequence[MatchedGuard]) -> Step:
         """The steps that guard the weights, in the order of the graph."""
         steps: list[Step] = []
         for guard in reversed(guards):
@@ -186,7 +186,7 @@ class _Writer:
                     lambda emitter, value: emitter.elementwise("Where", [emitter.elementwise("IsNaN", [value]), 0.0, value])
                 )
             elif isinstance(step, Zeroed):
-                where = Filled(row=guard.row, column=guard.column)
+                where = FilledSlot(row=guard.row, column=guard.column)
                 steps.append(_selecting(self._beside(step.condition, guard.taken, where), step.keep_where, 0.0))
         return _in_turn(steps)
 

@@ -24,7 +24,7 @@ from onnx_attnfuse.attention.match.steps import (
     Zeroed,
 )
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.language.matcher.match_state import Filled
+from onnx_attnfuse.language.matcher.match_state import FilledSlot
 
 _MAX_VIEW_CHAIN = 24
 _OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
@@ -80,9 +80,9 @@ class Traversal:
                 found.append((lost, step, IndexedValue(step.scores, axes)))
         return [(step, inner) for lost, step, inner in sorted(found, key=lambda item: item[0]) if not lost]
 
-    def factors(self, indexed: IndexedValue) -> Iterator[tuple[IndexedValue, Filled, tuple[ir.Node, ...]]]:
+    def factors(self, indexed: IndexedValue) -> Iterator[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]]:
         """Values before maximal runs of multiplications and divisions, with what they multiply by."""
-        pending: list[tuple[IndexedValue, Filled, tuple[ir.Node, ...]]] = [(indexed, Filled(), ())]
+        pending: list[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]] = [(indexed, FilledSlot(), ())]
         seen: set[ir.Value] = set()
         while pending:
             indexed, filled, nodes = pending.pop()
@@ -95,8 +95,8 @@ class Traversal:
             pending += reversed(further)
 
     def _before_factor(
-        self, indexed: IndexedValue, filled: Filled, nodes: tuple[ir.Node, ...]
-    ) -> list[tuple[IndexedValue, Filled, tuple[ir.Node, ...]]]:
+        self, indexed: IndexedValue, filled: FilledSlot, nodes: tuple[ir.Node, ...]
+    ) -> list[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]]:
         """The values before one node that scales, negates or passes them on; none before any other node."""
         node = indexed.value.producer()
         if node is None:
@@ -104,7 +104,7 @@ class Traversal:
         view = upward(indexed, self._facts, selecting=True)
         if view is not None:
             return [(view, filled, (*nodes, node))]
-        found: list[tuple[IndexedValue, Filled, tuple[ir.Node, ...]]] = []
+        found: list[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]] = []
         for step, inner in self._read(node, indexed):
             if isinstance(step, Passed):
                 return [(inner, filled, (*nodes, node, *step.also))]
@@ -114,7 +114,7 @@ class Traversal:
                 found.append((inner, self._times(filled, step, indexed), (*nodes, node)))
         return found
 
-    def _times(self, filled: Filled, step: Scaled, indexed: IndexedValue) -> Filled:
+    def _times(self, filled: FilledSlot, step: Scaled, indexed: IndexedValue) -> FilledSlot:
         number, sign = self._facts.number(step.operand), -1 if step.divide else 1
         if number:
             return dataclasses.replace(filled, number=filled.number * number**sign)

@@ -16,7 +16,7 @@ from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.report.pictures.model import Drawing, MaskPicture, SitePicture
-from onnx_attnfuse.report.pictures.site_graph import UNNAMED, Site, surroundings, trace
+from onnx_attnfuse.report.pictures.site_graph import UNNAMED, PicturedSite, surroundings, trace
 from onnx_attnfuse.targets.base import Emitted
 from onnx_attnfuse.verify.timing import StepTimer
 
@@ -58,7 +58,7 @@ class Album:
         """Draws a packed attention, from its own operands on: what lies before them is packed too."""
         names = ("query", "key", "value")
         operands = {value: role for value, role in zip(operator.inputs, names, strict=False) if value is not None}
-        site = Site((result,), operands, {}, operator.op_identifier())
+        site = PicturedSite((result,), operands, {}, operator.op_identifier())
         self._take(node, "after", lambda: trace(site, scope.facts))
 
     def pictures(self, candidates: Sequence[Candidate], count: int) -> tuple[SitePicture | None, ...]:
@@ -81,7 +81,7 @@ class Album:
 def _fused(spec: AttentionSpec, emitted: Emitted, scope: Scope) -> Drawing | None:
     operands = {**dict.fromkeys(emitted.operands, UNNAMED), **_roles(_operands(spec))}
     results = tuple(new for _, new in emitted.results)
-    return trace(Site(results, operands, _roles(_others(spec)), emitted.node.op_identifier()), scope.facts)
+    return trace(PicturedSite(results, operands, _roles(_others(spec)), emitted.node.op_identifier()), scope.facts)
 
 
 def _drawn(candidate: Candidate, scope: Scope) -> Drawing | None:
@@ -94,7 +94,7 @@ def _drawn(candidate: Candidate, scope: Scope) -> Drawing | None:
         results += [indexed.value for indexed in spec.cache.present]
     fused = candidate.node.op_identifier() if candidate.softmax is None else None
     operands, others = _roles(_operands(spec)), _roles(_others(spec))
-    site = Site(tuple(dict.fromkeys(results)), operands, others, fused, anchor=candidate.node)
+    site = PicturedSite(tuple(dict.fromkeys(results)), operands, others, fused, anchor=candidate.node)
     return trace(site, scope.facts)
 
 

@@ -12,7 +12,7 @@ from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.report.pictures.model import Cells, MaskPanel, MaskPicture
-from onnx_attnfuse.verify.mask_check import Sample, samples
+from onnx_attnfuse.verify.mask_check import MaskSample, samples
 
 _MAX_CELLS_PER_SIDE = 40
 """Rows or keys that are still told apart."""
@@ -38,7 +38,7 @@ class MaskPainter:
         return self._painted[key]
 
 
-def _painted(found: dict[str, Sample]) -> MaskPicture | None:
+def _painted(found: dict[str, MaskSample]) -> MaskPicture | None:
     """Panels of those that differ; the last batch entry is the one with most padding."""
     if not found:
         return None
@@ -68,5 +68,5 @@ def _cells(allowed: npt.NDArray[np.bool_], added: npt.NDArray[np.float64], large
     return tuple("".join(letter(row, key) for key in range(allowed.shape[1])) for row in range(allowed.shape[0]))
 
 
-def _differ_by_head(sample: Sample) -> bool:
+def _differ_by_head(sample: MaskSample) -> bool:
     return bool((sample.allowed != sample.allowed[:, :1]).any() or (sample.added != sample.added[:, :1]).any())

@@ -38,7 +38,7 @@ _SIGNS = {"Mul": "×", "Div": "÷", "Add": "+", "Sub": "−", "Pow": "^"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class PicturedSite:
     """The part of a graph that a drawing shows: from operands to results."""
 
     results: tuple[ir.Value, ...]
@@ -52,7 +52,7 @@ class Site:
     """The node that the site is called after."""
 
 
-def trace(site: Site, facts: Facts) -> Drawing | None:
+def trace(site: PicturedSite, facts: Facts) -> Drawing | None:
     """Draws what lies between the operands and the results of a site; None if that is too much to see, or cannot be followed."""
     above = _above(site.results, [*site.operands, *site.others])
     if above is None:
@@ -85,7 +85,7 @@ def surroundings(node: ir.Node, facts: Facts, *, fused: bool) -> Drawing | None:
                 pending.append(other)
     results = tuple(value for item in found for value in item.outputs if not any(user in found for user, _ in value.uses()))
     operator = node.op_identifier() if fused else None
-    return _Sheet(Site(results, {}, {}, operator, anchor=node), facts, list(found)).drawing()
+    return _Sheet(PicturedSite(results, {}, {}, operator, anchor=node), facts, list(found)).drawing()
 
 
 def _above(results: Iterable[ir.Value], frontier: Iterable[ir.Value]) -> list[ir.Node] | None:
@@ -136,7 +136,7 @@ def _producers(node: ir.Node) -> Iterator[ir.Node]:
 class _Sheet:
     """A drawing in the making."""
 
-    def __init__(self, site: Site, facts: Facts, nodes: Sequence[ir.Node]) -> None:
+    def __init__(self, site: PicturedSite, facts: Facts, nodes: Sequence[ir.Node]) -> None:
         self._site = site
         self._facts = facts
         self._nodes = nodes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from onnx_attnfuse.training.kernels.kernel import Kernel
+from onnx_attnfuse.training.kernels.kernel import TrainingKernel
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH, CUDNN, EFFICIENT, FLASH
 from onnx_attnfuse.training.kernels.triton import TRITON_FLASH
 
-KERNELS: tuple[Kernel, ...] = (FLASH, TRITON_FLASH, CUDNN, EFFICIENT, CPU_FLASH)
+KERNELS: tuple[TrainingKernel, ...] = (FLASH, TRITON_FLASH, CUDNN, EFFICIENT, CPU_FLASH)
 """All kernels, in the order in which they are taken where several can compute an attention."""

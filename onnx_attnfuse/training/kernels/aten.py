@@ -16,7 +16,14 @@ import onnx_ir as ir
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.graph.uses import producer_of
-from onnx_attnfuse.training.kernels.kernel import BackwardCall, Gradients, Kernel, Operands, dtype_of, result_dims
+from onnx_attnfuse.training.kernels.kernel import (
+    BackwardCall,
+    KernelGradients,
+    KernelOperands,
+    TrainingKernel,
+    dtype_of,
+    result_dims,
+)
 from onnx_attnfuse.training.kernels.key_padding import padded, trimmed
 from onnx_attnfuse.training.operators import ATEN
 
@@ -37,9 +44,9 @@ _TYPES = {
 class Signature:
     """An overload of PyTorch: its arguments and results by name, in the order of its schema.
 
-    An argument `name=origin` comes from a field of `Operands`, from a result of the forward part, or from one of `gradient`,
-    `bias_gradient`, `mask_type` (1 if causal, counted from the top left, else 0), `True`, `False` and `None`; `name` alone from
-    what is called so.
+    An argument `name=origin` comes from a field of `KernelOperands`, from a result of the forward part, or from one of
+    `gradient`, `bias_gradient`, `mask_type` (1 if causal, counted from the top left, else 0), `True`, `False` and `None`;
+    `name` alone from what is called so.
     """
 
     operator: str
@@ -48,7 +55,7 @@ class Signature:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class AtenCall:
     """A call of an overload."""
 
     operator: str
@@ -58,28 +65,28 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AtenKernel(Kernel):
+class AtenKernel(TrainingKernel):
     """A kernel of PyTorch."""
 
     forward_signature: Signature
     backward_signature: Signature
-    """The backward overload; its results are called as the fields of `Gradients`."""
+    """The backward overload; its results are called as the fields of `KernelGradients`."""
     bias_block: int | None = None
     """How many keys of a bias are read at once: a bias then has every axis at full length, and keys are padded to a multiple."""
 
-    def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
+    def forward(self, builder: Builder, operands: KernelOperands, hint: str) -> Mapping[str, ir.Value]:
         """Adds the forward call; its results by name."""
         return emit_call(builder, self._call(builder, self.forward_signature, operands, {}), hint)
 
-    def backward(self, builder: Builder, call: BackwardCall) -> Gradients:
+    def backward(self, builder: Builder, call: BackwardCall) -> KernelGradients:
         """Adds the backward call."""
         values: dict[str, Argument] = {**call.saved, "gradient": call.gradient, "bias_gradient": call.bias_gradient}
         found = emit_call(builder, self._call(builder, self.backward_signature, call.operands, values), call.hint)
         bias = found["bias"] if call.bias_gradient else None
-        gradients = Gradients(found["query"], found["key"], found["value"], bias)
+        gradients = KernelGradients(found["query"], found["key"], found["value"], bias)
         return gradients if self.bias_block is None else trimmed(builder, gradients, call.operands)
 
-    def _call(self, builder: Builder, signature: Signature, given: Operands, values: Mapping[str, Argument]) -> Call:
+    def _call(self, builder: Builder, signature: Signature, given: KernelOperands, values: Mapping[str, Argument]) -> AtenCall:
         """A call of a signature with operands, and with further values by the names that its table has for them."""
         operands = given if self.bias_block is None else padded(builder, given, self.bias_block)
         known: dict[str, Argument] = {"None": None, "True": True, "False": False, **vars(operands), **values}
@@ -94,10 +101,10 @@ class AtenKernel(Kernel):
             dims["logsumexp"] = dims["query"][:3]
         dtype = dtype_of(builder, operands)
         results = {name: (_TYPES.get(name, dtype), dims.get(name)) for name in signature.results.split()}
-        return Call(signature.operator, arguments, results)
+        return AtenCall(signature.operator, arguments, results)
 
 
-def emit_call(builder: Builder, call: Call, hint: str) -> dict[str, ir.Value]:
+def emit_call(builder: Builder, call: AtenCall, hint: str) -> dict[str, ir.Value]:
     """Adds the node of a call; its results by name.
 
     All have a name in the graph, also those that nobody wants: without one ONNX Runtime accepts undefined tensors only.

@@ -66,7 +66,7 @@ Condition = Callable[[Request], "Reason | None"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Operands:
+class KernelOperands:
     """The operands of a kernel, in its layout."""
 
     query: ir.Value
@@ -79,7 +79,7 @@ class Operands:
 
 
 @dataclasses.dataclass(frozen=True)
-class Gradients:
+class KernelGradients:
     """The gradients that the backward part of a kernel gives, in its layout."""
 
     query: ir.Value
@@ -89,7 +89,7 @@ class Gradients:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kernel(abc.ABC):
+class TrainingKernel(abc.ABC):
     """An attention kernel with a gradient."""
 
     name: str
@@ -112,7 +112,7 @@ class Kernel(abc.ABC):
         return next((reason for reason in reasons if reason is not None), None)
 
     @abc.abstractmethod
-    def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
+    def forward(self, builder: Builder, operands: KernelOperands, hint: str) -> Mapping[str, ir.Value]:
         """Adds the forward part.
 
         Returns:
@@ -120,7 +120,7 @@ class Kernel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def backward(self, builder: Builder, call: BackwardCall) -> Gradients:
+    def backward(self, builder: Builder, call: BackwardCall) -> KernelGradients:
         """Adds the backward part."""
 
 
@@ -128,8 +128,8 @@ class Kernel(abc.ABC):
 class BackwardCall:
     """A call of the backward part of a kernel."""
 
-    kernel: Kernel
-    operands: Operands
+    kernel: TrainingKernel
+    operands: KernelOperands
     """The operands of the forward part."""
     saved: Mapping[str, ir.Value]
     """The results of the forward part by name."""
@@ -140,17 +140,17 @@ class BackwardCall:
     bias_gradient: bool = False
     """The gradient of the bias is wanted, of a kernel that does not refuse it."""
 
-    def emit(self, builder: Builder) -> Gradients:
+    def emit(self, builder: Builder) -> KernelGradients:
         """Adds the call of the kernel."""
         return self.kernel.backward(builder, self)
 
 
-def result_dims(builder: Builder, operands: Operands) -> tuple[Dim, ...]:
+def result_dims(builder: Builder, operands: KernelOperands) -> tuple[Dim, ...]:
     """The shape of a result: the queries', with the channels of the values."""
     return (*dims_of(builder, operands.query)[:-1], dims_of(builder, operands.value)[-1])
 
 
-def dtype_of(builder: Builder, operands: Operands) -> ir.DataType:
+def dtype_of(builder: Builder, operands: KernelOperands) -> ir.DataType:
     """The element type of the operands."""
     dtype = builder.facts.dtype(operands.query)
     assert dtype is not None

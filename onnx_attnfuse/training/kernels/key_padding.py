@@ -9,11 +9,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.training.kernels.kernel import Gradients, Operands
+from onnx_attnfuse.training.kernels.kernel import KernelGradients, KernelOperands
 
 
-def padded(builder: Builder, operands: Operands, block: int) -> Operands:
-    """Operands in (b, s, n, h), keys padded to a multiple of a number and the bias with every axis at full length.
+def padded(builder: Builder, operands: KernelOperands, block: int) -> KernelOperands:
+    """KernelOperands in (b, s, n, h), keys padded to a multiple of a number and the bias with every axis at full length.
 
     Args:
         builder: What to build with.
@@ -33,12 +33,12 @@ def padded(builder: Builder, operands: Operands, block: int) -> Operands:
     return dataclasses.replace(operands, key=key, value=value, bias=_extended(builder, bias, 3, -math.inf, block))
 
 
-def trimmed(builder: Builder, gradients: Gradients, operands: Operands) -> Gradients:
-    """Gradients in (b, s, n, h) without those of keys that `padded` added to the operands."""
+def trimmed(builder: Builder, gradients: KernelGradients, operands: KernelOperands) -> KernelGradients:
+    """KernelGradients in (b, s, n, h) without those of keys that `padded` added to the operands."""
     keys = dims_of(builder, operands.key)[1]
     key, value = (_cut(builder, item, 1, keys) for item in (gradients.key, gradients.value))
     bias = None if gradients.bias is None else _cut(builder, gradients.bias, 3, keys)
-    return Gradients(gradients.query, key, value, bias)
+    return KernelGradients(gradients.query, key, value, bias)
 
 
 def _extended(builder: Builder, value: ir.Value, axis: int, fill: float, block: int) -> ir.Value:

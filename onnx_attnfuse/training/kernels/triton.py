@@ -14,20 +14,20 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.training.kernels import conditions
 from onnx_attnfuse.training.kernels.kernel import (
     BackwardCall,
-    Gradients,
-    Kernel,
-    Operands,
+    KernelGradients,
+    KernelOperands,
     Request,
+    TrainingKernel,
     dtype_of,
     result_dims,
 )
 from onnx_attnfuse.training.operators import TRAINING
 
 
-class _TritonKernel(Kernel):
+class _TritonKernel(TrainingKernel):
     """A kernel that the operator TritonOp calls by its name: tensors are inputs, a bias the last of them."""
 
-    def forward(self, builder: Builder, operands: Operands, hint: str) -> Mapping[str, ir.Value]:
+    def forward(self, builder: Builder, operands: KernelOperands, hint: str) -> Mapping[str, ir.Value]:
         """Adds the forward call: `output`, and `logsumexp` of shape (b, n, s rounded up)."""
         inputs = [operands.query, operands.key, operands.value]
         dims = result_dims(builder, operands)
@@ -37,21 +37,21 @@ class _TritonKernel(Kernel):
         builder.facts.record(logsumexp, (batch, heads, builder.facts.fresh(logsumexp, 2)), ir.DataType.FLOAT)
         return {"output": output, "logsumexp": logsumexp}
 
-    def backward(self, builder: Builder, call: BackwardCall) -> Gradients:
+    def backward(self, builder: Builder, call: BackwardCall) -> KernelGradients:
         """Adds the backward call."""
         given = (call.operands.query, call.operands.key, call.operands.value)
         inputs = [call.gradient, *given, call.saved["output"], call.saved["logsumexp"]]
         outputs = _emit(builder, "flash_attn_backward", inputs, call.operands, call.hint, outputs=3)
         for output, value in zip(outputs, given, strict=True):
             builder.facts.copy(value, output)
-        return Gradients(*outputs)
+        return KernelGradients(*outputs)
 
 
 def _emit(
     builder: Builder,
     function: str,
     inputs: list[ir.Value],
-    operands: Operands,
+    operands: KernelOperands,
     hint: str,
     *,
     outputs: int,

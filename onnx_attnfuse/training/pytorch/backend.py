@@ -25,7 +25,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
-from onnx_attnfuse.training.pytorch.captured import rewrite_graph
+from onnx_attnfuse.training.pytorch.captured_graph import rewrite_graph
 from onnx_attnfuse.training.pytorch.comparison import compare
 from onnx_attnfuse.training.pytorch.plan import Wishes
 from onnx_attnfuse.training.pytorch.reports import Reports

@@ -27,7 +27,7 @@ _TENSOR_CORES = 2.0**-11
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class GradientComparison:
     """How far results and gradients of a graph are apart, in parts of them."""
 
     apart: float
@@ -47,7 +47,7 @@ class Comparison:
         )
 
 
-def compare(call: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Any]) -> Comparison:
+def compare(call: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Any]) -> GradientComparison:
     """Holds a compiled graph against the captured one, on copies of what it is called with.
 
     Args:
@@ -73,7 +73,7 @@ def compare(call: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[A
             found = _outcome(call, inputs)
     except torch.OutOfMemoryError as error:
         raise Refused("unverified", "the memory does not suffice for a step without fusing") from error
-    return Comparison(apart(found, expected), rounding)
+    return GradientComparison(apart(found, expected), rounding)
 
 
 def apart(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:

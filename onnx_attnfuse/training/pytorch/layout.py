@@ -12,7 +12,7 @@ from onnx_attnfuse.attention.axes.rearrange import cost
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.spec import Source
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.pytorch import calls
+from onnx_attnfuse.training.pytorch import runtime_calls
 
 Emit = Callable[..., fx.Node]
 """Adds a call of a function: `emit(function, *arguments)`."""
@@ -51,7 +51,7 @@ def arrange(emit: Emit, node: fx.Node, axes: Axes, target: Axes) -> fx.Node:
         parts.append(sizes)
     order = tuple(present.index(leaf) for leaf in wanted)
     groups = tuple(sum(leaf in present for leaf in axis) for axis in target)
-    return emit(calls.arranged, node, tuple(parts), order, groups)
+    return emit(runtime_calls.arranged, node, tuple(parts), order, groups)
 
 
 def usable(operand: tuple[Source, ...], known: dict[Any, fx.Node]) -> list[tuple[fx.Node, Axes]]:

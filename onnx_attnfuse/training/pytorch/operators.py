@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnx_attnfuse.training.pytorch.calls import spread
 from onnx_attnfuse.training.pytorch.emitter import DTYPES, without_modes
+from onnx_attnfuse.training.pytorch.runtime_calls import spread
 from onnx_attnfuse.training.pytorch.views import PARTS, VIEWS, Arguments, Rule
 
 if TYPE_CHECKING:

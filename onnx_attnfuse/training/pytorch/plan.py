@@ -21,10 +21,10 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.thresholds import ABSORBS_HALF, ROUNDS_ALL
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
-from onnx_attnfuse.training.kernels.kernel import Demand, Kernel, TrainingDevice
+from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
-from onnx_attnfuse.training.pytorch.own_key import rows_see_themselves
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
+from onnx_attnfuse.training.pytorch.visible_diagonal import rows_see_themselves
 
 Form = Literal["none", "causal", "kept", "bias", "rule"]
 """How a mask is handed over: not at all, by the argument `is_causal`, as truth values, as numbers, as a rule of flex
@@ -49,7 +49,7 @@ class Wishes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class CallPlan:
     """The call for one attention."""
 
     form: Form
@@ -83,7 +83,7 @@ class Planner:
     def __init__(self, device: TrainingDevice, wishes: Wishes, reader: Reader, bounds: Bounds) -> None:
         self._device, self._wishes, self._reader, self._bounds = device, wishes, reader, bounds
 
-    def plan(self, site: CapturedSite, *, trained: bool, no_rule: Reason | None = None) -> Plan:
+    def plan(self, site: CapturedSite, *, trained: bool, no_rule: Reason | None = None) -> CallPlan:
         """The call for an attention.
 
         Args:
@@ -99,7 +99,7 @@ class Planner:
         others: list[tuple[str, Reason]] = []
         reason = no_rule or self._no_flex(site, trained=trained)
         if reason is None:
-            return Plan("rule", self._flex_rows(site), FLEX, (), ())
+            return CallPlan("rule", self._flex_rows(site), FLEX, (), ())
         if reason.code != "fastest":
             others.append((FLEX, reason))
         if spec.softcap is not None:
@@ -121,7 +121,7 @@ class Planner:
 
     def _kernel(
         self, site: CapturedSite, form: Form, rows: Rows, others: tuple[tuple[str, Reason], ...], *, trained: bool, is_new: bool
-    ) -> Plan:
+    ) -> CallPlan:
         """The first kernel of the device that takes a call."""
         axes = site.spec.axes
         demand = Demand(
@@ -141,20 +141,20 @@ class Planner:
             if self._switch(kernel) is False:
                 reason = Reason("switched-off", "it is switched off")
             if reason is None:
-                return Plan(form, rows, kernel.name, self._allowed(order), found, is_new)
+                return CallPlan(form, rows, kernel.name, self._allowed(order), found, is_new)
             found = (*found, (kernel.name, reason))
-        return Plan(form, rows, MATH, self._allowed(order), found, is_new)
+        return CallPlan(form, rows, MATH, self._allowed(order), found, is_new)
 
-    def _order(self) -> list[Kernel]:
+    def _order(self) -> list[TrainingKernel]:
         """The kernels of the device, those that are asked for first."""
         here = [kernel for kernel in (FLASH, EFFICIENT, CPU_FLASH_CHOSEN) if kernel.device == self._device.kind]
         return sorted(here, key=lambda kernel: not self._switch(kernel))
 
-    def _switch(self, kernel: Kernel) -> bool | None:
+    def _switch(self, kernel: TrainingKernel) -> bool | None:
         policy = self._wishes.policy
         return {"flash": policy.flash, "efficient": policy.efficient}.get(kernel.switch or "")
 
-    def _allowed(self, order: list[Kernel]) -> tuple[str, ...]:
+    def _allowed(self, order: list[TrainingKernel]) -> tuple[str, ...]:
         if self._wishes.policy.flash is None and self._wishes.policy.efficient is None:
             return ()
         return (*(_KERNELS[kernel.name] for kernel in order if self._switch(kernel) is not False), _KERNELS[MATH])

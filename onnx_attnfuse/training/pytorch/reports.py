@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnx_attnfuse.training.report import TrainingReport
-from onnx_attnfuse.training.telling import tell
+from onnx_attnfuse.training.reporting import tell
 
 
 class Reports(list[TrainingReport]):

@@ -14,9 +14,9 @@ from onnx_attnfuse.attention.masks.expression import TRUE
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Floored, Mask, Replaced, Scaled
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.training.pytorch import calls, flex, layout, rows
+from onnx_attnfuse.training.pytorch import flex, layout, rows, runtime_calls
 from onnx_attnfuse.training.pytorch.emitter import DTYPES
-from onnx_attnfuse.training.pytorch.plan import Plan
+from onnx_attnfuse.training.pytorch.plan import CallPlan
 from onnx_attnfuse.training.pytorch.programs import Compiler, Program
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
 from onnx_attnfuse.training.pytorch.trace import Traced, storage_of
@@ -43,7 +43,7 @@ class Rewriter:
         self._places = {node: place for place, node in enumerate(self._graph.nodes)}
         self._place, self._mode = 0, traced.modes.get(next(iter(self._graph.nodes)))
 
-    def replace(self, site: CapturedSite, plan: Plan) -> None:
+    def replace(self, site: CapturedSite, plan: CallPlan) -> None:
         """Puts a call into the place of an attention.
 
         Raises:
@@ -90,7 +90,7 @@ class Rewriter:
             self._graph.erase_node(node)
         self._made = {key: made for key, made in self._made.items() if made[0] in before}
 
-    def _call(self, site: CapturedSite, plan: Plan) -> fx.Node:
+    def _call(self, site: CapturedSite, plan: CallPlan) -> fx.Node:
         spec = site.spec
         query, key, value = self._operands(spec)
         if plan.form == "rule":
@@ -106,7 +106,7 @@ class Rewriter:
         if plan.rows in {"replaced", "void", "zero"} and site.call is None:
             ends = {"replaced": None, "void": float("nan"), "zero": 0.0}[plan.rows]
             return emit(rows.attend_replaced, query, key, value, mask, empty, scale, share, kernels, ends)
-        return emit(calls.attend, query, key, value, mask, scale, plan.form == "causal", share, kernels)
+        return emit(runtime_calls.attend, query, key, value, mask, scale, plan.form == "causal", share, kernels)
 
     def _operands(self, spec: AttentionSpec) -> tuple[fx.Node, fx.Node, fx.Node]:
         """Queries, keys and values as (b, n, s, h); keys and values of fewer heads where heads share them."""
@@ -139,10 +139,10 @@ class Rewriter:
     def _typed(self, node: fx.Node, spec: AttentionSpec) -> fx.Node:
         """A tensor in the type that the products were computed in."""
         assert spec.dtype is not None
-        dtype, fake = _TYPES[spec.dtype], self._traced.fakes.get(node.args[0] if node.target is calls.arranged else node)  # type: ignore[arg-type]
+        dtype, fake = _TYPES[spec.dtype], self._traced.fakes.get(node.args[0] if node.target is runtime_calls.arranged else node)  # type: ignore[arg-type]
         return node if fake is None or fake.dtype == dtype else self._emit(torch.Tensor.to, node, dtype)
 
-    def _mask(self, spec: AttentionSpec, plan: Plan) -> tuple[fx.Node | None, fx.Node | None]:
+    def _mask(self, spec: AttentionSpec, plan: CallPlan) -> tuple[fx.Node | None, fx.Node | None]:
         """The mask of a call, and rows without a key where they are apart."""
         if plan.form in {"none", "causal"}:
             return None, None
@@ -170,14 +170,14 @@ class Rewriter:
         total: fx.Node | None = None
         for step in mask:
             assert isinstance(step, (Added, Replaced))
-            total = self._seen(step, spec) if total is None else self._emit(calls.both, total, self._seen(step, spec))
+            total = self._seen(step, spec) if total is None else self._emit(runtime_calls.both, total, self._seen(step, spec))
         assert total is not None
         return total
 
     def _seen(self, step: Added | Replaced, spec: AttentionSpec) -> fx.Node:
         if isinstance(step, Added):
-            return self._emit(calls.above, self._laid(step.indexed, spec), self._facts.assumed.masked_from, step.negative)
-        return self._emit(calls.holds, self._laid(step.condition, spec), step.keep_where)
+            return self._emit(runtime_calls.above, self._laid(step.indexed, spec), self._facts.assumed.masked_from, step.negative)
+        return self._emit(runtime_calls.holds, self._laid(step.condition, spec), step.keep_where)
 
     def _bias(self, mask: Mask, spec: AttentionSpec, dtype: torch.dtype) -> fx.Node:
         """The numbers that the steps of a mask leave of scores of 0.
@@ -188,11 +188,11 @@ class Rewriter:
         total: fx.Node | None = None
         for step in mask:
             if isinstance(step, Added):
-                total = self._emit(calls.added, total, self._laid(step.indexed, spec), step.negative, dtype)
+                total = self._emit(runtime_calls.added, total, self._laid(step.indexed, spec), step.negative, dtype)
             elif isinstance(step, Replaced):
-                total = self._emit(calls.replaced, total, self._seen(step, spec), step.fill, dtype)
+                total = self._emit(runtime_calls.replaced, total, self._seen(step, spec), step.fill, dtype)
             elif isinstance(step, Scaled) and not isinstance(step.factor, IndexedValue) and _shrinks(step.factor, step.divide):
-                total = None if total is None else self._emit(calls.scaled, total, step.factor, step.divide)
+                total = None if total is None else self._emit(runtime_calls.scaled, total, step.factor, step.divide)
             else:
                 assert isinstance(step, (Scaled, Floored))
                 raise Refused("scaled-mask", "masked scores are multiplied or held above a number")
@@ -207,7 +207,7 @@ class Rewriter:
             raise Refused("inner-value", f"the mask '{indexed.value.name}' is no tensor of the captured graph")
         return layout.arrange(self._emit, node, indexed.axes, spec.axes.scores)
 
-    def _flex(self, site: CapturedSite, plan: Plan, operands: tuple[fx.Node, fx.Node, fx.Node]) -> fx.Node:
+    def _flex(self, site: CapturedSite, plan: CallPlan, operands: tuple[fx.Node, fx.Node, fx.Node]) -> fx.Node:
         """Flex attention with the rule and the bias of a mask."""
         query, key, value = operands
         rule, bias = Compiler(site.spec), Compiler(site.spec)

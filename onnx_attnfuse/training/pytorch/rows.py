@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from onnx_attnfuse.thresholds import MASKS, ROUNDS_ALL
-from onnx_attnfuse.training.pytorch.calls import Kernels, attend
+from onnx_attnfuse.training.pytorch.runtime_calls import Kernels, attend
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,9 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnx_attnfuse.training.pytorch import operators
+from onnx_attnfuse.training.pytorch.constant_ranges import Numbers
 from onnx_attnfuse.training.pytorch.emitter import APART, DTYPES, Emitter, without_modes
 from onnx_attnfuse.training.pytorch.gradients import Gradients
-from onnx_attnfuse.training.pytorch.numbers import Numbers
 
 Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
 """By the id of a fake tensor what the tensor holds, for buffers of the module."""

@@ -11,7 +11,7 @@ from onnx_attnfuse.bodies.pieces import over_root
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import GraphContext

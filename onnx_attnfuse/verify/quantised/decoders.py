@@ -14,10 +14,10 @@ from onnx_attnfuse.kernels.cache_formats import CacheFormat, format_of
 from onnx_attnfuse.kernels.operators import group_query_attention
 from onnx_attnfuse.verify.decoder_loop import Loop, started
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.quantised.feeds import Feeds, Run, taken
-from onnx_attnfuse.verify.quantised.rounded_in_front import rounded_in_front
+from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds, taken
+from onnx_attnfuse.verify.quantised.rounding_prologue import rounded_in_front
 from onnx_attnfuse.verify.references.quantised_cache import restored
-from onnx_attnfuse.verify.runtime import Reference, RuntimeRefusal, Session
+from onnx_attnfuse.verify.runtime import PieceSession, Reference, RuntimeRefusal
 
 _SPARE = 3
 _BEHIND = 85
@@ -36,7 +36,7 @@ class Growing:
         self._session = _loaded(model, folder, "source")
         self._loop, self._feeds, self.cache = loop, feeds, list[Array]()
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: DecoderRun) -> None:
         """Empties the cache."""
         self.cache = [self._feeds.cache(name, run.batch) for name, _ in self._loop.pasts]
 
@@ -74,7 +74,7 @@ class Quantised:
         self._loop, self._buffers = loop, dict[str, Array]()
         self._names = [name for name in self._session.inputs() if name not in self.parts]
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: DecoderRun) -> None:
         """Fills the buffer with numbers that mean nothing."""
         length = sum(run.steps) + _SPARE
         for name, part in self.parts.items():
@@ -144,7 +144,7 @@ def _head_size(node: ir.Node) -> int | None:
     return last * 8 // form.bits if isinstance(last, int) and form is not None else None
 
 
-def _loaded(model: ir.Model, folder: str, name: str) -> Session | Reference:
+def _loaded(model: ir.Model, folder: str, name: str) -> PieceSession | Reference:
     try:
         return started(model, pathlib.Path(folder, f"{name}.onnx"), ())
     except ModelError as error:

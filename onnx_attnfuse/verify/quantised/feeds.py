@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.known import Dims
+from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.verify.decoder_loop import Loop
+from onnx_attnfuse.verify.float32_copy import is_large
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.inputs import Array
-from onnx_attnfuse.verify.widened import is_large
 
 _PROMPT, _SINGLE = 16, 8
 _ENTRIES = (1, 2)
@@ -26,7 +26,7 @@ _FEW_TOKENS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class DecoderRun:
     """One loop: how many entries, and how many new tokens in each step."""
 
     batch: int
@@ -74,7 +74,7 @@ class Feeds:
         dims = self._dims[name]
         return np.zeros((batch, self._size(dims[1], {}), 0, self._size(dims[3], {})), self._dtypes[name])
 
-    def run(self, batch: int, prompt: int, single: int = 0) -> Run:
+    def run(self, batch: int, prompt: int, single: int = 0) -> DecoderRun:
         """A loop of a prompt and single tokens, as far as sizes that are fixed allow."""
         batch = self._batch if isinstance(self._batch, int) else batch
         steps = [prompt, *[1] * single]
@@ -84,14 +84,14 @@ class Feeds:
             steps.pop()
         if self._most is not None and not isinstance(self._new, int):
             steps[0] = min(steps[0], self._most)
-        return Run(batch, tuple(steps))
+        return DecoderRun(batch, tuple(steps))
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[DecoderRun]:
         """The loops that a decoder is judged in."""
         entries, single = (_LARGE_ENTRIES, _LARGE_SINGLE) if self.is_large else (_ENTRIES, _SINGLE)
         yield from dict.fromkeys(self.run(batch, _PROMPT, single) for batch in entries)
 
-    def steps(self, run: Run, seed: int, given: Mapping[str, Array] | None = None) -> Iterator[dict[str, Array]]:
+    def steps(self, run: DecoderRun, seed: int, given: Mapping[str, Array] | None = None) -> Iterator[dict[str, Array]]:
         """The inputs of each step but the cache; `given` has arrays of a prompt in the place of what would be drawn."""
         rng, seen, loop = np.random.default_rng(seed), 0, self._loop
         known = dict(given or {})

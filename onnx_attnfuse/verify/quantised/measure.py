@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.quantised.decoders import Growing, Quantised
-from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
+from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds
 from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, wide
 
@@ -43,7 +43,7 @@ def largest_numbers(
     source: ir.Model,
     loop: Loop,
     feeds: Feeds,
-    run: Run,
+    run: DecoderRun,
     turned: Mapping[str, Turned],
     given: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:

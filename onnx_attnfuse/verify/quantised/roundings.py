@@ -16,7 +16,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.quantised_operators import spell_out
-from onnx_attnfuse.graph.rounding import Pair, read_pair
+from onnx_attnfuse.graph.rounding import QdqPair, read_pair
 from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.graph.uses import reads_input
 
@@ -124,17 +124,17 @@ def added_roundings(source: ir.Model, result: ir.Model) -> int:
     return (second - first).total()
 
 
-def _roundings(model: ir.Model) -> list[Pair]:
+def _roundings(model: ir.Model) -> list[QdqPair]:
     facts = Facts(model.graph)
     pairs = (read_pair(node, facts) for node in model.graph.all_nodes())
     return [pair for pair in pairs if pair is not None and (_is_tensor(pair, facts) or reads_input(pair.before))]
 
 
-def _is_tensor(pair: Pair, facts: Facts) -> bool:
+def _is_tensor(pair: QdqPair, facts: Facts) -> bool:
     return any(dim != 1 for dim in facts.dims(pair.before) or ())
 
 
-def _grid(pair: Pair) -> tuple[object, ...]:
+def _grid(pair: QdqPair) -> tuple[object, ...]:
     """A key of a rounding's grid, without its scale's power of two, as such a factor may stand on either side of the rounding."""
     scale, *points = (constant_array(value) for value in pair.dequantize.inputs[1:])
     digits = None if scale is None else np.frexp(scale.astype(np.float64))[0].tobytes()

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph import external
 from onnx_attnfuse.graph.tensors import all_graphs
+from onnx_attnfuse.verify.float32_copy import is_half, is_large, widened
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
-from onnx_attnfuse.verify.widened import is_half, is_large, widened
 
 Widen: TypeAlias = "Callable[[ir.Model], ir.Model]"
 """Gives a model that computes in float32; raises RuntimeRefusal where there is no room for its weights."""

@@ -17,8 +17,8 @@ from onnx_attnfuse.bench.conformance.summary import failures, lines
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome
 from onnx_attnfuse.kernels.operators import OpInfo, by_key
-from onnx_attnfuse.verify.apart import ProcessDied, Worker
-from onnx_attnfuse.verify.runtime import Reference, Session
+from onnx_attnfuse.verify.runtime import PieceSession, Reference
+from onnx_attnfuse.verify.subprocess_runner import ProcessDied, Worker
 from onnx_attnfuse.verify.tolerance import TIGHT, compare
 
 INFOS = {info.key: info for info in operators()}
@@ -40,7 +40,7 @@ def test_what_is_spelled_out_is_what_the_operator_computes(form: Form, info: OpI
     expected = Reference(model_of(case, inputs)).run(None, feeds_of(inputs))[0]
     model, feeds = spelled.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
     assert np.isfinite(expected).all()
-    result = Session(model.SerializeToString()).run(None, feeds)[0].reshape(expected.shape)
+    result = PieceSession(model.SerializeToString()).run(None, feeds)[0].reshape(expected.shape)
     if form.bias == "empty":  # what a row without a key gives is told, and no matter of right and wrong
         expected, result = (
             array[:, :-1] if array.ndim == 3 else np.delete(array, form.rows - 1, 0) for array in (expected, result)

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph import io
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify import model_session
 from onnx_attnfuse.verify.quantised import widening
-from onnx_attnfuse.verify.quantised.oracle import check_quantised
+from onnx_attnfuse.verify.quantised.exact_check import check_quantised
 from onnx_attnfuse.verify.quantised.record import KEY, read_record
 from tests.support.bundled import BUNDLED
 from tests.support.decoder_loops import Array, Fed, grown, named, session, steps
@@ -378,7 +378,7 @@ def test_what_protobuf_refuses_to_serialize_goes_by_way_of_files(monkeypatch: py
 
 def test_many_weights_are_run_in_fewer_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     source = decoder(dtype="float16")
-    monkeypatch.setattr("onnx_attnfuse.verify.widened._LARGE", 0)
+    monkeypatch.setattr("onnx_attnfuse.verify.float32_copy._LARGE", 0)
     result = _quantised(source)
     record = result.report.kv_cache
     assert record is not None, result.report.notes

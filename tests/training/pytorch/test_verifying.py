@@ -9,7 +9,7 @@ import torch
 
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.training import fuse
-from onnx_attnfuse.training.pytorch import calls, comparison
+from onnx_attnfuse.training.pytorch import comparison, runtime_calls
 from onnx_attnfuse.training.pytorch.comparison import apart
 from tests.training.modules import CASES
 from tests.training.pytorch import masked
@@ -34,14 +34,14 @@ def test_a_right_step_is_verified_with_every_padding(padding, fill) -> None:
 
 
 def wrong_forward(monkeypatch) -> None:
-    right = calls.attend
-    monkeypatch.setattr(calls, "attend", lambda query, *rest: right(query * 1.001, *rest))
+    right = runtime_calls.attend
+    monkeypatch.setattr(runtime_calls, "attend", lambda query, *rest: right(query * 1.001, *rest))
 
 
 def wrong_backward(monkeypatch) -> None:
-    right = calls.attend
+    right = runtime_calls.attend
     monkeypatch.setattr(
-        calls, "attend", lambda query, key, *rest: right(query, key.detach() + 0.99 * (key - key.detach()), *rest)
+        runtime_calls, "attend", lambda query, key, *rest: right(query, key.detach() + 0.99 * (key - key.detach()), *rest)
     )
 
 
@@ -49,8 +49,8 @@ def wrong_in_one_entry(monkeypatch) -> None:
     def attend(query, *rest):
         return torch.cat([right(query, *rest)[:1], right(query * 1.5, *rest)[1:]])
 
-    right = calls.attend
-    monkeypatch.setattr(calls, "attend", attend)
+    right = runtime_calls.attend
+    monkeypatch.setattr(runtime_calls, "attend", attend)
 
 
 @pytest.mark.parametrize("wrong", [wrong_forward, wrong_backward, wrong_in_one_entry])

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.reference_cases import cases
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 from onnx_attnfuse.verify.references import OPERATORS
-from onnx_attnfuse.verify.runtime import Reference, Session, load, without_kernel
+from onnx_attnfuse.verify.runtime import PieceSession, Reference, load, without_kernel
 from onnx_attnfuse.verify.tolerance import LOOSE, compare
 from tests.support.kernel_cases import DTYPES, by_reference, feeds_of, model_of
 from tests.support.pairs import LOWEST, PADDED, PLAIN, PLAIN_FUSED, graph, judged
@@ -98,7 +98,7 @@ def test_pieces_with_all_kernels_stay_with_the_runtime() -> None:
     for case in cases():
         lacking = without_kernel(model_of(case, case.inputs()))
         assert lacking == ([case.op] if "cpu" not in case.providers and case.op != "MultiHeadAttention" else [])
-    assert isinstance(load(ir.to_proto(graph(PLAIN + PLAIN_FUSED))), Session)
+    assert isinstance(load(ir.to_proto(graph(PLAIN + PLAIN_FUSED))), PieceSession)
 
 
 def test_what_has_no_name_is_not_taken_for_what_is_absent() -> None:

@@ -15,10 +15,10 @@ from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pytorch.decomposed_mha import open_calls
 from onnx_attnfuse.training.pytorch.emitter import APART
 from onnx_attnfuse.training.pytorch.gradients import Gradients
-from onnx_attnfuse.training.pytorch.opened import open_calls
-from onnx_attnfuse.training.pytorch.plan import Plan, Planner, Wishes
+from onnx_attnfuse.training.pytorch.plan import CallPlan, Planner, Wishes
 from onnx_attnfuse.training.pytorch.rewrite import Rewriter
 from onnx_attnfuse.training.pytorch.sites import CapturedSite, Reading, SiteReader
 from onnx_attnfuse.training.pytorch.trace import Constants, Traced, trace
@@ -95,7 +95,7 @@ class _Run:
             return _kept(report, attempt.reason)
         return dataclasses.replace(report, reasons=(attempt.reason,))
 
-    def _replaced(self, planner: Planner, site: CapturedSite) -> Plan:
+    def _replaced(self, planner: Planner, site: CapturedSite) -> CallPlan:
         """Puts a call into the place of an attention: one without flex attention where its rule cannot be handed over.
 
         Raises:

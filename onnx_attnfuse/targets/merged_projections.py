@@ -26,7 +26,7 @@ _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class MergedProduct:
     """A value that is `input · weight + bias`."""
 
     input: ir.Value
@@ -50,7 +50,7 @@ class Product:
         return [value for value in (table, self.bias) if value is not None]
 
 
-def read_product(value: ir.Value | None, builder: Builder) -> Product | None:
+def read_product(value: ir.Value | None, builder: Builder) -> MergedProduct | None:
     """A value as a product with a constant that nothing else reads; None if it is none."""
     facts = builder.facts
     node, bias = None if value is None else value.producer(), None
@@ -78,10 +78,10 @@ def read_product(value: ir.Value | None, builder: Builder) -> Product | None:
     channels, columns = reversed(dims) if turned else dims
     if not isinstance(channels, int) or not isinstance(columns, int) or (bias is not None and not _fits(bias, columns, facts)):
         return None
-    return Product(multiplied, weight, turned, channels, columns, bias, values, node.op_type)
+    return MergedProduct(multiplied, weight, turned, channels, columns, bias, values, node.op_type)
 
 
-def merged(products: Sequence[Product], builder: Builder, hint: str) -> ir.Value:
+def merged(products: Sequence[MergedProduct], builder: Builder, hint: str) -> ir.Value:
     """Emits the columns of all products one after the other, (…, all columns), where the builder stands."""
     first, facts, total = products[0], builder.facts, sum(item.columns for item in products)
     dims, dtype = facts.dims(first.values[0]), facts.dtype(first.values[0])
@@ -97,7 +97,7 @@ def merged(products: Sequence[Product], builder: Builder, hint: str) -> ir.Value
     return whole if bias is None or op == "Gemm" else builder.elementwise("Add", [whole, bias], dtype)
 
 
-def are_of_one_input(products: Sequence[Product]) -> bool:
+def are_of_one_input(products: Sequence[MergedProduct]) -> bool:
     """Whether products that are not the same read one value, by one operator."""
     values = {item.values[-1] for item in products}
     return len(values) == len(products) and len({(item.input, item.op) for item in products}) == 1
@@ -108,7 +108,7 @@ def is_read_by(value: ir.Value, reader: ir.Node) -> bool:
     return not value.is_graph_output() and viewers(value) == [reader]
 
 
-def _bias(products: Sequence[Product], builder: Builder, dtype: ir.DataType) -> ir.Value:
+def _bias(products: Sequence[MergedProduct], builder: Builder, dtype: ir.DataType) -> ir.Value:
     """The biases one after the other, zeros where there is none."""
     parts = [
         builder.constant(np.zeros(item.columns, dtype.numpy()))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute, constant_array
 from onnx_attnfuse.graph.dtypes import FLOATS, within
-from onnx_attnfuse.graph.known import Known
+from onnx_attnfuse.graph.facts_view import Known
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES, is_standard
 from onnx_attnfuse.graph.rounding import dequantized_number, dequantizes, quantized_number, quantizes
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
-from onnx_attnfuse.verify.in_front import in_front, unpack
+from onnx_attnfuse.verify.gqa_prologue import in_front, unpack
 
 _FLOAT = ir.DataType.FLOAT
 _BITS, _SMALLEST, _LARGEST = 3.0, -6, 448.0

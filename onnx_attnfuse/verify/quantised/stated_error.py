@@ -10,8 +10,8 @@ from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.verify.input_kinds import kinds
 from onnx_attnfuse.verify.model_result import Verification
+from onnx_attnfuse.verify.quantised.exact_check import check_quantised
 from onnx_attnfuse.verify.quantised.measure import measure
-from onnx_attnfuse.verify.quantised.oracle import check_quantised
 from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, widening
 from onnx_attnfuse.verify.runtime import RuntimeRefusal

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.constants import Array
 from onnx_attnfuse.graph.folding import content
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.projection_bias import Projected
-from onnx_attnfuse.targets.projections import Linear, Projections, read_projections
+from onnx_attnfuse.targets.projections import LinearProjection, Projections, read_projections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _has_bias(found: Projections) -> bool:
     return any(part.bias is not None for part in found.operands)
 
 
-def _product(builder: Builder, given: ir.Value, part: Linear, target: Axes) -> ir.Value:
+def _product(builder: Builder, given: ir.Value, part: LinearProjection, target: Axes) -> ir.Value:
     """The input times the columns of one operand, (batch, positions, heads · channels)."""
     weight = part.arranged(builder, part.weight, (part.channels, target[-1]))
     builder.rearranged.append(weight)
@@ -87,7 +87,7 @@ def _product(builder: Builder, given: ir.Value, part: Linear, target: Axes) -> i
     return builder.node("MatMul", [given, weight], dims=[*dims[:-1], length(target[-1])], dtype=builder.facts.dtype(given))
 
 
-def _bias(builder: Builder, part: Linear, target: Axes) -> Array:
+def _bias(builder: Builder, part: LinearProjection, target: Axes) -> Array:
     """The bias of one operand's columns, (heads · channels,); zeros where there is none."""
     if part.bias is not None:
         return content(part.arranged(builder, part.bias, (target[-1],))).reshape(-1)

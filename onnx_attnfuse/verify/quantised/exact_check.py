@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.verify.decoder_loop import Loop
 from onnx_attnfuse.verify.inputs import Array
 from onnx_attnfuse.verify.quantised.decoders import Growing, Part, Quantised
-from onnx_attnfuse.verify.quantised.feeds import Feeds, Run
+from onnx_attnfuse.verify.quantised.feeds import DecoderRun, Feeds
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, wide
 from onnx_attnfuse.verify.references.quantised_cache import step as rounding
@@ -99,7 +99,7 @@ def _judged(source: Growing, result: Quantised, feeds: Feeds, loop: Loop) -> Ver
     return Verdict(True, largest, count, f"equal in {count} loops but for rounding")
 
 
-def _run(source: Growing, result: Quantised, feeds: Feeds, run: Run, loop: Loop) -> tuple[float, str]:
+def _run(source: Growing, result: Quantised, feeds: Feeds, run: DecoderRun, loop: Loop) -> tuple[float, str]:
     """The largest error of one loop, and what differs."""
     source.begin(run)
     result.begin(run)

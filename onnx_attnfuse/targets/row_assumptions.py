@@ -12,7 +12,7 @@ from onnx_attnfuse.attention.match.softmax import softmax_axis
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.bias import bias_emitter
-from onnx_attnfuse.targets.row_tests import no_key
+from onnx_attnfuse.targets.masked_row_predicates import no_key
 from onnx_attnfuse.thresholds import LEAST_EXPONENT
 
 
