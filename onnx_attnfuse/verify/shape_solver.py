@@ -10,6 +10,7 @@ an assignment that breaks one is still offered, and the original decides whether
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
@@ -252,13 +253,19 @@ def _closes(gap: Callable[[], int], values: Values, name: str, number: int) -> b
 
 
 def _candidates(gap: Callable[[], int], values: Values, name: str) -> Iterator[int]:
-    """The number that solves the equality if it is linear in the symbol, then small ones."""
-    values[name] = 1
-    first = gap()
-    values[name] = 2
-    slope = gap() - first
-    if slope == 0:
-        return
-    if first % slope == 0 and 1 - first // slope >= 1:
+    """The number that solves the equality if it is linear in the symbol, or grows with it; then small ones."""
+
+    def at(number: int) -> int:
+        values[name] = number
+        return gap()
+
+    first = at(1)
+    slope = at(2) - first
+    if slope and first % slope == 0 and 1 - first // slope >= 1:
         yield 1 - first // slope
-    yield from range(1, _MAX_TRIED_VALUES + 1)
+    lengths = [1 << bits for bits in range(_MAX_LENGTH.bit_length())]
+    crossed = next((length for length in lengths if at(length) * first <= 0), None)
+    if crossed is not None:
+        yield bisect.bisect_left(range(crossed), True, lo=max(1, crossed // 2), key=lambda number: at(number) * first <= 0)
+    if slope:
+        yield from range(1, _MAX_TRIED_VALUES + 1)

@@ -46,3 +46,10 @@ def test_what_several_lengths_come_to_agrees_with_each_of_them() -> None:
     assert equalities.root("a") != equalities.root("c")
     equalities = Equalities([(sizes.maximum(a, b), c), (8 * a, 8 * b)])
     assert equalities.root("a") == equalities.root("b") == equalities.root("c")
+
+
+@pytest.mark.parametrize(("patch", "tokens", "size"), [(8, 17, 32), (14, 257, 224), (16, 1025, 512), (16, 20, None)])
+def test_a_size_is_found_whose_patches_are_as_many_as_a_table_has_rows(patch: int, tokens: int, size: int | None) -> None:
+    side = sizes.floor_quotient(sizes.symbol("h"), patch)
+    (values,) = Equalities([(side * side + 1, tokens)]).assignments([(sizes.symbol("b"), 3, sizes.symbol("h"), 4)], PROFILES[:1])
+    assert (values["h"] == size) == (size is not None)
