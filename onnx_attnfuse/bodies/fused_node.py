@@ -27,6 +27,8 @@ class FusedNode:
     """Inputs to compute from: the node's own, or in a rehearsal others in the place of some."""
     asked: set[str] = dataclasses.field(default_factory=set[str])
     """Names of inputs and attributes that were asked for."""
+    equal: list[tuple[Dim, Dim]] = dataclasses.field(default_factory=list[tuple[Dim, Dim]])
+    """Pairs of lengths that the body takes to be equal."""
 
     @functools.cached_property
     def names(self) -> list[str]:

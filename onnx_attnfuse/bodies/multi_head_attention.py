@@ -24,6 +24,8 @@ def body(fused: FusedNode) -> Body:
     if fused.attribute("unidirectional", 0) and rows not in {1, fresh}:
         raise Refused("kernels-disagree", f"kernels disagree on the triangle of {rows} queries and {fresh} keys", fused.node.name)
     past = fused.all_given("past_key", "past_value")
+    if past and len(fused.node.outputs) < 3:
+        raise Refused("kernels-disagree", "kernels disagree on a past without presents", fused.node.name)
     if past:
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
     problem = attention_inputs(fused, (query, key, value), heads, fused.given("key_padding_mask"))

@@ -123,6 +123,7 @@ def _operands(fused: FusedNode) -> list[ir.Value]:
 def _check(fused: FusedNode, mask: ir.Value, columns: Dim) -> None:
     """Refuses masks for the first keys only."""
     last = fused.dims(mask)[-1]
+    fused.equal.append((last, columns))
     if isinstance(last, int) and isinstance(columns, int) and last not in {1, columns}:
         raise Refused("mask-form", f"a mask for the first {last} of {columns} keys is not spelled out", fused.node.name)
 
@@ -133,4 +134,4 @@ def _unseen(fused: FusedNode, mask: ir.Value) -> ir.Value:
     if dtype is None:
         raise Refused("unknown-type", f"the element type of '{mask.name}' is unknown", fused.node.name)
     lowest = build.scalar(-largest(dtype), dtype)
-    return chosen(build, compared(build, "Equal", mask, lowest), build.scalar(-math.inf, dtype), mask)
+    return chosen(build, compared(build, "Greater", mask, lowest), mask, build.scalar(-math.inf, dtype))

@@ -58,7 +58,7 @@ class Values:
             return total
         if term.op == "element":
             value = self._arrays[term.data][tuple(values)]
-            return value.item() if np.issubdtype(value.dtype, np.integer) else value
+            return value.item()
         if term.op == "function":
             return _FUNCTIONS[term.data](*values)
         if term.op == "times":

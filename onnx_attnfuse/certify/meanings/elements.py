@@ -29,8 +29,11 @@ from onnx_attnfuse.certify.terms import (
     multiply,
     negate,
     number,
+    substitute,
     subtract,
     to_real,
+    truth,
+    walk,
 )
 
 _BOOL = ir.DataType.BOOL
@@ -136,7 +139,17 @@ def _absolute(term: Term) -> Term:
 
 def _where(call: Call) -> Sequence[Array]:
     inputs = [call.array(place) for place in range(3)]
-    return [arrays.elementwise(inputs, inputs[1].dtype, ite)]
+    return [arrays.elementwise(inputs, inputs[1].dtype, _chosen)]
+
+
+def _chosen(test: Term, then: Term, other: Term) -> Term:
+    """A choice; where the test asks what an operand chooses by, as of a mask that is held against a number, that comes first."""
+    for operand in (then, other):
+        if operand.op == "ite" and any(item is operand.args[0] for item in walk(test)):
+            first = operand.args[0]
+            sides = ({first: truth(True)}, {first: truth(False)})
+            return ite(first, *(_chosen(*(substitute(item, side) for item in (test, then, other))) for side in sides))
+    return ite(test, then, other)
 
 
 def _clip(call: Call) -> Sequence[Array]:

@@ -59,13 +59,6 @@ def _alone(*, centred: bool) -> Meaning:
     return meaning
 
 
-def _one_branch(call: Call) -> Sequence[Array]:
-    """The meaning of BranchwiseRMSNorm where the last axis is one branch."""
-    if call.attribute("num_branches", 0) != 1:
-        raise Unsupported("a normalization of several branches")
-    return [normalized(call.array(0), call.attribute("epsilon", 1e-5), call.optional(1), None, centred=False)]
-
-
 def _channels(call: Call) -> Sequence[Array]:
     """InstanceNormalization and GroupNormalization: groups of channels made level, times and plus a number for each channel."""
     data, weight, shift = call.array(0), call.array(1), call.array(2)
@@ -164,6 +157,5 @@ MEANINGS: Mapping[str, Meaning] = {
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {
     "SkipLayerNormalization": _skip(centred=True),
     "SkipSimplifiedLayerNormalization": _skip(centred=False),
-    "BranchwiseRMSNorm": _one_branch,
     "Gelu": _gelu_of_a_sum, "BiasGelu": _gelu_of_a_sum, "FastGelu": _gelu_of_a_sum, "QuickGelu": _quick_gelu,
 }  # fmt: skip

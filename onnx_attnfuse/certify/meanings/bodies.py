@@ -1,0 +1,125 @@
+"""Fused operators mean what the nodes of their bodies mean, executed one after the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.bodies.fused_node import FusedNode
+from onnx_attnfuse.bodies.table import body_of
+from onnx_attnfuse.certify import arithmetic, arrays
+from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.meanings.call import Call, Meaning
+from onnx_attnfuse.certify.terms import MASKLIKE, ONE, ZERO, Term, disjoin, element, ite, number, polynomial
+from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, constant_tensor
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.reasons import Refused
+
+
+def executed(call: Call, meaning_of: Callable[[ir.Node], Meaning | None]) -> Sequence[Array]:
+    """The outputs of a fused operator; rows of the first that it leaves open are 0.
+
+    Raises:
+        Unsupported: Its body cannot be written, takes lengths to be equal that may not be, or has a node without a meaning.
+    """
+    fused = _fused(call)
+    try:
+        body = body_of(fused)
+    except Refused as refused:
+        raise Unsupported(refused.reason.message) from refused
+    if any(one != other for one, other in fused.equal):
+        raise Unsupported(f"lengths that {call.node.op_type} takes to be equal")
+    known = {
+        value: array for value, array in zip(fused.inputs, call.inputs, strict=True) if value is not None and array is not None
+    }
+
+    def array_of(value: ir.Value) -> Array:
+        tensor = constant_tensor(value)
+        return known[value] if tensor is None else _constant(tensor)
+
+    for node in fused.build.added:
+        meaning = meaning_of(node)
+        if meaning is None:
+            raise Unsupported(f"{node.op_type} in the body of {call.node.op_type}")
+        given = [None if item is None else array_of(item) for item in node.inputs]
+        known.update(zip(node.outputs, meaning(Call(node, given, call.opset)), strict=False))
+    values = itertools.takewhile(lambda value: value is not None, body.values[: len(call.node.outputs)])
+    outputs = [array_of(value) for value in values if value is not None]
+    defined = body.defined[0] if body.defined else None
+    if defined is not None:
+        outputs[0] = arrays.elementwise([array_of(defined), outputs[0]], outputs[0].dtype, _or_zero)
+    taken = _taken(call)
+    return outputs if taken is None else [_where(taken, output) for output in outputs]
+
+
+def _constant(tensor: ir.TensorProtocol) -> Array:
+    content = tensor.numpy()
+    return arrays.constant(content, f"{MASKLIKE}{content.tobytes().hex()}", tensor.dtype)
+
+
+def _or_zero(test: Term, item: Term) -> Term:
+    return ite(test, item, number(0, "Real"))
+
+
+def _fused(call: Call) -> FusedNode:
+    """The node alone in a graph, whose inputs have the shapes and types of the arrays."""
+    call.asked.update(range(len(call.inputs)), call.node.attributes)
+    inputs = [None if array is None else ir.Value(name=f"input {place}") for place, array in enumerate(call.inputs)]
+    attributes = {name: attribute(call.node, name) for name in call.node.attributes}
+    node = ir.node(call.node.op_type, inputs, attributes, domain=call.node.domain, num_outputs=len(call.node.outputs))
+    given = [value for value in inputs if value is not None]
+    graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": call.opset, CONTRIB: 1})
+    facts = Facts(graph)
+    _record(
+        facts,
+        [(value, array) for value, array in zip(inputs, call.inputs, strict=True) if value is not None and array is not None],
+    )
+    build = Builder(graph, facts, call.opset, {str(value.name) for value in given})
+    build.at(node)
+    return FusedNode(node, build, tuple(inputs))
+
+
+def _record(facts: Facts, given: Sequence[tuple[ir.Value, Array]]) -> None:
+    """Makes shapes known: numbers as numbers, equal terms as equal sizes, sums of lengths as sums."""
+    lengths = [(value, axis, term) for value, array in given for axis, term in enumerate(array.shape) if term.op != "const"]
+    symbols: dict[Term, Dim] = {}
+    for value, axis, term in sorted(lengths, key=lambda item: item[2].op == "poly"):
+        if term.op == "poly" and all(atom in symbols for atoms in polynomial(term) for atom in atoms):
+            symbols.setdefault(term, _sum(term, symbols))
+        elif term not in symbols:
+            name = f"{value.name}.{axis}"
+            symbols[term], facts.origins[name] = sizes.symbol(name), (value, axis)
+    for value, array in given:
+        facts.record(value, [int(term.data) if term.op == "const" else symbols[term] for term in array.shape], array.dtype)
+
+
+def _sum(term: Term, symbols: dict[Term, Dim]) -> Dim:
+    total: Dim = 0
+    for atoms, factor in polynomial(term).items():
+        part: Dim = int(factor)
+        for atom in atoms:
+            part = part * symbols[atom]
+        total = total + part
+    return total
+
+
+def _taken(call: Call) -> Term | None:
+    """Whether the kernel takes its operands, of several entries with a past only one new token each; None: whatever they are."""
+    if call.node.op_type != "GroupQueryAttention":
+        return None
+    batch, rows, *_ = call.array(0).shape
+    longest = call.array(6)
+    prompt = arithmetic.equals(rows, longest.at(*[ZERO] * longest.rank))
+    if call.optional(3) is None:
+        return prompt
+    return disjoin(arithmetic.at_most(batch, ONE), arithmetic.at_most(rows, ONE), prompt)
+
+
+def _where(taken: Term, array: Array) -> Array:
+    return Array(array.shape, array.dtype, lambda at: ite(taken, array.at(*at), element("refused", array.sort, at)))
