@@ -175,6 +175,12 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         left = f"{report.differing_sites} of {report.candidates} sites are left unfused by that"
         echo(f"{about}{rewrites} differed when verified and {verb} taken back; {left}", err=True)
         return Exit.DIFFERS
+    if report.unshared is not None:
+        echo(f"{about}--cache shared asks for one buffer: {report.unshared}", err=True)
+        return Exit.TOO_FEW
+    if wanted.require_all and not report.candidates:
+        echo(f"{about}no attention was found, --require-all asks for some; `attnfuse explain -v` lists what was read", err=True)
+        return Exit.TOO_FEW
     if fused < wanted.min_fused:
         echo(f"{about}{fused} of {report.candidates} sites are fused, --min-fused asks for {wanted.min_fused}", err=True)
         return Exit.TOO_FEW

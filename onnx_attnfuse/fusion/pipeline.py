@@ -43,6 +43,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.verifier import Verifier
 
 _FIND, _REWRITE = "find", "plan and rewrite"
+_NO_ATTENTION = "the model has no attention that was read"
 _ROTARY = "replacing rotary embeddings"
 _LAYING_OUT = Subject("laying the cache of a decoder out")
 PASSES: tuple[Pass, ...] = (
@@ -241,6 +242,7 @@ def _report(run: Run) -> Report:
         steps=dict(run.verifier.timer.seconds),
         pictures=tuple(run.pictures),
         decoder=decoder,
+        unshared=None if decoder is not None or run.options.cache == "as-is" else run.shared.note or _NO_ATTENTION,
         kv_cache=cache,
         dequantised=dequantised,
     )

@@ -28,7 +28,7 @@ from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import check_payloads, data_tensors
 from onnx_attnfuse.graph.types import check_types
-from onnx_attnfuse.graph.validity import check
+from onnx_attnfuse.graph.validity import check, check_written
 
 AnyModel: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any"
 """What `from_any` takes; the last is any object with an `onnx_ir.Model` as its `model`, such as torch's `ONNXProgram`."""
@@ -45,6 +45,8 @@ _FOREIGN = (
     (4, b"ORTM", "an ONNX Runtime .ort file", "pass the .onnx file it was made from"),
 )
 
+_DEFAULTS_SINCE = 4
+"""The IR version from which on an initializer need not be an input."""
 _SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
 """What a protobuf writer may put after the IR version: the tags of the fields 2 to 8."""
 
@@ -152,6 +154,7 @@ def from_any(model: AnyModel) -> tuple[ir.Model, ModelKind]:
 
 def _copy(model: ir.Model) -> ir.Model:
     copy = model.clone()
+    _take_initializers_from_inputs(copy)
     mark_versions(copy)
     return copy
 
@@ -212,6 +215,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
         check_types(model, where)
     except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError) as error:
         raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
+    _take_initializers_from_inputs(model)
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     mark_versions(model)
@@ -226,6 +230,17 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
             "export the model again"
         ) from None
     return model, beside
+
+
+def _take_initializers_from_inputs(model: ir.Model) -> None:
+    """Before IR version 4 each initializer had to be an input, too, which no caller sets; later such an input is a default."""
+    if model.ir_version >= _DEFAULTS_SINCE:
+        return
+    inputs = model.graph.inputs
+    kept = [value for value in inputs if value.name not in model.graph.initializers]
+    if len(kept) < len(inputs):
+        inputs[:] = kept
+        model.ir_version = _DEFAULTS_SINCE
 
 
 def _root_cause(error: BaseException) -> str:
@@ -297,6 +312,7 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
             for key, value in entries.items():
                 tensor.metadata_props.add(key=key, value=value)
     _drop_types_of_initializers(proto.graph)
+    check_written(proto)
     return proto
 
 

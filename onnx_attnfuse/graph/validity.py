@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx
 
-from onnx_attnfuse.errors import ModelError
+from onnx_attnfuse.errors import InternalError, ModelError
 from onnx_attnfuse.graph.ops import STANDARD, plain_domain
 
 _ASK = "export the model again or report it to the tool that wrote it"
@@ -47,6 +47,44 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
         body = _as_graph(function)
         found = _GraphCheck(where, _opsets(function.opset_import) or opsets, functions).run(body, outer=None) or found
     return found
+
+
+def check_written(model: onnx.ModelProto) -> None:
+    """Check a model that was made here before it counts as a result.
+
+    Besides what `check` asks for: nodes are in order, and each operator is one of its domain's version.
+
+    Args:
+        model: The model; weights may be left out of it, but not their names.
+
+    Raises:
+        InternalError: It would not load.
+    """
+    try:
+        found = check(model, "the result")
+    except ModelError as error:
+        raise InternalError(str(error)) from error
+    if found is not None:
+        raise InternalError(f"the result: {found.node} reads {found.value!r} before it is computed")
+    opsets = _opsets(model.opset_import)
+    own = {(function.domain, function.name) for function in model.functions}
+    _check_versions(model.graph.node, opsets, own)
+    for function in model.functions:
+        _check_versions(function.node, _opsets(function.opset_import) or opsets, own)
+
+
+def _check_versions(nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], own: Collection[tuple[str, str]]) -> None:
+    for node in nodes:
+        domain = plain_domain(node.domain)
+        if (node.domain, node.op_type) not in own:
+            version = opsets.get(domain)
+            if version is None:
+                raise InternalError(f"the result does not import the domain {domain!r} of {_label(node)}")
+            if not domain and not onnx.defs.has(node.op_type, version, domain):
+                raise InternalError(f"the result: {_label(node)} is not in opset {version}")
+        for attribute in node.attribute:
+            for subgraph in _subgraphs(attribute):
+                _check_versions(subgraph.node, opsets, own)
 
 
 def _check_header(model: onnx.ModelProto, where: str) -> None:

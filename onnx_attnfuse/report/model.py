@@ -170,7 +170,7 @@ class Report(JsonReport):
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds", "ops_before", "ops_after",
-        "notes", "failures", "patterns", "policy", "session", "capture", "kv_cache", "dequantised", "sites",
+        "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "kv_cache", "dequantised", "sites",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -198,6 +198,8 @@ class Report(JsonReport):
     """One for each site if they were asked for, else none; not part of the JSON."""
     decoder: ServedDecoder | None = None
     """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
+    unshared: str | None = None
+    """Why the cache is not one buffer, where that was asked for (`--cache shared`)."""
     kv_cache: QuantisedCache | None = None
     """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
     dequantised: DequantisedAttention | None = None

@@ -68,9 +68,21 @@ def test_a_cache_that_is_shared_is_told(tmp_path: pathlib.Path, capsys: pytest.C
 
 
 def test_a_model_without_a_cache_is_fused_as_usual(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["optimize", str(model), "--cache", "shared"]) == 0
-    assert "no attention has a cache that could be a buffer" in capsys.readouterr().out
+    assert main(["optimize", str(model), "--cache", "shared", "-q", "--report", str(model.with_suffix(".json"))]) == 1
+    why = "no attention has a cache that could be a buffer"
+    assert capsys.readouterr().err == f"Error: --cache shared asks for one buffer: {why}\n"
+    assert json.loads(model.with_suffix(".json").read_text())["unshared"] == why
     assert "MultiHeadAttention" in op_types(model.with_name("model.attnfuse.onnx"))
+
+
+def test_a_model_without_attention_has_not_all_that_is_required(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float[n] x) => (float[n] y) { y = Relu(x) }'
+    path = small_models.written(small_models.parsed(text), tmp_path / "model.onnx")
+    assert main(["optimize", str(path), "-q"]) == 0
+    assert main(["optimize", str(path), "-q", "--require-all"]) == 1
+    assert capsys.readouterr().err.startswith("Error: no attention was found, --require-all asks for some; ")
 
 
 def test_quiet_says_nothing(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

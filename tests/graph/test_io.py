@@ -258,3 +258,21 @@ def test_a_path_gives_an_ir_model(tmp_path: pathlib.Path) -> None:
 def test_anything_else_is_refused() -> None:
     with pytest.raises(ModelError, match="a dict is not a model; pass a path"):
         io.from_any({"graph": []})
+
+
+_OLD = """<ir_version: {version}, opset_import: ["" : 18]>
+g (float[b,2] x, float[2] w) => (float[b,2] y) <float[2] w = {{3, 4}}> {{ y = Mul(x, w) }}"""
+
+
+@pytest.mark.parametrize(("version", "inputs"), [(3, ["x"]), (4, ["x", "w"]), (8, ["x", "w"])])
+def test_an_initializer_is_an_input_that_a_caller_sets_from_ir_version_4_on(
+    version: int, inputs: list[str], tmp_path: pathlib.Path
+) -> None:
+    model = small_models.parsed(_OLD.format(version=version))
+    for loaded in (io.from_any(model)[0], io.from_any(ir.from_proto(model))[0]):
+        assert [value.name for value in loaded.graph.inputs] == inputs
+        io.save(loaded, tmp_path / "out.onnx")
+        written = onnx.load(tmp_path / "out.onnx")
+        assert written.ir_version == max(version, 4)
+        assert [value.name for value in written.graph.input] == inputs
+        assert [tensor.name for tensor in written.graph.initializer] == ["w"]

@@ -34,6 +34,7 @@ def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
         "policy",
         "session",
         "capture",
+        "unshared",
         "kv_cache",
         "dequantised",
         "sites",
