@@ -17,7 +17,7 @@ LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-import
 QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs reasons schemas provider-pages coverage drift fuzz bench clean
+.PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs readme support reasons schemas provider-pages coverage drift fuzz bench clean
 
 help:  ## What can be made.
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +56,13 @@ test-genai: .venv/genai  ## Decoders with a shared cache in onnxruntime-genai, t
 	$(BIN)/python -m benchmarks.genai_tokens --to benchmarks/results/genai_cpu.md
 
 docs: .venv/docs  ## The documentation as a site, into build/docs; a link that leads nowhere is an error.
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+
+readme: .venv/cpu  ## The session in README.md and the picture of it, run and drawn anew.
+	$(BIN)/python docs/readme.py
+
+support: .venv/cpu  ## The support matrix, docs/support.md, written anew from the records.
+	$(BIN)/python docs/support_matrix.py
 
 reasons: .venv/cpu  ## The index of reason codes, docs/reasons.md, written anew from the code.
 	$(BIN)/python docs/reasons.py

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import pathlib
+import re
 from typing import Any
 
 import click
@@ -16,11 +18,10 @@ author = "the authors of onnx-attnfuse"
 release = importlib.metadata.version("onnx-attnfuse")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
-include_patterns = ["docs/**", "benchmarks/results/*.md", "patterns/gallery/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-"""The source is the whole repository, so that pages can point to the tables of measurements."""
-root_doc = "docs/index"
-html_extra_path = ["site"]
-"""What stands at the top, and leads to the first page."""
+include_patterns = ["*.md", "examples/*", "images/*"]
+exclude_patterns = ["certificates.md", "conformance.md", "glossary.md", "how_it_works.md", "measured.md", "targets.md"]
+"""The site has what users need; decisions, tables of results and pages for contributors are read in the repository."""
+root_doc = "index"
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
@@ -40,10 +41,28 @@ napoleon_numpy_docstring = False
 
 def setup(app: Sphinx) -> None:
     """Where this says what Sphinx would not."""
+    app.connect("source-read", _links_to_the_repository)
     app.connect("autodoc-process-docstring", _keep, priority=100)
     app.connect("autodoc-process-docstring", _put_back, priority=900)
     app.connect("autodoc-process-signature", _no_signature)
     app.connect("sphinx-click-process-epilog", _manual)
+
+
+_REPOSITORY = "https://github.com/onnx-attnfuse/onnx-attnfuse/blob/main/"
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _links_to_the_repository(app: Sphinx, name: str, content: list[str]) -> None:
+    """Relative links to files that are not on the site lead to the repository; a link to nothing is left, and is an error."""
+
+    def absolute(link: re.Match[str]) -> str:
+        path = (_ROOT / "docs" / name).parent.joinpath(link[1]).resolve()
+        on_site = path.with_suffix("").relative_to(_ROOT / "docs").as_posix() if _ROOT / "docs" in path.parents else ""
+        if on_site in app.env.found_docs or path.suffix == ".svg" or not path.exists():
+            return link[0]
+        return f"]({_REPOSITORY}{path.relative_to(_ROOT).as_posix()}{link[2] or ''})"
+
+    content[0] = re.sub(r"\]\((?!https?:)([^)#\s]+)(#[^)]*)?\)", absolute, content[0])
 
 
 _FIELDS: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ import click
 import pytest
 
 import onnx_attnfuse
-from docs import provider_pages, reasons
+from docs import provider_pages, readme, reasons, support_matrix
 from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse_cli import main, optimize, reason_codes
@@ -38,7 +38,7 @@ def test_nothing_else_is() -> None:
 
 
 def test_every_example_is_shown() -> None:
-    text = (_DOCS / "examples.md").read_text()
+    text = "".join(page.read_text(encoding="utf-8") for page in _DOCS.glob("*.md"))
     assert set(re.findall(r"literalinclude\} examples/(\w+)\.py", text)) == {
         path.stem for path in (_DOCS / "examples").glob("*.py")
     }
@@ -58,6 +58,10 @@ def test_the_page_of_each_execution_provider_is_as_its_record_has_it() -> None:
     assert set(pages) == set((_DOCS / "providers").glob("*.md"))
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run `make provider-pages`"
+
+
+def test_the_support_matrix_is_as_the_records_have_it() -> None:
+    assert support_matrix.PATH.read_text(encoding="utf-8") == support_matrix.page(), "run `make support`"
 
 
 def test_every_command_has_its_help_on_the_page_of_commands() -> None:
@@ -104,7 +108,7 @@ def test_every_exit_status_has_a_bullet() -> None:
 def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
     """The page is shown on the package index, too, where relative links lead nowhere."""
     links = re.findall(r"\]\((.+?)\)", (_ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(links) > 20
+    assert 10 < len(links) <= 20
     for link in links:
         path = re.fullmatch(
             r"https://(?:github|raw\.githubusercontent)\.com/onnx-attnfuse/onnx-attnfuse/(?:blob/)?main/(.+)", link
@@ -112,6 +116,30 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
         assert path is not None, link
         assert (_ROOT / path[1]).exists(), link
     assert _OURS in (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[str, str]:
+    """The session and the picture as they are made today."""
+    return readme.demo()
+
+
+def test_the_session_of_the_readme_is_fresh_and_fits_its_column(demo: tuple[str, str]) -> None:
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.without_decimals(readme.page(demo[0])) == readme.without_decimals(text), "run `make readme`"
+    assert max(map(len, demo[0].splitlines())) <= readme.COLUMNS
+
+
+@pytest.mark.newest
+def test_the_picture_is_fresh(demo: tuple[str, str]) -> None:
+    assert readme.PICTURE.read_text(encoding="utf-8") == demo[1], "run `make readme`"
+
+
+def test_codes_in_the_troubleshooting_guide_exist() -> None:
+    text = (_DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
+    assert len(named) > 3
+    assert named <= reason_codes.entries().keys()
 
 
 def sessions() -> Iterator[tuple[str, str]]:

@@ -10,6 +10,10 @@ import pytest
 from tests.support.doc_examples import EXAMPLES, run
 
 _WRITTEN = {
+    "check_in_ci": {},
+    "export_with_a_mask": {"model.onnx": 1},
+    "list_unfused": {},
+    "quickstart": {"model.onnx": 2},
     "after_dynamo_export": {"model.onnx": 1},
     "after_torchscript_export": {"exported.onnx": 0, "model.onnx": 1},
     "in_a_pass_manager": {"model.onnx": 2},
