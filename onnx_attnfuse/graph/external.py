@@ -91,6 +91,8 @@ class DataFiles:
     copies: Mapping[pathlib.Path, pathlib.Path]
     """What is missing there, each with the file to copy. Never linked: exporters write over a data file in place, and a model
     in another folder must not change with it."""
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """The names of copies whose own name another file has there, by that name."""
 
     @property
     def nbytes(self) -> int:
@@ -98,12 +100,12 @@ class DataFiles:
         return sum(source.stat().st_size for source in self.copies.values())
 
 
-def data_files(model: ir.Model, folder: pathlib.Path) -> DataFiles:
-    """The plan for the data files of a model that is saved to a folder: which are shared, which copied.
+def data_files(model: ir.Model, path: pathlib.Path) -> DataFiles:
+    """The plan for the data files of a model that is saved: which are shared, which copied.
 
     Args:
         model: The model.
-        folder: Folder the model is being saved to.
+        path: The file that the model is being saved to.
 
     Raises:
         ModelError: A data file is gone.
@@ -112,8 +114,9 @@ def data_files(model: ir.Model, folder: pathlib.Path) -> DataFiles:
     sources = {location_of(tensor): pathlib.Path(tensor.path) for tensor in external_tensors(model)}
     shared: list[pathlib.Path] = []
     copies: dict[pathlib.Path, pathlib.Path] = {}
+    renamed: dict[str, str] = {}
     for location, source in sources.items():
-        target = folder / location
+        target = path.parent / location
         if not _is_inside(location):
             raise ModelError(
                 f"weights lie in {location}, which is outside of the model's folder; move the file beside the model first"
@@ -123,6 +126,9 @@ def data_files(model: ir.Model, folder: pathlib.Path) -> DataFiles:
                 shared.append(target)
                 continue
             raise ModelError(f"the weights in {source} are gone; put the file back and try again")
+        if target.exists() and not filecmp.cmp(source, target):
+            renamed[location] = f"{path.name}.{len(renamed)}.data" if renamed else f"{path.name}.data"
+            target = path.with_name(renamed[location])
         if not target.exists():
             copies[target] = source
         elif filecmp.cmp(source, target):
@@ -131,7 +137,7 @@ def data_files(model: ir.Model, folder: pathlib.Path) -> DataFiles:
             raise OptionError(
                 f"{target} exists and is not the {location} of this model; choose another folder or move that file away"
             )
-    return DataFiles(tuple(shared), copies)
+    return DataFiles(tuple(shared), copies, renamed)
 
 
 def check_room(path: pathlib.Path, files: DataFiles, inside: int) -> None:
@@ -202,15 +208,17 @@ def moved_out(weights: list[ir.Value], path: pathlib.Path, stage: Stage) -> list
 def movable_weights(model: ir.Model) -> list[ir.Value]:
     """Initializers whose data is inside the model and large enough to be worth a reference."""
     values = (value for graph in model.graphs() for value in graph.initializers.values())
-    return [value for value in values if _is_movable(value.const_value)]
+    return [value for value in values if inside(value) is not None]
+
+
+def inside(value: ir.Value) -> ir.TensorProtocol | None:
+    """The data of an initializer, if it is inside the model and large enough to be worth a reference."""
+    tensor = value.const_value
+    if tensor is None or isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)):
+        return None
+    return tensor if tensor.nbytes >= _MIN_MOVED_BYTES else None
 
 
 def lies_beside(value: ir.Value) -> bool:
     """Whether an initializer is computed from weights in data files."""
     return isinstance(value.const_value, Computed) and value.const_value.lies_beside
-
-
-def _is_movable(tensor: ir.TensorProtocol | None) -> bool:
-    if tensor is None or isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)):
-        return False
-    return tensor.nbytes >= _MIN_MOVED_BYTES

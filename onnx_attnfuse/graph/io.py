@@ -15,15 +15,15 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Generator
-from typing import Any, Literal, TypeAlias, cast
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, Literal, TypeAlias, cast
 
 import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.graph import external
+from onnx_attnfuse.graph import external, protobuf
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import check_payloads, data_tensors
@@ -47,6 +47,7 @@ _FOREIGN = (
 
 _DEFAULTS_SINCE = 4
 """The IR version from which on an initializer need not be an input."""
+_LONGEST_MAGIC = 32
 _SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
 """What a protobuf writer may put after the IR version: the tags of the fields 2 to 8."""
 
@@ -83,8 +84,8 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, .
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
-    is put beside the model. What is computed from such weights goes to `<file name>.data`, as weights inside the model do when
-    they exceed what one protobuf can hold.
+    is put beside the model, named `<file name>.data` where another file has its name. What is computed from such weights goes
+    to `<file name>.data`, as weights inside the model do when they exceed what one protobuf can hold.
 
     Args:
         model: The model; unchanged afterwards.
@@ -102,15 +103,15 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, .
     _check_target(model, path)
     try:
         with staged() as stage:
-            files = external.data_files(model, path.parent)
+            files = external.data_files(model, path)
             weights = external.movable_weights(model)
             inside = sum(value.const_value.nbytes for value in weights if value.const_value is not None)
             external.check_room(path, files, inside)
             external.copy(files, stage)
             weights = weights if inside > _INLINE_LIMIT else [value for value in weights if external.lies_beside(value)]
-            moved = external.moved_out(weights, _data_path(model, path), stage) if weights else []
-            with _holding(weights, moved):
-                stage.temporary(path).write_bytes(_serialized(model))
+            moved = external.moved_out(weights, _data_path(model, path, files.renamed.values()), stage) if weights else []
+            with _holding(weights, moved), stage.temporary(path).open("wb") as file:
+                _write(model, files.renamed, file)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return files.shared
@@ -180,11 +181,11 @@ def to_kind(model: ir.Model, kind: ModelKind) -> Any:
     return kind.program
 
 
-def _content(path: pathlib.Path) -> bytes:
+def _content(path: pathlib.Path) -> bytes | memoryview:
     if path.is_dir():
         raise ModelError(f"{path} is a folder; pass the .onnx file in it")
     try:
-        data = path.read_bytes()
+        data = protobuf.content(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; check the path") from None
     except OSError as error:
@@ -194,14 +195,15 @@ def _content(path: pathlib.Path) -> bytes:
     return data
 
 
-def _parsed(data: bytes, where: str) -> onnx.ModelProto:
+def _parsed(data: bytes | memoryview, where: str) -> onnx.ModelProto:
+    head = bytes(data[:_LONGEST_MAGIC])
     for start, magic, what, remedy in _FOREIGN:
-        if data.startswith(magic, start):
+        if head.startswith(magic, start):
             raise ModelError(f"{where} is {what}; {remedy}")
     try:
-        return onnx.ModelProto.FromString(data)
+        return onnx.ModelProto.FromString(cast("bytes", data))
     except google.protobuf.message.DecodeError as error:
-        if data.startswith(b"\x08") and data[2:3] in _SECOND_TAGS:
+        if head.startswith(b"\x08") and head[2:3] in _SECOND_TAGS:
             raise ModelError(f"{where} is cut off or damaged; export or download the model again") from error
         raise ModelError(f"{where} is not an ONNX model; pass a file written by an ONNX exporter") from error
 
@@ -264,9 +266,9 @@ def _check_target(model: ir.Model, path: pathlib.Path) -> None:
         raise OptionError(f"{path} holds the weights of the model; write the result to another file")
 
 
-def _data_path(model: ir.Model, path: pathlib.Path) -> pathlib.Path:
-    """`<file name>.data`, or the next free name where the model already keeps weights in a file of that name."""
-    taken = {external.location_of(tensor) for tensor in data_tensors(model)}
+def _data_path(model: ir.Model, path: pathlib.Path, more: Iterable[str]) -> pathlib.Path:
+    """`<file name>.data`, or the next free name where the model already keeps weights in a file of that name, or of `more`."""
+    taken = {*more, *map(external.location_of, data_tensors(model))}
     name = f"{path.name}.data"
     count = 1
     while name in taken:
@@ -276,7 +278,7 @@ def _data_path(model: ir.Model, path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def _holding(values: list[ir.Value], tensors: list[ir.ExternalTensor]) -> Generator[None]:
+def _holding(values: Sequence[ir.Value], tensors: Sequence[ir.TensorProtocol]) -> Generator[None]:
     """Put other tensors in the place of some weights for the time of a block."""
     kept = [(value, value.const_value) for value, _ in zip(values, tensors, strict=False)]
     try:
@@ -288,14 +290,46 @@ def _holding(values: list[ir.Value], tensors: list[ir.ExternalTensor]) -> Genera
             value.const_value = tensor
 
 
-def _serialized(model: ir.Model) -> bytes:
+def _write(model: ir.Model, renamed: Mapping[str, str], file: BinaryIO) -> None:
+    """Writes a model, of its weights one at a time, so that memory holds them once; `renamed` data files by their old names."""
+    weights = {
+        value.name or "": tensor for value in model.graph.initializers.values() if (tensor := external.inside(value)) is not None
+    }
     try:
-        data = _to_proto(model).SerializeToString()
+        with _holding([model.graph.initializers[name] for name in weights], list(map(_without_data, weights.values()))):
+            proto = _to_proto(model)
+        for tensor in protobuf.tensors(proto) if renamed else ():
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = renamed.get(entry.value, entry.value)
+        initializers = list(proto.graph.initializer)
+        proto.graph.ClearField("initializer")
+        protobuf.write(proto, (_with_data(item, weights.get(item.name)) for item in initializers), file)
     except (google.protobuf.message.EncodeError, ir.serde.SerdeError, ValueError) as error:
         raise ModelError(f"the model cannot be written: {_root_cause(error)}; export it again") from error
-    if len(data) >= 2**31:
+    if file.tell() >= 2**31:
         raise ModelError("the graph alone exceeds 2 GB, the limit of one ONNX file; keep large constants as initializers")
-    return data
+
+
+def _without_data(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    return ir.ExternalTensor("", 0, 0, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name or "")
+
+
+def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> tuple[onnx.TensorProto, bytes]:
+    """An initializer and its data; `proto` is the whole of it if there is no tensor, else what it has besides its data."""
+    if tensor is None:
+        return proto, b""
+    if isinstance(tensor, ir.serde.TensorProtoTensor) and not tensor.raw.HasField("raw_data"):
+        whole = ir.serde.serialize_tensor(tensor)
+        whole.name = proto.name
+        whole.ClearField("metadata_props")
+        whole.metadata_props.extend(proto.metadata_props)
+        return whole, b""
+    proto.ClearField("external_data")
+    proto.ClearField("data_location")
+    if tensor.doc_string:
+        proto.doc_string = tensor.doc_string
+    return proto, tensor.tobytes()
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:

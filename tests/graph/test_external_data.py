@@ -9,11 +9,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import pytest
 
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.graph import io
+from onnx_attnfuse.graph import io, protobuf
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
 
@@ -158,9 +159,50 @@ def test_another_file_is_not_overwritten(other: bytes, tmp_path: pathlib.Path) -
     (there / "weights.bin").write_bytes(other)
     before = small_models.contents(there)
     model = io.load(small_models.linear_with_data(tmp_path))
-    with pytest.raises(OptionError, match=r"weights.bin exists and is not the weights.bin of this model; choose another folder"):
+    io.save(model, there / "out.onnx")
+    assert small_models.contents(there).items() >= before.items()
+    assert sorted(small_models.contents(there)) == ["out.onnx", "out.onnx.data", "weights.bin"]
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+    io.save(model, there / "out.onnx")
+    (there / "out.onnx.data").write_bytes(other)
+    before = small_models.contents(there)
+    with pytest.raises(
+        OptionError, match=r"out.onnx.data exists and is not the weights.bin of this model; choose another folder"
+    ):
         io.save(model, there / "out.onnx")
     assert small_models.contents(there) == before
+
+
+def test_a_renamed_data_file_is_renamed_in_branches_and_functions_too(tmp_path: pathlib.Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 18, "own" : 1]>
+    g (float[2] x, bool flag) => (float[2] y) {
+      a = own.more(x)
+      y = If (flag) <then_branch = yes () => (float[2] t) <float[2] w = {0, 0}> { t = Add(a, w) },
+                     else_branch = no () => (float[2] e) { c = Constant<value = float[2] {0, 0}>() e = Add(a, c) }>
+    }
+    <domain: "own", opset_import: ["" : 18]> more (i) => (o) { k = Constant<value = float[2] {0, 0}>() o = Mul(i, k) }"""
+    model, there = small_models.parsed(text), tmp_path / "there"
+    (tmp_path / "weights.bin").write_bytes(np.arange(1, 7, dtype=np.float32).tobytes())
+    for offset, tensor in enumerate(protobuf.tensors(model)):
+        small_models.point_to(tensor, "weights.bin", offset=8 * offset, length=8)
+    there.mkdir()
+    (there / "weights.bin").write_bytes(b"of another")
+    small_models.written(model, tmp_path / "model.onnx")
+    io.save(io.load(tmp_path / "model.onnx"), there / "out.onnx")
+    loaded = onnx.load_model(there / "out.onnx", load_external_data=False)
+    places = [{item.key: item.value for item in tensor.external_data} for tensor in protobuf.tensors(loaded)]
+    assert [place["location"] for place in places] == ["out.onnx.data"] * 3
+    assert sorted(int(place["offset"]) for place in places) == [0, 8, 16]
+
+
+@pytest.mark.parametrize("count", [0, 1, 127, 128, 300])
+def test_weights_are_written_one_at_a_time_as_protobuf_writes_them(count: int, tmp_path: pathlib.Path) -> None:
+    model = small_models.parsed(f"{small_models.HEADER} g (float[n] x) => (float[n] y) {{ y = Relu(x) }}")
+    rows = [np.full(size, size, np.float32) for size in (1, count, 300, 2000)]
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(row, f"w{place}") for place, row in enumerate(rows))
+    model.graph.initializer.append(onnx.helper.make_tensor("typed", onnx.TensorProto.FLOAT, [400], [1.5] * 400))
+    io.save(io.load(small_models.written(model, tmp_path / "model.onnx")), tmp_path / "out.onnx")
+    assert onnx.load_model(tmp_path / "out.onnx").graph.initializer == model.graph.initializer
 
 
 def test_a_failed_save_takes_the_copies_back(tmp_path: pathlib.Path) -> None:
