@@ -26,6 +26,9 @@ def body(fused: FusedNode) -> Body:
     grouped = build.cast(build.reshape(x, [*dims[:-1], count, size]) if count else x, _WIDE)
     level = over_root(build, grouped, _WIDE, [len(fused.dims(grouped)) - 1], fused.attribute("epsilon", 1e-5))
     if scale is not None:
+        given, branches = fused.dims(scale), fused.dims(grouped)[-2]
+        if given not in {(size,), (branches, size), (branches * size,)}:
+            raise Refused("malformed", f"factors of shape {list(given)} for {branches} branches of {size}", fused.node.name)
         factors = build.cast(scale, _WIDE)
         if fused.dims(scale) != (size,):
             factors = build.reshape(factors, fused.dims(grouped)[-2:])

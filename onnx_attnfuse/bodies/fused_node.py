@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -11,8 +12,10 @@ import onnx_ir as ir
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
-from onnx_attnfuse.graph.schemas import is_default, schema_of
+from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.schemas import Attribute, is_default, schema_of
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
@@ -125,6 +128,17 @@ class FusedNode:
             raise Refused("unknown-size", f"{what} is unknown: {count} heads in {dim} channels", self.node.name)
         return self.number(found, what)
 
+    def take_equal(self, given: Dims, wanted: Dims, what: str) -> None:
+        """Takes lengths to be equal that a valid model makes equal.
+
+        Raises:
+            Refused: They are not.
+        """
+        pairs = list(zip(given, wanted, strict=True))
+        if any(one != other for one, other in pairs if isinstance(one, int) and isinstance(other, int)):
+            raise Refused("mask-form", f"{what} has the shape {list(given)} in place of {list(wanted)}", self.node.name)
+        self.equal.extend(pairs)
+
     def finish(self) -> None:
         """Refuses an input that is given, or an attribute that is not at its default, if nobody has asked for it.
 
@@ -133,9 +147,8 @@ class FusedNode:
         """
         schema = schema_of(self.node)
         given = {name for name, value in zip(self.names, self.inputs, strict=False) if value is not None}
-        said = {
-            name for name, item in self.node.attributes.items() if schema is None or not is_default(schema.attributes[name], item)
-        }
+        known = dict[str, Attribute]() if schema is None else schema.attributes
+        said = {name for name, item in self.node.attributes.items() if name not in known or not is_default(known[name], item)}
         unread = sorted((given | said) - self.asked)
         if unread:
             raise Refused("not-spelled", f"{self.node.op_type} with {unread[0]} is not spelled out", self.node.name)
@@ -153,3 +166,17 @@ class Body:
     """Truth values that broadcast to an output: where the operator says what it is; None: everywhere."""
     masks: tuple[ir.Value, ...] = ()
     """Masks that may leave a row without a key, which the body gives 0 for, as for one that is NaN."""
+
+
+def alone(
+    op: tuple[str, str], dtypes: Sequence[ir.DataType | None], attributes: Mapping[str, Any], outputs: int, opset: int
+) -> FusedNode:
+    """An operator alone in a graph whose inputs have these types, None for one that is left out; the caller records shapes."""
+    types = [None if dtype is None else ir.TensorType(dtype) for dtype in dtypes]
+    inputs = [None if item is None else ir.Value(name=f"input {place}", type=item) for place, item in enumerate(types)]
+    node = ir.node(op[1], inputs, attributes, domain=op[0], num_outputs=outputs)
+    given = [value for value in inputs if value is not None]
+    graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": opset, CONTRIB: 1}, name="body")
+    build = Builder(graph, Facts(graph), opset, {str(value.name) for value in given})
+    build.at(node)
+    return FusedNode(node, build, tuple(inputs))

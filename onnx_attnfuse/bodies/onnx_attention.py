@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.bodies.core import AttentionInputs, spell
@@ -46,6 +47,9 @@ def body(fused: FusedNode) -> Body:
         raise Refused(
             "not-spelled", "Attention in float64 is not spelled out: its rows without a key are others", fused.node.name
         )
+    scale = fused.attribute("scale")
+    if scale is not None and scale <= 0:
+        raise Refused("malformed", f"a scale of {scale}", fused.node.name)
     query, key, value = _operands(fused)
     _, heads, rows, size = dims_of(build, query)
     past = fused.all_given("past_key", "past_value")
@@ -53,13 +57,9 @@ def body(fused: FusedNode) -> Body:
     if past:
         offset = fused.dims(past[0])[2]
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
-    mask, lengths = fused.given("attn_mask"), fused.given("nonpad_kv_seqlen")
-    columns = dims_of(build, key)[2]
-    seen: list[ir.Value] = []
-    if mask is not None:
-        _check(fused, mask, columns)
-        if build.facts.dtype(mask) == ir.DataType.BOOL:
-            seen.append(mask)
+    lengths, columns = fused.given("nonpad_kv_seqlen"), dims_of(build, key)[2]
+    mask = _mask(fused, columns)
+    seen = [mask] if mask is not None and build.facts.dtype(mask) == ir.DataType.BOOL else []
     if lengths is not None:
         seen.append(compared(build, "Less", places(build, columns), by_entry(build, lengths)))
         offset = arithmetic(build, "Sub", by_entry(build, lengths), length_of(build, rows))
@@ -72,9 +72,9 @@ def body(fused: FusedNode) -> Body:
         dtype,
         fused.number(heads, "the number of heads"),
         fused.number(size, "the head size"),
-        scale=fused.attribute("scale"),
+        scale=scale,
         softcap=fused.attribute("softcap", 0.0),
-        added=() if mask is None or mask in seen else (_unseen(fused, mask),),
+        added=() if mask is None or mask in seen else (_unseen(fused, mask, (rows, columns)),),
         seen=build.logical("And", seen) if seen else None,
         empty_is_zero=mask is not None or lengths is not None or not sees_itself,
     )
@@ -120,18 +120,30 @@ def _operands(fused: FusedNode) -> list[ir.Value]:
     return [split_heads(fused.build, *item) for item in zip(found, counts, head_sizes, strict=True)]
 
 
-def _check(fused: FusedNode, mask: ir.Value, columns: Dim) -> None:
-    """Refuses masks for the first keys only."""
-    last = fused.dims(mask)[-1]
-    fused.equal.append((last, columns))
-    if isinstance(last, int) and isinstance(columns, int) and last not in {1, columns}:
-        raise Refused("mask-form", f"a mask for the first {last} of {columns} keys is not spelled out", fused.node.name)
+def _mask(fused: FusedNode, columns: Dim) -> ir.Value | None:
+    """The mask; no key behind those that it is for is seen."""
+    mask, build = fused.given("attn_mask"), fused.build
+    if mask is None:
+        return None
+    *leading, last = fused.dims(mask)
+    if not isinstance(last, int) or not isinstance(columns, int) or last >= columns:
+        fused.equal.append((last, columns))
+        return mask
+    dtype = build.facts.dtype(mask)
+    if dtype is None or not (dtype.is_floating_point() or dtype == ir.DataType.BOOL):
+        raise Refused("malformed", "a mask of neither numbers nor truth values", fused.node.name)
+    filler = build.constant(np.asarray(False)) if dtype == ir.DataType.BOOL else build.scalar(-math.inf, dtype)
+    dims = (*leading, columns - last)
+    return joined(build, [mask, build.expand(filler, dims, [True] * len(dims))], len(leading))
 
 
-def _unseen(fused: FusedNode, mask: ir.Value) -> ir.Value:
-    """The mask with -inf for the lowest number of its type."""
-    build, dtype = fused.build, fused.build.facts.dtype(mask)
+def _unseen(fused: FusedNode, mask: ir.Value, scores: tuple[Dim, Dim]) -> ir.Value:
+    """The mask with -inf for the lowest number of its type, which is a number in masks that are repeated along rows."""
+    build, dtype, dims = fused.build, fused.build.facts.dtype(mask), fused.dims(mask)
     if dtype is None:
         raise Refused("unknown-type", f"the element type of '{mask.name}' is unknown", fused.node.name)
+    pairs = zip(dims[-2:], scores, strict=False)
+    if any(one != other for one, other in pairs if isinstance(one, int) and isinstance(other, int)):
+        return mask
     lowest = build.scalar(-largest(dtype), dtype)
     return chosen(build, compared(build, "Greater", mask, lowest), mask, build.scalar(-math.inf, dtype))

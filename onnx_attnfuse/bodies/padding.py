@@ -70,13 +70,15 @@ def _kept(fused: FusedNode, mask: ir.Value, sizes: tuple[Dim, Dim, Dim], *, star
     build, (batch, rows, columns), dims = fused.build, sizes, fused.dims(mask)
     if len(dims) in {2, 3}:
         nothing = build.constant(np.asarray(0, np.int32))
-        fused.equal.extend(zip(dims, (batch, columns) if len(dims) == 2 else (batch, rows, columns), strict=True))
+        fused.take_equal(dims, (batch, columns) if len(dims) == 2 else (batch, rows, columns), "the mask")
         kept = compared(build, "Greater", mask, nothing)
         return build.reshape(kept, (batch, 1, 1, columns) if len(dims) == 2 else (batch, 1, rows, columns))
     if len(dims) != 1:
         raise Refused("mask-form", f"a mask of {len(dims)} axes is not spelled out", fused.node.name)
     if not starts and dims[0] == 2 * batch:
         raise Refused("mask-form", "ends and starts are a mask of Attention only", fused.node.name)
+    if isinstance(batch, int) and isinstance(dims[0], int) and dims[0] not in {batch, 2 * batch, 3 * batch + 2}:
+        raise Refused("mask-form", f"a mask of {dims[0]} numbers is none of {batch} entries", fused.node.name)
     ends, keys = _first(fused, mask, batch), places(build, columns)
     seen = compared(build, "Less", keys, by_entry(build, ends))
     if not starts or dims[0] in {batch, 3 * batch + 2}:

@@ -12,7 +12,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.certify.certificate import certify
 from onnx_attnfuse.graph.io import from_any
-from onnx_attnfuse.verify.references.onnx_attention import onnx_attention
+from onnx_attnfuse.verify.references import operator
 
 pytestmark = pytest.mark.newest
 MODEL = """<ir_version: 10, opset_import: ["" : 25]>
@@ -72,7 +72,7 @@ def test_the_reference_and_what_is_spelled_out_have_the_window(case: str) -> Non
     attributes, lengths = CASES[case]
     feeds = _feeds(*lengths)
     wanted = _wanted(feeds, *_bounds(attributes))
-    found = onnx_attention(*feeds, q_num_heads=4, kv_num_heads=4, **attributes)[0]
+    found = operator("Attention", "").called(*feeds, q_num_heads=4, kv_num_heads=4, **attributes)[0]
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     result = onnx_attnfuse.unfuse(_model(attributes))
     assert [site.status for site in result.report.sites] == ["unfused"]

@@ -34,8 +34,8 @@ _PAST = 6
 
 
 def operators() -> list[OpInfo]:
-    """The operators that are tried: those of attention that have a reference."""
-    return [info for info in records().values() if info.kind == "attention" and info.reference is not None]
+    """The operators that are tried: those of attention."""
+    return [info for info in records().values() if info.kind == "attention"]
 
 
 def forms(info: OpInfo, attributes: frozenset[str], dtypes: Sequence[str] = DTYPES) -> Iterator[Form]:

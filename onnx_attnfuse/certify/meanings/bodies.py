@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.fused_node import FusedNode
+from onnx_attnfuse.bodies.fused_node import FusedNode, alone
 from onnx_attnfuse.bodies.table import body_of
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.terms import MASKLIKE, ONE, ZERO, Term, disjoin, element, ite, number, polynomial
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
@@ -69,20 +67,14 @@ def _or_zero(test: Term, item: Term) -> Term:
 
 def _fused(call: Call) -> FusedNode:
     """The node alone in a graph, whose inputs have the shapes and types of the arrays."""
-    call.asked.update(range(len(call.inputs)), call.node.attributes)
-    inputs = [None if array is None else ir.Value(name=f"input {place}") for place, array in enumerate(call.inputs)]
-    attributes = {name: attribute(call.node, name) for name in call.node.attributes}
-    node = ir.node(call.node.op_type, inputs, attributes, domain=call.node.domain, num_outputs=len(call.node.outputs))
-    given = [value for value in inputs if value is not None]
-    graph = ir.Graph(given, node.outputs, nodes=[node], opset_imports={"": call.opset, CONTRIB: 1})
-    facts = Facts(graph)
-    _record(
-        facts,
-        [(value, array) for value, array in zip(inputs, call.inputs, strict=True) if value is not None and array is not None],
-    )
-    build = Builder(graph, facts, call.opset, {str(value.name) for value in given})
-    build.at(node)
-    return FusedNode(node, build, tuple(inputs))
+    node = call.node
+    call.asked.update(range(len(call.inputs)), node.attributes)
+    dtypes = [None if array is None else array.dtype for array in call.inputs]
+    attributes = {name: attribute(node, name) for name in node.attributes}
+    fused = alone((node.domain, node.op_type), dtypes, attributes, len(node.outputs), call.opset)
+    pairs = zip(fused.inputs, call.inputs, strict=True)
+    _record(fused.build.facts, [(value, array) for value, array in pairs if value is not None and array is not None])
+    return fused
 
 
 def _record(facts: Facts, given: Sequence[tuple[ir.Value, Array]]) -> None:

@@ -47,6 +47,5 @@ INFO = OpInfo(
     },
     rank=4,
     target="onnx_attnfuse.targets.attention",
-    reference="onnx_attnfuse.verify.references.attention:Attention",
     describe=_describe,
 )

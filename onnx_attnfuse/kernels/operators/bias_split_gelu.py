@@ -12,5 +12,4 @@ INFO = OpInfo(
     kind="activation",
     on_cpu="no kernel",
     fragile=False,
-    reference="onnx_attnfuse.verify.references.bias_split_gelu:BiasSplitGelu",
 )

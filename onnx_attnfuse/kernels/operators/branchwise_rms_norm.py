@@ -11,5 +11,4 @@ INFO = OpInfo(
     kind="normalization",
     on_cpu="no kernel",  # of older versions
     fragile=False,
-    reference="onnx_attnfuse.verify.references.branchwise_rms_norm:BranchwiseRMSNorm",
 )

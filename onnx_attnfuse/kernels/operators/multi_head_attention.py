@@ -58,6 +58,5 @@ INFO = OpInfo(
     on_cpu="some forms",
     rank=1,
     target="onnx_attnfuse.targets.multi_head_attention",
-    reference="onnx_attnfuse.verify.references.multi_head_attention:MultiHeadAttention",
     describe=_describe,
 )

@@ -53,6 +53,5 @@ INFO = OpInfo(
     on_cpu="some forms",
     rank=3,
     target="onnx_attnfuse.targets.onnx_attention",
-    reference="onnx_attnfuse.verify.references.onnx_attention:Attention",
     describe=_describe,
 )

@@ -60,7 +60,7 @@ class OpInfo:
     target: str | None = None
     """A module: why it cannot compute an attention, how it is handed a mask, how it is built; see `targets.Target`."""
     reference: str | None = None
-    """A class: the operator in NumPy. None: nothing but a kernel or onnx's own evaluator says what it computes."""
+    """A class: the operator in NumPy. None: its body says what it computes."""
     support: Mapping[str, Callable[[], OpSupport]] = dataclasses.field(default_factory=dict[str, "Callable[[], OpSupport]"])
     """What execution providers do with it, by their names; their own records tell of the operators that were there first.
 

@@ -10,5 +10,4 @@ INFO = OpInfo(
     kind="view",
     on_cpu="some forms",
     fragile=False,
-    reference="onnx_attnfuse.verify.references.unfold_tensor:UnfoldTensor",
 )

@@ -1,4 +1,4 @@
-"""Each fused operator in NumPy, as its documentation says and ONNX Runtime computes it; plain rather than fast.
+"""Each fused operator as its documentation says and ONNX Runtime computes it: by its body, or in NumPy.
 
     evaluator = onnx.reference.ReferenceEvaluator(model, new_ops=list(OPERATORS))
 
@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from typing import cast
 
+from onnx_attnfuse.bodies.table import BODIES
+from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.kernels.operators import load, records
+from onnx_attnfuse.verify.references.by_body import by_body
 from onnx_attnfuse.verify.references.core import Operator
 
-OPERATORS: tuple[type[Operator], ...] = tuple(
-    cast("type[Operator]", load(info.reference)) for info in records().values() if info.reference is not None
-)
-"""The references that the records of operators name."""
+_IN_NUMPY = tuple(cast("type[Operator]", load(info.reference)) for info in records().values() if info.reference is not None)
+_NAMED = {(operator.op_domain, operator.__name__) for operator in _IN_NUMPY}
+OPERATORS: tuple[type[Operator], ...] = (*_IN_NUMPY, *(by_body(*key) for key in BODIES if key not in _NAMED))
+"""The references that the records of operators name, and the bodies of others."""
+
+
+def operator(op: str, domain: str = CONTRIB) -> type[Operator]:
+    """The reference of one operator."""
+    return next(item for item in OPERATORS if (item.op_domain, item.__name__) == (domain, op))

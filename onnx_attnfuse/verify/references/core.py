@@ -18,7 +18,7 @@ from onnx_attnfuse.graph.schemas import table
 Array: TypeAlias = npt.NDArray[Any]
 Results: TypeAlias = tuple[Array, ...]
 _Compute = TypeVar("_Compute", bound=Callable[..., Results])
-_HALVES = frozenset(["float16", "bfloat16"])
+HALVES = frozenset(["float16", "bfloat16"])
 
 
 class Operator(OpRun):
@@ -67,7 +67,7 @@ def in_float32(compute: _Compute) -> _Compute:
         with np.errstate(all="ignore"):
             results = compute(*map(_wide, inputs), **{name: _wide(option) for name, option in options.items()})
             return tuple(
-                result.astype(dtype) if dtype.name in _HALVES and result.dtype.kind == "f" else result for result in results
+                result.astype(dtype) if dtype.name in HALVES and result.dtype.kind == "f" else result for result in results
             )
 
     return cast("_Compute", computed)
@@ -75,7 +75,7 @@ def in_float32(compute: _Compute) -> _Compute:
 
 def _wide(item: Any) -> Any:
     dtype = getattr(item, "dtype", None)
-    return item if dtype is None or dtype.name not in _HALVES else np.asarray(item, np.float32)
+    return item if dtype is None or dtype.name not in HALVES else np.asarray(item, np.float32)
 
 
 def places(count: int) -> Array:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx_attnfuse.verify.references.attention import projected
+import numpy as np
+
 from onnx_attnfuse.verify.references.core import Array, Operator, Results, in_float32
 from onnx_attnfuse.verify.references.packed_multi_head_attention import by_entry
 
@@ -30,7 +31,8 @@ def packed_attention(
     scale: float = 0.0,
 ) -> Results:
     """The output (tokens, n·v)."""
-    query, key, value = projected(input, weights, bias, qkv_hidden_sizes)
+    width = weights.shape[1] // 3 if qkv_hidden_sizes is None else qkv_hidden_sizes[0]
+    query, key, value = np.split(input @ weights + bias, [width, 2 * width], axis=-1)
     return (by_entry(query, key, value, token_offset, cumulative_sequence_length, attention_bias, num_heads, scale),)
 
 

@@ -17,7 +17,6 @@ import itertools
 import numpy as np
 
 from onnx_attnfuse.verify.references.core import Array, Operator, Results, in_float32, merge_heads, scores, softmax, split_heads
-from onnx_attnfuse.verify.references.multi_head_attention import unpacked
 
 
 @in_float32
@@ -41,7 +40,7 @@ def packed_multi_head_attention(
     """
     del mask_filter_value
     if query.ndim == 4:
-        query, key, value = unpacked(query)
+        query, key, value = (part.reshape(len(part), -1) for part in np.moveaxis(query, -2, 0))
     if key is None or value is None:
         raise ValueError("keys or values are missing")
     if bias is not None:

@@ -169,12 +169,12 @@ def test_a_bias_of_the_wrong_half_would_be_found(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_reference_is_what_torch_computes(dtype: torch.dtype) -> None:
-    from onnx_attnfuse.verify.references.bias_split_gelu import bias_split_gelu
+    from onnx_attnfuse.verify.references import operator
 
     x, bias = (torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype) * 3 for shape in ((2, 3, 64), (64,)))
     left, right = (x + bias).float().chunk(2, dim=-1)
     wanted = (left * torch.nn.functional.gelu(right)).to(dtype)
-    (found,) = bias_split_gelu(x.numpy(), bias.numpy())
+    (found,) = operator("BiasSplitGelu").called(x.numpy(), bias.numpy())
     np.testing.assert_allclose(
         found.astype(np.float32), wanted.float().numpy(), rtol=2e-3 if dtype == torch.float16 else 1e-5, atol=1e-5
     )

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 import onnx_attnfuse
 from onnx_attnfuse.fusion.enabling import wide_norms
 from onnx_attnfuse.kernels import device
-from onnx_attnfuse.verify.references.branchwise_rms_norm import branchwise_rms_norm
+from onnx_attnfuse.verify.references import operator
 from onnx_attnfuse.verify.runtime import Reference
 from tests.support.bundled import run
 
@@ -234,16 +234,18 @@ def test_the_reference_is_what_torch_computes(branches: int, by_branch: bool, dt
     scale = torch.randn(*([count] if by_branch else []), size, generator=generator)
     wanted = (torch.nn.functional.rms_norm(x.float(), (size,), eps=0.1) * scale).to(dtype)
     flat = x.reshape(2, 5, -1) if branches else x
-    (found,) = branchwise_rms_norm(flat.numpy(), scale.numpy(), num_branches=branches, epsilon=0.1)
+    (found,) = operator("BranchwiseRMSNorm").called(flat.numpy(), scale.numpy(), num_branches=branches, epsilon=0.1)
     assert found.shape == tuple(flat.shape)
     bound = 2e-3 if dtype == torch.float16 else 2e-6
     np.testing.assert_allclose(found.astype(np.float32).reshape(wanted.shape), wanted.float().numpy(), rtol=bound, atol=1e-5)
 
 
-@pytest.mark.parametrize(("settings", "scale"), [({"num_branches": 3}, 4), ({"num_branches": 2}, 3)])
-def test_the_reference_refuses_what_does_not_divide(settings: dict[str, int], scale: int) -> None:
-    with pytest.raises(ValueError, match="BranchwiseRMSNorm takes no"):
-        branchwise_rms_norm(np.ones((2, 8), np.float32), np.ones(scale, np.float32), **settings)
+@pytest.mark.parametrize(
+    ("settings", "scale", "why"), [({"num_branches": 3}, 4, "length of a branch"), ({"num_branches": 2}, 3, "factors of shape")]
+)
+def test_the_reference_refuses_what_does_not_divide(settings: dict[str, int], scale: int, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        operator("BranchwiseRMSNorm").called(np.ones((2, 8), np.float32), np.ones(scale, np.float32), **settings)
 
 
 @pytest.mark.parametrize("nodes", [_BY_HAND, _NO_FACTORS], ids=["factors", "no factors"])

@@ -115,7 +115,7 @@ def test_a_part_that_is_not_there_is_an_error_where_it_is_wanted() -> None:
     with pytest.raises(ModuleNotFoundError):
         load("onnx_attnfuse.targets.group_query")
     with pytest.raises(AttributeError):
-        load("onnx_attnfuse.verify.references.attention:Attentions")
+        load("onnx_attnfuse.verify.references.packed_attention:Attentions")
 
 
 def test_no_two_files_have_a_record_of_the_same_operator() -> None:

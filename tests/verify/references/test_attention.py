@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnx_attnfuse.verify.references.attention import Attention, attention
+from onnx_attnfuse.verify.references import operator
+
+attention = operator("Attention").called
 
 
 def test_without_biases_they_are_zero() -> None:  # the kernel on the CPU ends the process
@@ -16,7 +18,7 @@ def test_without_biases_they_are_zero() -> None:  # the kernel on the CPU ends t
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="do_rotary"):
-        Attention.called(np.ones((2, 3, 8)), np.ones((8, 48)), num_heads=2, do_rotary=1)
+    with pytest.raises(ValueError, match="do_rotary"):
+        attention(np.ones((2, 3, 8)), np.ones((8, 48)), num_heads=2, do_rotary=1)
     with pytest.raises(ValueError, match="mask"):
         attention(np.ones((2, 3, 8)), np.ones((8, 48)), None, np.ones((2, 1, 4, 4), np.int32), num_heads=2)

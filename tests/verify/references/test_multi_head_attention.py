@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_attnfuse.verify.references.multi_head_attention import MultiHeadAttention, multi_head_attention
+from onnx_attnfuse.verify.references import operator
 from tests.support.kernel_cases import by_reference, cases_of
 
 OPERATOR = "com.microsoft.MultiHeadAttention"
+multi_head_attention = operator("MultiHeadAttention").called
 
 
 @pytest.mark.parametrize("packed", ["all packed", "keys and values packed"])
@@ -44,7 +45,7 @@ def test_a_mask_of_another_form_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="past_sequence_length"):
-        MultiHeadAttention.called(*_operands(4, 4), *[None] * 5, np.ones(1, np.int32), num_heads=2)
+    with pytest.raises(ValueError, match="past_sequence_length"):
+        multi_head_attention(*_operands(4, 4), *[None] * 5, np.ones(1, np.int32), num_heads=2)
     with pytest.raises(ValueError, match="missing"):
         multi_head_attention(*_operands(4, 4)[:2], num_heads=2)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import onnx_attnfuse
-from onnx_attnfuse.verify.references.unfold_tensor import unfold_tensor
+from onnx_attnfuse.verify.references import operator
+
+unfold_tensor = operator("UnfoldTensor").called
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
 model (float[b, t] x) => (float[b, {pieces}, {size}] y)

@@ -1,0 +1,94 @@
+"""Operators that have a body, computed by onnx's evaluator from the nodes of it.
+
+What is given in half precision is computed in float32 and rounded once, as kernels do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.bodies.fused_node import FusedNode, alone
+from onnx_attnfuse.bodies.table import body_of
+from onnx_attnfuse.graph.dtypes import largest
+from onnx_attnfuse.graph.schemas import table
+from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.verify.references.core import HALVES, Array, Operator, Results
+
+_OPSET = 18
+_MASK = 3
+"""The place of the mask of ai.onnx Attention."""
+_ROUNDS_WITHIN = frozenset(["BiasSplitGelu"])
+"""Operators whose bodies say where they round."""
+
+
+def by_body(domain: str, op: str) -> type[Operator]:
+    """The operator for onnx's evaluator."""
+    return cast("type[Operator]", type(op, (_Bodied,), {"op_domain": domain}))
+
+
+class _Bodied(Operator):
+    @classmethod
+    def called(cls, *inputs: Any, **attributes: Any) -> Results:
+        """Computes the operator; rows of the first output that it leaves open are 0.
+
+        Raises:
+            ValueError: Its body cannot be written for these inputs.
+        """
+        dtype = inputs[0].dtype
+        is_half = dtype.name in HALVES and cls.__name__ not in _ROUNDS_WITHIN
+        masks = {_MASK} if not cls.op_domain else set[int]()
+        arrays = [_wide(item, is_mask=place in masks) if is_half else item for place, item in enumerate(inputs)]
+        with np.errstate(all="ignore"):
+            results = _evaluated((cls.op_domain, cls.__name__), arrays, attributes)
+            return tuple(result.astype(dtype) if is_half and result.dtype.kind == "f" else result for result in results)
+
+
+def _wide(array: Array | None, *, is_mask: bool) -> Array | None:
+    """An array in float32, in a mask with the lowest number as the lowest."""
+    if array is None or array.dtype.name not in HALVES:
+        return array
+    wide = array.astype(np.float32)
+    lowest = -largest(ir.DataType.from_numpy(array.dtype))
+    return np.where(wide == lowest, np.finfo(np.float32).min, wide) if is_mask else wide
+
+
+def _evaluated(op: tuple[str, str], arrays: Sequence[Array | None], attributes: dict[str, Any]) -> list[Array]:
+    from onnx.reference import ReferenceEvaluator
+
+    dtypes = [None if array is None else ir.DataType.from_numpy(array.dtype) for array in arrays]
+    given = {name: np.asarray(value).tolist() for name, value in attributes.items() if value is not None}
+    fused = alone(op, dtypes, given, len(table()[op].outputs), _OPSET)
+    feeds: dict[str, Array] = {}
+    for value, array in zip(fused.inputs, arrays, strict=True):
+        if value is not None and array is not None:
+            fused.build.facts.record(value, array.shape, value.dtype)
+            feeds[str(value.name)] = array
+    try:
+        model = _model(fused)
+    except Refused as refused:
+        raise ValueError(refused.reason.message) from refused
+    return cast("list[Array]", ReferenceEvaluator(ir.to_proto(model)).run(None, feeds))
+
+
+def _model(fused: FusedNode) -> ir.Model:
+    """The body as a model.
+
+    Raises:
+        Refused: It cannot be written.
+    """
+    body, build = body_of(fused), fused.build
+    outputs = [value for value in itertools.takewhile(lambda value: value is not None, body.values) if value is not None]
+    if body.defined and body.defined[0] is not None:
+        dtype = build.facts.dtype(outputs[0])
+        outputs[0] = build.node("Where", [body.defined[0], outputs[0], build.scalar(0.0, dtype)], dtype=dtype)
+    graph = cast("ir.Graph", build.graph)
+    graph.outputs[:] = [build.node("Identity", [value], dtype=build.facts.dtype(value), hint="output") for value in outputs]
+    for value in graph.outputs:
+        value.shape = None
+    graph.remove(fused.node)
+    return ir.Model(graph, ir_version=9)
