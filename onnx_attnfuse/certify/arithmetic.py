@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from onnx_attnfuse.certify.interned import PROOF
 from onnx_attnfuse.certify.magnitudes import absorbed, rest_is_small
 from onnx_attnfuse.certify.terms import (
     FALSE,
@@ -33,8 +34,6 @@ from onnx_attnfuse.certify.terms import (
 from onnx_attnfuse.thresholds import MASKS_ANY_SCORE
 
 _MAX_STEPS = 24
-_NOTED: dict[Term, None] = {}
-_NAMES: dict[Term, Term] = {}
 
 
 def is_nonnegative(term: Term) -> bool:
@@ -42,27 +41,27 @@ def is_nonnegative(term: Term) -> bool:
     if "nonnegative" not in term.memo:
         term.memo["nonnegative"] = _is_nonnegative(term, _MAX_STEPS)
     if term.memo["nonnegative"] and term.op != "const":
-        _NOTED[term] = None
+        PROOF.noted[term] = None
     return bool(term.memo["nonnegative"])
 
 
 def name(quotients: Mapping[Term, Term]) -> None:
     """Has quotients be called otherwise from here on; without any, no more."""
-    _NAMES.update(quotients)
+    PROOF.names.update(quotients)
     if not quotients:
-        _NAMES.clear()
+        PROOF.names.clear()
 
 
 def taken(earlier: Iterable[Term] = ()) -> tuple[Term, ...]:
     """The integers that were taken to be at least 0 since `noted` was asked, and those that something earlier rests on."""
-    _NOTED.update(dict.fromkeys(earlier))
-    return tuple(_NOTED)
+    PROOF.noted.update(dict.fromkeys(earlier))
+    return tuple(PROOF.noted)
 
 
 def noted() -> list[Term]:
     """The integers that were taken to be at least 0 since this was asked before: what simplifications rest on."""
-    found = [make("le0", "Bool", (multiply(number(-1), term),)) for term in _NOTED]
-    _NOTED.clear()
+    found = [make("le0", "Bool", (multiply(number(-1), term),)) for term in PROOF.noted]
+    PROOF.noted.clear()
     return found
 
 
@@ -200,7 +199,7 @@ def divide(term: Term, divisor: Term) -> Term:
     if rest.op == "div" and is_nonnegative(rest.args[1]) and is_nonnegative(divisor):
         return add(quotient, divide(rest.args[0], multiply(rest.args[1], divisor)))
     found = make("div", "Int", (rest, divisor))
-    return add(quotient, _NAMES.get(found, found))
+    return add(quotient, PROOF.names.get(found, found))
 
 
 def _whole(term: Term, divisor: Term) -> tuple[Term, Term] | None:

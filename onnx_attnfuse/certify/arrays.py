@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, sums
+from onnx_attnfuse.certify.interned import PROOF
 from onnx_attnfuse.certify.terms import (
     FALSE,
     NAN,
@@ -39,8 +40,6 @@ Read = Callable[[Index], Term]
 _MAX_LISTED = 64
 _MAX_FLOATS, _MAX_WEIGHTS = 16, 4
 """A small constant is a choice of its elements by their index; one of ordinary numbers, which may be a bias, if it is smaller."""
-_MET: dict[tuple[Term, Term], None] = {}
-"""Pairs of lengths that broadcasting took to be the same."""
 
 
 class Unsupported(Exception):
@@ -257,15 +256,15 @@ def _broadcast(lengths: Sequence[Term]) -> Term:
         if length.op == "ite" and ONE in length.args:
             return ite(length.args[0], *(_broadcast([*lengths[:place], part, *lengths[place + 1 :]]) for part in length.args[1:]))
     others = [length for length in lengths if length is not ONE]
-    _MET.update(dict.fromkeys(itertools.combinations(dict.fromkeys(others), 2)))
+    PROOF.met.update(dict.fromkeys(itertools.combinations(dict.fromkeys(others), 2)))
     numbers = [length for length in others if length.op == "const"]
     return (numbers or others or [ONE])[0]
 
 
 def met() -> Iterator[Term]:
     """Facts on lengths that met since this was last asked: they are equal, or one of them is 1 and repeated."""
-    pairs = list(_MET)
-    _MET.clear()
+    pairs = list(PROOF.met)
+    PROOF.met.clear()
     for one, other in pairs:
         yield disjoin(arithmetic.equals(one, other), arithmetic.equals(one, ONE), arithmetic.equals(other, ONE))
 

@@ -79,7 +79,7 @@ class Certificate:
     sizes: Mapping[str, str]
     """Sizes that are the same because operators of the model before take equal ones."""
     problems: tuple[str, ...] = ()
-    """Inputs and outputs that only one of the models has."""
+    """In what the interfaces of the models differ."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """SHA-256 of the files, if they are files."""
 
@@ -235,7 +235,7 @@ def certify(
     sizes = {name: str(dim) for name, dim in sorted(pair.aliases.items())}
     hashes = _hashes({"before": before, "after": after})
     return Certificate(
-        pair.before.content, pair.after.content, tuple(claims), tuple(places), sizes, tuple(pair.missing()), hashes
+        pair.before.content, pair.after.content, tuple(claims), tuple(places), sizes, tuple(pair.differences()), hashes
     )
 
 
@@ -279,7 +279,7 @@ def check(
     for what, side, expected in (("first", pair.before, given.before), ("second", pair.after, given.after)):
         if side.content != expected:
             raise OptionError(f"{path} is not about the {what} model; give the models that it was made of, or make it again")
-    problems = [f"only one of the models has '{name}'" for name in pair.missing()]
+    problems = pair.differences()
     recorded, known, used = _Recorded(given.obligations), {claim.name: claim for claim in given.claims}, dict[str, None]()
     for claim in pair.claims:
         terms.restart()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import weakref
 from typing import Any, Literal
 
@@ -31,27 +32,53 @@ class Term:
         return f"({self.op}{'' if self.data is None else ' ' + str(self.data)}{' ' + inner if inner else ''})"
 
 
-_KEPT: weakref.WeakValueDictionary[tuple[object, ...], Term] = weakref.WeakValueDictionary()
-_HELD: list[Term] = []
-"""The terms made since `restart`, so that none is made twice for one proof."""
-COMPUTED: dict[tuple[object, ...], Term] = {}
-"""Sums and products since `restart`, by what they are of."""
+_SHARED: dict[tuple[object, ...], Term] = {}
+"""The terms that all proofs have in common: constants of modules."""
+
+
+class Proof(threading.local):
+    """The state of the proof that a thread is at work on, so that proofs in two threads know nothing of each other."""
+
+    def __init__(self) -> None:
+        self.kept = weakref.WeakValueDictionary[tuple[object, ...], Term](_SHARED)
+        """Every term there is, by its parts."""
+        self.held: list[Term] = []
+        """The terms made since `forget`, so that none is made twice for one proof."""
+        self.computed: dict[tuple[object, ...], Term] = {}
+        """Sums and products since `forget`, by what they are of."""
+        self.noted: dict[Term, None] = {}
+        """The integers that were taken to be at least 0."""
+        self.names: dict[Term, Term] = {}
+        """What quotients are called."""
+        self.met: dict[tuple[Term, Term], None] = {}
+        """Lengths that met."""
+        self.indices = 0
+        """How many indices were named."""
+
+    def forget(self) -> None:
+        """Lets go of the terms that nothing else holds, and names indices from the beginning."""
+        self.indices = 0
+        self.computed.clear()
+        self.held.clear()
+
+
+PROOF = Proof()
 
 
 def make(op: str, sort: Sort, args: tuple[Term, ...] = (), data: Any = None) -> Term:
     """The term of these parts, as it is written; the functions of `terms` simplify."""
     key = (op, sort, args, data)
-    found = _KEPT.get(key)
+    found = PROOF.kept.get(key)
     if found is None:
         hashed = hashlib.blake2b(f"{op}|{sort}|{data}|".encode(), digest_size=16)
         for item in args:
             hashed.update(item.digest)
-        found = _KEPT[key] = Term(op, sort, args, data, hashed.digest())
-        _HELD.append(found)
+        found = PROOF.kept[key] = Term(op, sort, args, data, hashed.digest())
+        PROOF.held.append(found)
     return found
 
 
-def forget() -> None:
-    """Lets go of the terms that nothing else holds."""
-    COMPUTED.clear()
-    _HELD.clear()
+def make_shared(op: str, sort: Sort, data: Any = None) -> Term:
+    """A constant of a module, one object for all threads."""
+    found = _SHARED[op, sort, (), data] = make(op, sort, (), data)
+    return found

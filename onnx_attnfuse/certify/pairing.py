@@ -19,6 +19,7 @@ from onnx_attnfuse.certify import meanings
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.opset import CHANGED
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.thresholds import ORDINARY
@@ -69,6 +70,11 @@ class Side:
         """Data that a mask, an input or a fill is mixed into."""
         self.claims: list[Claim] = []
         self._known, self._other = known or {}, other
+        self._bodies: dict[ir.OperatorIdentifier, str] = {}
+        self._drawing = {name for name, function in model.functions.items() if any(map(_is_random, function.all_nodes()))}
+        """The functions of which each run may give something else."""
+        for _ in model.functions:
+            self._drawing |= {name for name, function in model.functions.items() if self._calls_drawing(function)}
         for value in self.scope.graph.inputs:
             self._note(value, _digest("input", value.name))
         for value in getattr(self.scope.graph, "initializers", {}).values():
@@ -143,13 +149,36 @@ class Side:
     def _of(self, node: ir.Node, place: int) -> str:
         """The identity of an output of a node: operator, attributes and the identities of its inputs."""
         inputs = ["" if item is None else self.identity_of(item) for item in node.inputs]
-        own = node.name if node.op_type in _RANDOM else ""
-        version = self.scope.opset >= 13 if node.op_type in _SOFTMAXES else 0
+        own = node.outputs[0].name if self._draws(node) else ""
         attributes = [self._attribute(item) for _, item in sorted(node.attributes.items())]
-        function = self.model.functions.get(node.op_identifier())
-        body = "" if function is None else ir.serde.serialize_function(function).SerializeToString(deterministic=True)
         domain = "" if node.domain == "ai.onnx" else node.domain
+        version, body = self._version(node, domain), self._function(node.op_identifier())
         return _digest(domain, node.op_type, node.overload, version, own, place, *inputs, "attributes", *attributes, body)
+
+    def _version(self, node: ir.Node, domain: str) -> object:
+        """What the opset says of a node: of the standard, whether it means what it means today; of others, the version."""
+        if domain and node.op_identifier() not in self.model.functions:
+            return self.model.opset_imports.get(domain)
+        return self.scope.opset >= (13 if node.op_type in _SOFTMAXES else CHANGED.get(node.op_type, 0))
+
+    def _function(self, identifier: ir.OperatorIdentifier) -> str:
+        """A digest of a function of the model and of those that it calls; empty if there is none of that name."""
+        function = self.model.functions.get(identifier)
+        if function is None:
+            return ""
+        if identifier not in self._bodies:
+            called = sorted({node.op_identifier() for node in function.all_nodes()} & self.model.functions.keys())
+            own = ir.serde.serialize_function(function).SerializeToString(deterministic=True)
+            self._bodies[identifier] = _digest(own, *map(self._function, called))
+        return self._bodies[identifier]
+
+    def _draws(self, node: ir.Node) -> bool:
+        """Whether each run of a node may give something else."""
+        nodes = (node, *(item for graph in subgraphs(node) for item in graph.all_nodes()))
+        return any(_is_random(item) or item.op_identifier() in self._drawing for item in nodes)
+
+    def _calls_drawing(self, function: ir.Function) -> bool:
+        return any(node.op_identifier() in self._drawing for node in function.all_nodes())
 
     def _attribute(self, item: ir.Attr) -> str:
         if item.type is ir.AttributeType.GRAPH and not item.is_ref():
@@ -167,6 +196,11 @@ class Side:
             for place, output in enumerate(node.outputs):
                 self.identity[output] = self._of(node, place)
         return (self.identity_of(value) for value in graph.outputs)
+
+    def default(self, value: ir.Value) -> str:
+        """A digest of what an input is where a caller does not give it; empty if it has to be given."""
+        tensor = value.const_value
+        return "" if tensor is None else _digest(tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
 
     def _is_float(self, value: ir.Value) -> bool:
         dtype = self.scope.facts.dtype(value)
@@ -235,13 +269,26 @@ class Pair:
         """The claims to prove, in the order of the model after."""
         return self.after.claims
 
-    def missing(self) -> list[str]:
-        """Inputs and outputs of the model before that the model after lacks, or has more of."""
+    def differences(self) -> list[str]:
+        """In which the interfaces of the two models differ: names, and of inputs types, shapes and defaults."""
         found: list[str] = []
         for what in ("inputs", "outputs"):
-            names = [{value.name or "" for value in getattr(side.scope.graph, what)} for side in (self.before, self.after)]
-            found += sorted(names[0] ^ names[1])
+            before, after = ({value.name or "": value for value in getattr(side.scope.graph, what)} for side in self._sides)
+            found += [f"only one of the models has '{name}'" for name in sorted(before.keys() ^ after.keys())]
+            for name in sorted(before.keys() & after.keys()) if what == "inputs" else ():
+                kinds = [[value.dtype, str(value.shape), side.default(value)] for value, side in
+                         ((before[name], self.before), (after[name], self.after))]  # fmt: skip
+                if kinds[0] != kinds[1]:
+                    found.append(f"the input '{name}' has another type, shape or default in each model")
         return found
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self.before, self.after
+
+
+def _is_random(node: ir.Node) -> bool:
+    return node.op_type in _RANDOM
 
 
 def _is_computed(value: ir.Value | None) -> bool:

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from onnx_attnfuse.certify.interned import COMPUTED, Sort, Term, forget, make
+from onnx_attnfuse.certify.interned import PROOF, Sort, Term, make, make_shared
 
 Number = int | Fraction
 Polynomial = Mapping[tuple[Term, ...], Number]
-_COUNT = [0]
 _MAX_MONOMIALS = 24
 """A product that would have more stays a product of sums."""
 BINDERS = frozenset(["sum", "all", "softmax", "max"])
@@ -33,9 +32,9 @@ def number(value: float | Number, sort: Sort = "Int") -> Term:
     return make("const", sort, (), int(value) if sort == "Int" else Fraction(value))
 
 
-TRUE, FALSE = make("const", "Bool", (), data=True), make("const", "Bool", (), data=False)
-ZERO, ONE = number(0), number(1)
-NINF, NAN = make("ninf", "Real"), make("nan", "Real")
+TRUE, FALSE = make_shared("const", "Bool", data=True), make_shared("const", "Bool", data=False)
+ZERO, ONE = make_shared("const", "Int", 0), make_shared("const", "Int", 1)
+NINF, NAN = make_shared("ninf", "Real"), make_shared("nan", "Real")
 
 
 def truth(value: bool) -> Term:
@@ -55,14 +54,13 @@ def index(name: str, length: Term) -> Term:
 
 def fresh(length: Term) -> Term:
     """An index that no other term has."""
-    _COUNT[0] += 1
-    return index(f"fresh{_COUNT[0]}", length)
+    PROOF.indices += 1
+    return index(f"fresh{PROOF.indices}", length)
 
 
 def restart() -> None:
     """Names indices from the beginning, before a proof that shares no term with an earlier one."""
-    _COUNT[0] = 0
-    forget()
+    PROOF.forget()
 
 
 def element(name: str, sort: Sort, args: Iterable[Term]) -> Term:
@@ -101,9 +99,9 @@ def from_polynomial(parts: Polynomial, sort: Sort) -> Term:
 
 def add(*terms: Term) -> Term:
     """The sum; a number that masks is drawn through choices, and minus infinity absorbs."""
-    found = COMPUTED.get(terms)
+    found = PROOF.computed.get(terms)
     if found is None:
-        found = COMPUTED[terms] = _sum(terms)
+        found = PROOF.computed[terms] = _sum(terms)
     return found
 
 
@@ -155,9 +153,9 @@ def is_constants(term: Term) -> bool:
 def multiply(left: Term, right: Term) -> Term:
     """The product, multiplied out while it stays small."""
     key = ("product", left, right)
-    found = COMPUTED.get(key)
+    found = PROOF.computed.get(key)
     if found is None:
-        found = COMPUTED[key] = _product(left, right)
+        found = PROOF.computed[key] = _product(left, right)
     return found
 
 

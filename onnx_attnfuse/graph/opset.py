@@ -15,7 +15,7 @@ from onnx_attnfuse.graph.ops import REDUCTIONS, STANDARD
 from onnx_attnfuse.reasons import Reason
 
 _OLDEST, _IR_VERSION = 13, 11
-_CHANGED = {
+CHANGED = {
     "AveragePool": 22,
     "BatchNormalization": 15,
     "DFT": 20,
@@ -65,7 +65,7 @@ class Opset:
         if self.version < _OLDEST:
             return Reason("old-opset", f"opset {self.version} cannot be raised to {version}; export with {_OLDEST} or later")
         for node in self._nodes():
-            if self.version < _CHANGED.get(node.op_type, 0) <= version:
+            if self.version < CHANGED.get(node.op_type, 0) <= version:
                 return Reason("old-opset", f"{node.op_type} means something else in opset {version}", node.name)
             if self.version < _AXES_BECAME_INPUT and node.op_type in _REDUCTIONS and has_unknown_attribute(node):
                 return Reason("old-opset", f"the axes of {node.op_type} are a parameter of the function", node.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import threading
 
 import pytest
 
@@ -106,3 +107,23 @@ def test_what_the_first_layer_rests_on_is_asked_of_a_second_one_that_is_compared
     asked = {claim.name: claim.obligations for claim in certify(bert, result).claims}
     assert asked["add_171"]
     assert asked["add_274"] == asked["add_171"]
+
+
+def test_a_proof_knows_nothing_of_one_in_another_thread(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each question to the solver another thread proves something else from beginning to end."""
+    result, certificate, _ = made
+    bert = str(BUNDLED / "bert__dyn18__sdpa.onnx")
+    fused = onnx_attnfuse.optimize(bert, verify="none").model
+    alone, others = certify(bert, fused).text, list[str]()
+    decide, main = Solver.decide, threading.current_thread()
+
+    def beside(solver: Solver, text: str) -> str:
+        if threading.current_thread() is main and len(others) < 3:
+            thread = threading.Thread(target=lambda: others.append(certify(bert, fused).text))
+            thread.start()
+            thread.join()
+        return decide(solver, text)
+
+    monkeypatch.setattr(Solver, "decide", beside)
+    assert certify(LLAMA, result).text == certificate.text
+    assert others == [alone] * 3

@@ -146,7 +146,7 @@ def test_another_attribute_of_an_operator_without_a_meaning_is_not_proved(tmp_pa
 def test_an_output_that_is_missing_is_told(tmp_path: pathlib.Path) -> None:
     source, result = fused("llama_past__dyn18__sdpa", tmp_path)
     after = _edited(result, lambda model: model.graph.output.pop())
-    assert len(Pair(io.load(source), after).missing()) == 1
+    assert len(Pair(io.load(source), after).differences()) == 1
 
 
 def test_a_counterexample_is_found_by_the_name_of_the_value(tmp_path: pathlib.Path) -> None:
