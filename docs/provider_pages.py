@@ -44,9 +44,9 @@ def pages() -> dict[pathlib.Path, str]:
 def _introduction(record: ExecutionProvider) -> Iterator[str]:
     packages = " or ".join(f"`{package}`" for package in dict.fromkeys((record.distribution, *record.plugins)))
     yield f"`--ep {record.name}` is {record.ort_name} of ONNX Runtime, in {packages}. Known from: {record.known_from}."
-    notes = (ROOT / "docs" / "providers.md").read_text(encoding="utf-8")
+    notes = (ROOT / "docs" / "details" / "providers.md").read_text(encoding="utf-8")
     if f"\n## {record.name}\n" in notes:
-        yield f"[What was found, and what follows](../providers.md#{record.name})."
+        yield f"[What was found, and what follows](../details/providers.md#{record.name})."
     spelling = record.spelling
     if spelling is not None:
         kinds, place = _types(spelling.dtypes), {"scores": "behind the product", "queries": "on the queries"}[spelling.scale]

@@ -118,6 +118,24 @@ def test_links_of_the_readme_are_absolute_and_lead_somewhere() -> None:
     assert _OURS in (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
+def anchors(page: pathlib.Path) -> set[str]:
+    """What links may name of a page: its headings as GitHub turns them into anchors."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Of pages that are not on the site, too, which `make docs` does not look at."""
+    pages = [*_DOCS.rglob("*.md"), *(_ROOT / "benchmarks").rglob("*.md"), _ROOT / "CONTRIBUTING.md", _ROOT / "CHANGELOG.md"]
+    for page in pages:
+        for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text(encoding="utf-8")):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.relative_to(_ROOT)}: {path}"
+            assert not anchor or target.suffix != ".md" or anchor in anchors(target), (
+                f"{page.relative_to(_ROOT)}: {path}#{anchor}"
+            )
+
+
 @pytest.fixture(scope="module")
 def demo() -> tuple[str, str]:
     """The session and the picture as they are made today."""
@@ -144,7 +162,7 @@ def test_codes_in_the_troubleshooting_guide_exist() -> None:
 
 def sessions() -> Iterator[tuple[str, str]]:
     """Pages, each with a session on a terminal that works on models of the repository; `...` stands for lines left out."""
-    for page in (_ROOT / "README.md", *sorted(_DOCS.glob("*.md"))):
+    for page in (_ROOT / "README.md", *sorted(_DOCS.glob("*.md")), *sorted(_DOCS.glob("details/*.md"))):
         for text in re.findall(r"^```console\n(.+?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
             if "attnfuse" in text and "models/bundled/" in text:
                 yield page.name, text
