@@ -9,7 +9,7 @@ import pytest
 
 _DOCS = pathlib.Path(__file__).parents[2] / "docs"
 GENERATED = {"command_line", "python", "reasons"}
-"""Pages whose text is that of the code."""
+"""Pages whose text is that of the code; reasons.md has 10,000 words, so that the site has 25,000."""
 PAGES = re.findall(
     r"^([a-z][\w-]*)$",
     "".join(re.findall(r"```\{toctree\}.+?```", (_DOCS / "index.md").read_text("utf-8"), re.DOTALL)),
@@ -40,7 +40,7 @@ def sentences(page: str) -> list[str]:
 def test_the_site_is_small() -> None:
     assert len(PAGES) <= 40
     assert len(set(PAGES)) == len(PAGES)
-    assert sum(len((_DOCS / f"{page}.md").read_text(encoding="utf-8").split()) for page in ["index", *PAGES]) <= 26_000
+    assert sum(len((_DOCS / f"{page}.md").read_text(encoding="utf-8").split()) for page in WRITTEN) <= 15_000
 
 
 @pytest.mark.parametrize("page", WRITTEN)
