@@ -28,6 +28,8 @@ class FusedNode:
     build: Builder
     inputs: tuple[ir.Value | None, ...]
     """Inputs to compute from: the node's own, or in a rehearsal others in the place of some."""
+    quantises: bool = False
+    """Whether the body is run by a reference, which can quantise a cache."""
     asked: set[str] = dataclasses.field(default_factory=set[str])
     """Names of inputs and attributes that were asked for."""
     equal: list[tuple[Dim, Dim]] = dataclasses.field(default_factory=list[tuple[Dim, Dim]])

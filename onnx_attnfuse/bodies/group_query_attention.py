@@ -29,10 +29,15 @@ from onnx_attnfuse.bodies.pieces import (
     split_heads,
 )
 from onnx_attnfuse.bodies.rotary_embedding import looked_up, rotated
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import dims_of
 from onnx_attnfuse.graph.dtypes import largest, widened
 from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
+
+_HALF_BYTE = 4
+PRIVATE = "onnx_attnfuse"
+"""The domain of what references alone compute: how a cache is quantised."""
 
 
 def body(fused: FusedNode) -> Body:
@@ -44,12 +49,16 @@ def body(fused: FusedNode) -> Body:
     build, dtype, added = fused.build, fused.dtype(), fused.given("attention_bias")
     query, key, value = _operands(fused)
     query, key = (_normalized(fused, item, f"{name}_norm_weight") for item, name in ((query, "q"), (key, "k")))
+    if len(fused.all_given("q_norm_weight", "k_norm_weight")) == 1:
+        raise Refused("malformed", "weights of normalization are for queries and keys, or for neither", fused.node.name)
     _, heads, rows, size = dims_of(build, query)
     cache = _cache(fused, rows)
     if fused.attribute("do_rotary", 0):
         query, key = (_turned(fused, item, cache) for item in (query, key))
-    presents = cache.appended([key, value])
+    scales = [_scale(fused, item, name) for item, name in ((key, "k"), (value, "v"))]
+    presents = cache.appended([_stored(fused, item, scale) for item, scale in zip((key, value), scales, strict=True)])
     key, value = presents if added is None else (cache.cut(item) for item in presents)
+    key, value = (_read(fused, item, scale, size) for item, scale in zip((key, value), scales, strict=True))
     problem = AttentionInputs(
         query,
         key,
@@ -87,6 +96,42 @@ def _has_a_key(fused: FusedNode, added: ir.Value, seen: ir.Value | None) -> ir.V
     worst = build.reduce("ReduceMin", build.reduce("ReduceMax", bias, [3]), [1, 3], keep=False)
     found = compared(build, "Greater", worst, build.scalar(lowest / 2, dtype))
     return build.reshape(found, (*dims_of(build, found), 1))
+
+
+def _scale(fused: FusedNode, value: ir.Value, name: str) -> ir.Value | None:
+    """The scales of a quantised cache, which nothing but a reference computes; one, or one for each channel of each head."""
+    if not fused.quantises:
+        return None
+    scale, kind = fused.given(f"{name}_scale"), fused.attribute(f"{name}_quant_type", "NONE")
+    _, heads, _, size = dims_of(fused.build, value)
+    count = 0 if scale is None else sizes.product(fused.dims(scale))
+    wanted = {"NONE": 0, "PER_TENSOR": 1, "PER_CHANNEL": heads * size}.get(kind)
+    if count != wanted:
+        raise Refused("malformed", f"{count} scales, and {kind} wants {wanted}", fused.node.name)
+    return None if scale is None else fused.build.reshape(scale, (1, 1, 1, 1) if count == 1 else (1, heads, 1, size))
+
+
+def _stored(fused: FusedNode, value: ir.Value, scale: ir.Value | None) -> ir.Value:
+    """Keys or values as a cache holds them."""
+    if scale is None:
+        return value
+    build, bits, past = fused.build, fused.attribute("kv_cache_bit_width", 0), fused.given("past_key")
+    plain = ir.DataType.UINT8 if bits == _HALF_BYTE else ir.DataType.INT8
+    dtype = plain if past is None else build.facts.dtype(past) or plain
+    *dims, size = dims_of(build, value)
+    width = sizes.floor_quotient(size + 1, 2) if bits == _HALF_BYTE else size
+    kept = {"bits": bits, "to": int(dtype)}
+    return build.node("QuantiseCache", [value, scale], kept, domain=PRIVATE, dims=[*dims, width], dtype=dtype)
+
+
+def _read(fused: FusedNode, present: ir.Value, scale: ir.Value | None, size: Dim) -> ir.Value:
+    """Keys or values as attention reads them from a cache."""
+    if scale is None:
+        return present
+    build, bits = fused.build, fused.attribute("kv_cache_bit_width", 0)
+    dims = (*dims_of(build, present)[:3], size)
+    kept = {"bits": bits, "to": int(build.facts.dtype(present) or ir.DataType.INT8), "size": size}
+    return build.node("DequantiseCache", [present, scale], kept, domain=PRIVATE, dims=dims, dtype=fused.dtype())
 
 
 def rehearsals(fused: FusedNode) -> Iterator[FusedNode]:
@@ -145,6 +190,8 @@ def _operands(fused: FusedNode) -> list[ir.Value]:
     """Queries (b, n, s, h), keys and values (b, m, s, h)."""
     build, heads, kv_heads, query = fused.build, fused.count("num_heads"), fused.count("kv_num_heads"), fused.operand("query")
     counts = (heads, kv_heads, kv_heads)
+    if heads % kv_heads:
+        raise Refused("malformed", f"{kv_heads} heads of keys for {heads} of queries", fused.node.name)
     if fused.given("key") is None:
         size = fused.share(fused.dims(query)[2], heads + 2 * kv_heads, "the head size")
         ends = np.cumsum(counts) * size
@@ -157,10 +204,9 @@ def _operands(fused: FusedNode) -> list[ir.Value]:
 
 def _normalized(fused: FusedNode, value: ir.Value, weight: str) -> ir.Value:
     """Queries or keys, each head over its root mean square, if there are weights for that."""
-    factors = fused.given(weight)
+    factors, epsilon = fused.given(weight), fused.attribute("qk_norm_epsilon", 1e-6)
     if factors is None:
         return value
-    epsilon = fused.attribute("qk_norm_epsilon", 1e-6)
     return fused.build.elementwise("Mul", [over_root(fused.build, value, fused.dtype(), [3], epsilon), factors], fused.dtype())
 
 
@@ -180,15 +226,15 @@ def _turned(fused: FusedNode, value: ir.Value, cache: Cache) -> ir.Value:
 
 def _seen(fused: FusedNode, cache: Cache, columns: Dim) -> ir.Value | None:
     """True for the keys that a row sees; None: it sees all."""
-    build, window = fused.build, fused.attribute("local_window_size", -1)
-    if not fused.attribute("causal", 1):
+    build, window, causal = fused.build, fused.attribute("local_window_size", -1), fused.attribute("causal", 1)
+    if window != -1 and (window < 1 or not causal):
+        raise Refused("not-spelled", f"local_window_size {window} with causal {causal} is not spelled out", fused.node.name)
+    if not causal:
         return None if cache.ends is None else compared(build, "Less", places(build, columns), by_entry(build, cache.ends))
     offset = cache.offset()
     seen = before(build, cache.rows, columns, offset)
     if window == -1:
         return seen
-    if window < 1:
-        raise Refused("not-spelled", f"local_window_size {window} is not spelled out", fused.node.name)
     since = before(build, cache.rows, columns, moved(build, offset, -window), opposite=True)
     return build.logical("And", [seen, since])
 

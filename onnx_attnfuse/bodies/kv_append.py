@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.bodies.fused_node import FusedNode
@@ -69,7 +70,8 @@ class Cache:
     def _looked_up(self, old: ir.Value, new: ir.Value, starts: ir.Value) -> ir.Value:
         """Every place of the present from the past, from what is new, or from the zero behind both."""
         build, (batch, heads, earlier, size) = self.fused.build, dims_of(self.fused.build, old)
-        zero = build.expand(build.scalar(0.0, build.facts.dtype(new)), (batch, heads, 1, size), [True] * 4)
+        dtype = build.facts.dtype(new) or ir.DataType.FLOAT
+        zero = build.expand(build.constant(np.zeros((), dtype.numpy())), (batch, heads, 1, size), [True] * 4)
         everything = joined(build, [old, new, zero], 2)
         place, start, past = self._places(earlier), column(build, starts), length_of(build, earlier)
         rows = length_of(build, self.rows)

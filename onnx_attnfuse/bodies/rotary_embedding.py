@@ -29,9 +29,14 @@ def body(fused: FusedNode) -> Body:
     if fused.attribute("rotary_embedding_dim", 0) not in {0, 2 * half}:
         raise Refused("malformed", "the cosines are of other channels than those that are turned", fused.node.name)
     by_head = len(dims) == 4
+    if not by_head and fused.attribute("rotary_embedding_dim", 0) and not fused.attribute("num_heads", 0):
+        raise Refused("malformed", "rotary_embedding_dim without num_heads", fused.node.name)
     rows = dims[2] if by_head else dims[1]
     heads = fused.attribute("num_heads", 0)
     value = operand if by_head else build.reshape(operand, _split(fused, dims, half, heads))
+    size = dims_of(build, value)[3]
+    if not fused.attribute("rotary_embedding_dim", 0) and isinstance(size, int) and size != 2 * half:
+        raise Refused("malformed", f"the cosines are of {2 * half} channels, and all {size} are turned", fused.node.name)
     tables = [_table(fused, table, positions, rows, by_head=by_head) for table in (cos, sin)]
     turned = rotated(build, value, tables[0], tables[1], half, interleaved=bool(fused.attribute("interleaved", 0)))
     return Body((turned if by_head else build.reshape(turned, dims),), (operand, cos, sin))

@@ -60,6 +60,5 @@ INFO = OpInfo(
     not_on_cpu=frozenset(["q_norm_weight", "k_norm_weight"]),
     rank=2,
     target="onnx_attnfuse.targets.group_query_attention",
-    reference="onnx_attnfuse.verify.references.group_query_attention:GroupQueryAttention",
     describe=_describe,
 )

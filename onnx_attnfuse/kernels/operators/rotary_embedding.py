@@ -9,5 +9,4 @@ INFO = OpInfo(
     inputs={"input": "input", "position_ids": "positions", "cos_cache": "cos", "sin_cache": "sin"},
     kind="rotation",
     fragile=False,
-    reference="onnx_attnfuse.verify.references.rotary_embedding:RotaryEmbedding",
 )

@@ -5,6 +5,7 @@ What is given in half precision is computed in float32 and rounded once, as kern
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any, cast
@@ -13,11 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.bodies.fused_node import FusedNode, alone
+from onnx_attnfuse.bodies.group_query_attention import PRIVATE
 from onnx_attnfuse.bodies.table import body_of
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.graph.schemas import table
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.references.core import HALVES, Array, Operator, Results
+from onnx_attnfuse.verify.references.lengths import check
+from onnx_attnfuse.verify.references.quantised_cache import CACHE_OPERATORS
 
 _OPSET = 18
 _MASK = 3
@@ -39,6 +43,7 @@ class _Bodied(Operator):
         Raises:
             ValueError: Its body cannot be written for these inputs.
         """
+        check(cls.op_domain, cls.__name__, inputs)
         dtype = inputs[0].dtype
         is_half = dtype.name in HALVES and cls.__name__ not in _ROUNDS_WITHIN
         masks = {_MASK} if not cls.op_domain else set[int]()
@@ -72,7 +77,7 @@ def _evaluated(op: tuple[str, str], arrays: Sequence[Array | None], attributes: 
         model = _model(fused)
     except Refused as refused:
         raise ValueError(refused.reason.message) from refused
-    return cast("list[Array]", ReferenceEvaluator(ir.to_proto(model)).run(None, feeds))
+    return cast("list[Array]", ReferenceEvaluator(ir.to_proto(model), new_ops=CACHE_OPERATORS).run(None, feeds))
 
 
 def _model(fused: FusedNode) -> ir.Model:
@@ -81,7 +86,7 @@ def _model(fused: FusedNode) -> ir.Model:
     Raises:
         Refused: It cannot be written.
     """
-    body, build = body_of(fused), fused.build
+    body, build = body_of(dataclasses.replace(fused, quantises=True)), fused.build
     outputs = [value for value in itertools.takewhile(lambda value: value is not None, body.values) if value is not None]
     if body.defined and body.defined[0] is not None:
         dtype = build.facts.dtype(outputs[0])
@@ -91,4 +96,5 @@ def _model(fused: FusedNode) -> ir.Model:
     for value in graph.outputs:
         value.shape = None
     graph.remove(fused.node)
+    graph.opset_imports[PRIVATE] = 1
     return ir.Model(graph, ir_version=9)

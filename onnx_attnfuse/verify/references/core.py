@@ -95,40 +95,13 @@ def merge_heads(array: Array) -> Array:
     return np.reshape(np.transpose(array, (0, 2, 1, 3)), (batch, length, heads * size))
 
 
-def repeat_heads(array: Array, heads: int) -> Array:
-    """Keys or values with each head as often as it serves a head of the queries, which are consecutive.
-
-    Raises:
-        ValueError: The numbers of heads do not divide.
-    """
-    times, rest = divmod(heads, array.shape[-3])
-    if rest:
-        raise ValueError(f"{array.shape[-3]} heads of keys cannot serve {heads} of queries")
-    return np.repeat(array, times, axis=-3)
-
-
 def scores(query: Array, key: Array, scale: float | None) -> Array:
     """Scaled scores; no scale, or 0, is one over the root of the head size."""
     factor = np.asarray(scale or 1 / math.sqrt(query.shape[-1]), query.dtype)
     return np.matmul(query, np.swapaxes(key, -1, -2)) * factor
 
 
-def capped(logits: Array, cap: float | None) -> Array:
-    """Scores within ±`cap`; 0 caps nothing."""
-    return cap * np.tanh(logits / cap) if cap else logits
-
-
-def softmax(logits: Array, *, sink: Array | None = None, empty: float = math.nan) -> Array:
-    """The softmax over the last axis.
-
-    Args:
-        logits: Scores; -inf is not seen.
-        sink: Logits of one more column, without a value of its own.
-        empty: The weights of a row that sees nothing.
-    """
-    top = logits.max(axis=-1, keepdims=True, initial=-math.inf)
-    top = top if sink is None else np.maximum(top, sink)
-    powers = np.where(np.isneginf(logits), 0, np.exp(logits - top))
-    total = powers.sum(axis=-1, keepdims=True)
-    total = total if sink is None else total + np.exp(sink - top)
-    return np.where(total == 0, empty, powers / np.where(total == 0, 1, total)).astype(logits.dtype)
+def softmax(logits: Array) -> Array:
+    """The softmax over the last axis; -inf is not seen, and a row that sees nothing is NaN."""
+    powers = np.where(np.isneginf(logits), 0, np.exp(logits - logits.max(axis=-1, keepdims=True, initial=-math.inf)))
+    return (powers / powers.sum(axis=-1, keepdims=True)).astype(logits.dtype)

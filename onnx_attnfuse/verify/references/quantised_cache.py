@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from onnx.reference.op_run import OpRun
 
-from onnx_attnfuse.kernels.cache_formats import CacheFormat
-from onnx_attnfuse.verify.references.core import Array
+from onnx_attnfuse.bodies.group_query_attention import PRIVATE
+from onnx_attnfuse.kernels.cache_formats import FORMATS, CacheFormat
+from onnx_attnfuse.verify.references.core import Array, Operator, Results
 
 _HALF_BYTE = 4
 _ZERO = 8
@@ -53,3 +55,36 @@ def _packed(whole: Array) -> Array:
 def _unpacked(stored: Array) -> Array:
     pair = np.stack([stored & 0xF, stored >> _HALF_BYTE], axis=-1)
     return pair.reshape(*stored.shape[:-1], 2 * stored.shape[-1]).astype(np.int8) - _ZERO
+
+
+class QuantiseCache(Operator):
+    """Keys or values as a cache of so many bits holds them, for the body of GroupQueryAttention."""
+
+    op_domain = PRIVATE
+
+    def _run(self, array: Array, scale: Array, *, bits: int, to: int) -> Results:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (quantised(array, scale, _form(bits, to)),)
+
+
+class DequantiseCache(Operator):
+    """Keys or values as they are read from such a cache."""
+
+    op_domain = PRIVATE
+
+    def _run(self, stored: Array, scale: Array, *, bits: int, to: int, size: int) -> Results:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (restored(stored, scale, _form(bits, to), size),)
+
+
+CACHE_OPERATORS: list[type[OpRun]] = [QuantiseCache, DequantiseCache]
+
+
+def _form(bits: int, to: int) -> CacheFormat:
+    """The format of a cache.
+
+    Raises:
+        ValueError: There is none like it.
+    """
+    for form in FORMATS.values():
+        if form.bits == bits and int(form.dtype) == to:
+            return form
+    raise ValueError(f"there is no quantised cache of {bits} bits in {ir.DataType(to)}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx_attnfuse.bench.conformance.drawing import Case
-from onnx_attnfuse.verify.references.rotary_embedding import rotary_embedding
+from onnx_attnfuse.verify.references import operator
 from tests.support.kernel_cases import cases_of, check
 
 OPERATORS = ("com.microsoft.RotaryEmbedding", "ai.onnx.RotaryEmbedding")
@@ -23,7 +23,7 @@ def test_is_what_the_kernel_computes(case: Case, dtype: str) -> None:
 
 def _turned(width: int, positions: Any, **given: int) -> None:
     caches = [np.ones((6, width), np.float32)] * 2
-    rotary_embedding(np.ones((2, 4, 32), np.float32), np.asarray(positions), *caches, **given)
+    operator("RotaryEmbedding").called(np.ones((2, 4, 32), np.float32), np.asarray(positions), *caches, **given)
 
 
 def test_positions_that_the_caches_lack_are_refused() -> None:
