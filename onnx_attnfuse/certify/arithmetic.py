@@ -282,7 +282,9 @@ def is_zero(term: Term) -> Term:
     if lifted is not None:
         return lifted
     lead = min(polynomial(term).items(), key=lambda item: [atom.digest for atom in item[0]])
-    return make("eq0", "Bool", (term if lead[1] > 0 else multiply(number(-1, term.sort), term),))
+    found = make("eq0", "Bool", (term if lead[1] > 0 else multiply(number(-1, term.sort), term),))
+    found.memo.setdefault("written", term)
+    return found
 
 
 def _is_count(body: Term) -> bool:
@@ -351,7 +353,7 @@ def _is_special(term: Term) -> bool:
 def equals(left: Term, right: Term) -> Term:
     """Whether two terms of one sort are equal; minus infinity equals itself, what is no number does not."""
     if left.sort == "Bool":
-        return conjoin(_implied(left, right), _implied(right, left))
+        return conjoin(negate(conjoin(left, negate(right))), negate(conjoin(negate(left), right)))
     for one, other in ((left, right), (right, left)):
         if one.op == "ite" and _is_special(one):
             return ite(one.args[0], equals(one.args[1], other), equals(one.args[2], other))
@@ -363,10 +365,6 @@ def equals(left: Term, right: Term) -> Term:
 def _difference(left: Term, right: Term) -> Term:
     """The difference that a comparison holds against 0, of real numbers as floats have them."""
     return subtract(absorbed(left), absorbed(right)) if left.sort == "Real" else subtract(left, right)
-
-
-def _implied(left: Term, right: Term) -> Term:
-    return negate(conjoin(left, negate(right)))
 
 
 def larger(left: Term, right: Term) -> Term:

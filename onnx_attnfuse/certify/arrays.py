@@ -135,7 +135,7 @@ def scalar(term: Term, dtype: ir.DataType) -> Array:
     return Array([], dtype, lambda _: term)
 
 
-def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
+def constant(array: NumPyArray, name: str, dtype: ir.DataType, *, listed: bool = True) -> Array:
     """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted by its name."""
     sort, shape = sort_of(dtype), [number(length) for length in array.shape]
     formulas: dict[tuple[int | None, ...], Read | None] = {}
@@ -154,7 +154,7 @@ def constant(array: NumPyArray, name: str, dtype: ir.DataType) -> Array:
         if formula is not None:
             return formula(tuple(item for item, at in zip(place, fixed, strict=True) if at is None))
         most = _MAX_LISTED if sort != "Real" else _MAX_WEIGHTS if name.startswith(WEIGHT) else _MAX_FLOATS
-        if array.size <= most:
+        if listed and array.size <= most:
             return _tabulated(array, place, sort)
         return element(name, sort, place)
 
@@ -233,8 +233,8 @@ def _band(array: NumPyArray, sort: Sort) -> Read | None:
 
 
 def _lies_between(term: Term, first: Term | None, last: Term | None) -> Term:
-    above = TRUE if first is None else arithmetic.at_most(first, term)
-    return above if last is None else conjoin(above, arithmetic.at_most(term, last))
+    below = TRUE if last is None else arithmetic.at_most(term, last)
+    return below if first is None else conjoin(below, arithmetic.at_most(first, term))
 
 
 def elementwise(arrays: Sequence[Array], dtype: ir.DataType, compute: Callable[..., Term]) -> Array:

@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.ops import is_standard
 from onnx_attnfuse.graph.sizes import Dim
 
 _MAX_READ_BYTES = 1 << 22
-_UNKNOWN = (Unsupported, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+UNKNOWN = (Unsupported, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
 """What reading a node ends with that has no meaning here, or that no valid model has: its results are uninterpreted."""
 
 
@@ -124,7 +124,7 @@ class Execution:
         given = [None if item is None else self._seen_in(node, self._arrays[item]) for item in inputs]
         try:
             results = self._computed(node, given)
-        except _UNKNOWN:
+        except UNKNOWN:
             results = list[Array]()
         if not results:
             self._arrays[value] = self._end(value)
@@ -170,7 +170,7 @@ class Execution:
         def read(at: Index) -> Term:
             try:
                 return array.at(*at)
-            except _UNKNOWN:
+            except UNKNOWN:
                 return element(name, array.sort, at)
 
         return Array(array.shape, array.dtype, read)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import weakref
+from collections.abc import Generator
 from typing import Any, Literal
 
 Sort = Literal["Int", "Real", "Bool"]
@@ -63,6 +65,8 @@ class Proof(threading.local):
 
 
 PROOF = Proof()
+_MAX_COMPUTED = 1 << 14
+"""Sums and products that are remembered outside of proofs."""
 
 
 def make(op: str, sort: Sort, args: tuple[Term, ...] = (), data: Any = None) -> Term:
@@ -82,3 +86,17 @@ def make_shared(op: str, sort: Sort, data: Any = None) -> Term:
     """A constant of a module, one object for all threads."""
     found = _SHARED[op, sort, (), data] = make(op, sort, (), data)
     return found
+
+
+@contextlib.contextmanager
+def aside() -> Generator[None, None, None]:
+    """Has the terms that are made inside be no part of a proof: what they rest on is not noted, and they are not held."""
+    noted, met, held = PROOF.noted, PROOF.met, len(PROOF.held)
+    PROOF.noted, PROOF.met = {}, {}
+    try:
+        yield
+    finally:
+        PROOF.noted, PROOF.met = noted, met
+        del PROOF.held[held:]
+        if len(PROOF.computed) > _MAX_COMPUTED:
+            PROOF.computed.clear()

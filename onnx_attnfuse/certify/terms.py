@@ -221,9 +221,9 @@ def ite(condition: Term, then: Term, other: Term) -> Term:
         return ite(condition, then.args[1], other)
     if other.op == "ite" and other.args[0] is condition:
         return ite(condition, then, other.args[2])
-    if condition.op == "eq0" and then.sort == "Int" and condition.args[0].sort == "Int":
-        gap = subtract(other, then)
-        if gap is condition.args[0] or multiply(number(-1), gap) is condition.args[0]:
+    if condition.op in {"eq0", "le0"} and then.sort == "Int" and condition.args[0].sort == "Int":
+        form, gap = condition.args[0], subtract(other, then)
+        if (gap is form or multiply(number(-1), gap) is form) and (condition.op == "eq0" or _is_nonnegative(form)):
             return other
     if then.sort == "Bool":
         if then.op == "const":
@@ -231,6 +231,12 @@ def ite(condition: Term, then: Term, other: Term) -> Term:
         if other.op == "const":
             return disjoin(negate(condition), then) if other.data else conjoin(condition, then)
     return make("ite", then.sort, (condition, then, other))
+
+
+def _is_nonnegative(term: Term) -> bool:
+    from onnx_attnfuse.certify.arithmetic import is_nonnegative
+
+    return is_nonnegative(term)
 
 
 def negate(term: Term) -> Term:
@@ -243,13 +249,17 @@ def negate(term: Term) -> Term:
 def _joined(op: str, terms: Iterable[Term], neutral: Term, absorbing: Term) -> Term:
     parts: dict[Term, None] = {}
     for item in terms:
-        parts.update(dict.fromkeys(item.args if item.op == op else (item,)))
+        parts.update(dict.fromkeys(item.memo["written"] if item.op == op else (item,)))
     parts.pop(neutral, None)
     if absorbing in parts or any(negate(part) in parts for part in parts):
         return absorbing
     if not parts:
         return neutral
-    return next(iter(parts)) if len(parts) == 1 else make(op, "Bool", tuple(sorted(parts)))
+    if len(parts) == 1:
+        return next(iter(parts))
+    joined = make(op, "Bool", tuple(sorted(parts)))
+    joined.memo.setdefault("written", tuple(parts))
+    return joined
 
 
 def conjoin(*terms: Term) -> Term:

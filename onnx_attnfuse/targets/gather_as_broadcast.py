@@ -14,9 +14,8 @@ from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, ref
 from onnx_attnfuse.attention.axes.rearrange import arrange
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned, is_short, upward
 from onnx_attnfuse.attention.masks.classify import element, position
-from onnx_attnfuse.attention.masks.expression import TRUE, Element, Expression
+from onnx_attnfuse.attention.masks.expression import TRUE, Element
 from onnx_attnfuse.attention.masks.index_reader import Reader
-from onnx_attnfuse.attention.masks.reshape_index import At
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.ops import CASTS, ELEMENTWISE, GATHERS, REARRANGES, REPEATS, is_standard
@@ -61,7 +60,7 @@ class DataLayout:
         data, at = node.inputs[0], tuple(map(position, indexed.axes))
         every = not is_short(indexed, self._reader.facts)
         while data is not None:
-            found = _UpTo(data, self._reader).element(indexed.value, at)
+            found = Reader(self._reader.facts, data).element(indexed.value, at)
             laid = None
             if isinstance(found, Element) and found.value is data:
                 laid = laid_out(self._builder, found, indexed.axes, is_long=every)
@@ -131,17 +130,6 @@ def laid_out(builder: Builder, picked: Element, axes: Sequence[Axis], *, is_long
     if order != sorted(set(order)):
         return None
     return IndexedValue(builder.reshape(value, shape), tuple(leaves(axis) if at in order else () for at, axis in enumerate(axes)))
-
-
-class _UpTo(Reader):
-    """Reads as far as one value, which it does not look into."""
-
-    def __init__(self, end: ir.Value, reader: Reader) -> None:
-        super().__init__(reader.facts)
-        self._end = end
-
-    def element(self, value: ir.Value, at: At, depth: int = 0) -> Expression:
-        return Element(value, at) if value is self._end else super().element(value, at, depth)
 
 
 def _is_by_place(node: ir.Node) -> bool:

@@ -11,11 +11,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import onnx_ir as ir
-
 from onnx_attnfuse.attention.axes.factors import Axis, leaves, named
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.masks import predicates, simplify
+from onnx_attnfuse.attention.masks import predicates
 from onnx_attnfuse.attention.masks.biases import bias_kinds, with_slopes
 from onnx_attnfuse.attention.masks.expression import (
     FALSE,
@@ -204,8 +202,23 @@ def _multiplied(part: Expression, gain: float) -> Expression:
         return part
     if isinstance(part, Apply) and part.op == "Add":
         return Apply("Add", tuple(_multiplied(argument, gain) for argument in part.arguments))
-    product = simplify.apply("Mul", (part, Number(gain)), ir.DataType.DOUBLE)  # what was rounded is not rounded again
-    return Apply("Mul", (part, Number(gain))) if product is None else product
+    return _product(part, gain) or Apply("Mul", (part, Number(gain)))
+
+
+def _product(part: Expression, gain: float) -> Expression | None:
+    """A number, or a choice between numbers, times another; what was rounded is not rounded again."""
+    match part:
+        case Number(value):
+            return Number(value * gain)
+        case Linear((), int(offset)):
+            return Number(offset * gain)
+        case Choice(condition, chosen, other):
+            both = _product(chosen, gain), _product(other, gain)
+            return None if both[0] is None or both[1] is None else choice(condition, both[0], both[1])
+        case Apply("Complement", (inner,)):
+            return choice(truth(inner), Number(0.0), Number(gain))
+        case _:
+            return None
 
 
 def element(indexed: IndexedValue, reader: Reader) -> Expression:

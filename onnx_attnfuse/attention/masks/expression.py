@@ -146,27 +146,6 @@ def scaled(form: Linear, factor: Dim) -> Linear:
     return Linear(tuple((atom, coefficient * factor) for atom, coefficient in form.terms), form.offset * factor)
 
 
-def divided(form: Linear, divisor: Dim) -> tuple[Linear, Linear] | None:
-    """Quotient and remainder by a size, if the remainder is certainly within it."""
-    quotient: list[tuple[Index | Element, Dim]] = []
-    rest: list[tuple[Index | Element, Dim]] = []
-    for atom, coefficient in form.terms:
-        exact = sizes.exact_quotient(coefficient, divisor)
-        (rest.append((atom, coefficient)) if exact is None else quotient.append((atom, exact)))
-    exact = sizes.exact_quotient(form.offset, divisor)
-    remainder = Linear(tuple(rest), form.offset if exact is None else 0)
-    low, high = bounds(remainder)
-    if low is None or high is None or not _at_least(low, 0) or not _at_least(divisor - 1, high):
-        return None
-    return Linear(tuple(quotient), 0 if exact is None else exact), remainder
-
-
-def quotient(form: Linear, divisor: Dim) -> tuple[Linear, Linear] | None:
-    """Quotient and remainder of a form that is certainly not negative, so that all ways to round a quotient agree."""
-    low, _ = bounds(form)
-    return divided(form, divisor) if low is not None and _at_least(low, 0) else None
-
-
 def bounds(form: Linear) -> tuple[Dim | None, Dim | None]:
     """The smallest and largest value of a form; None where a read element makes it unknown."""
     low: Dim | None = form.offset
@@ -279,20 +258,7 @@ def choice(condition: Expression, chosen: Expression, other: Expression) -> Expr
     """`chosen` or `other`, decided where the condition is."""
     if isinstance(condition, Truth):
         return chosen if condition.value else other
-    return other if chosen == other or _agree(condition, chosen, other) else Choice(condition, chosen, other)
-
-
-def _agree(condition: Expression, chosen: Expression, other: Expression) -> bool:
-    """Whether two forms are equal where a condition holds: it says that a form is 0, and they differ by a multiple of that."""
-    if not isinstance(condition, Compare) or not isinstance(chosen, Linear) or not isinstance(other, Linear):
-        return False
-    form, gap = condition.form, combine(chosen, other, -1)
-    low, _ = bounds(form)
-    if not form.terms or not (condition.equal or (low is not None and _at_least(low, 0))):
-        return False
-    ((atom, coefficient), *_), terms = form.terms, dict(gap.terms)
-    times = sizes.exact_quotient(terms.get(atom, 0), coefficient)
-    return times is not None and combine(gap, scaled(form, times), -1) == constant(0)
+    return other if chosen == other else Choice(condition, chosen, other)
 
 
 def truth(part: Expression) -> Expression:

@@ -57,14 +57,3 @@ def index_factors(part: Expression) -> set[Factor]:
 def elements_of(part: Expression) -> list[Element]:
     """Every element that is read, also those that say where others are."""
     return [atom for atom in walk(part) if isinstance(atom, Element)]
-
-
-def is_larger(part: Expression, limit: int) -> bool:
-    """Whether an expression, written out, has more parts than a number; no more of them are looked at."""
-    pending, count = [part], 0
-    while pending and count <= limit:
-        found = pending.pop()
-        count += 1
-        pending += found.at if isinstance(found, Element) else parts_of(found)
-        pending += [atom for atom, _ in found.terms if isinstance(atom, Element)] if isinstance(found, Linear) else []
-    return count > limit

@@ -24,6 +24,8 @@ class Call:
     opset: int
     asked: set[str | int] = dataclasses.field(default_factory=set[str | int])
     """Attributes and places of inputs that the meaning has asked for."""
+    place: Callable[[Term, Term], Term] | None = None
+    """Makes an index that may count from the end of an axis one that counts from its start; without it both are told apart."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The attribute's value, or `default`."""
@@ -59,6 +61,10 @@ class Call:
         for name, given in self.node.attributes.items():
             if name not in self.asked and (schema is None or not is_default(schema.attributes[name], given)):
                 raise Unsupported(f"{name} of {self.node.op_type}")
+
+    def wrapped(self, place: Term, length: Term) -> Term:
+        """An index that may count from the end, as one from the start."""
+        return wrapped(place, length) if self.place is None else self.place(place, length)
 
     def axes(self, place: int, name: str = "axes") -> list[int] | None:
         """Axes by an attribute or an input; None if neither is there."""

@@ -242,11 +242,11 @@ def _smaller(left: Term, right: Term) -> Term:
 
 
 def _extreme(left: Term, right: Term, choose: Callable[[Term, Term], Term]) -> Term:
-    """The larger or smaller of two numbers, drawn into a choice between constants that is held against a constant."""
+    """The larger or smaller of two numbers, drawn into a choice between constants."""
     if NAN in {left, right}:
         return NAN
     for one, other in ((left, right), (right, left)):
-        if is_constants(one) and (other.op in {"const", "ninf"} or is_constants(other)):
+        if is_constants(one) and (one.sort == "Int" or other.op in {"const", "ninf"} or is_constants(other)):
             return ite(one.args[0], *(_extreme(part, other, choose) for part in one.args[1:]))
     return choose(left, right)
 

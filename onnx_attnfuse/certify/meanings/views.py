@@ -162,7 +162,7 @@ def _gather(call: Call) -> Sequence[Array]:
     behind = axis + places.rank
 
     def read(place: Index) -> Term:
-        item = wrapped(places.at(*place[axis:behind]), data.shape[axis])
+        item = call.wrapped(places.at(*place[axis:behind]), data.shape[axis])
         return data.at(*place[:axis], item, *place[behind:])
 
     return [Array([*data.shape[:axis], *places.shape, *data.shape[axis + 1 :]], data.dtype, read)]
@@ -173,7 +173,7 @@ def _gather_elements(call: Call) -> Sequence[Array]:
     axis = axis_of(call.attribute("axis", 0), data.rank)
 
     def read(place: Index) -> Term:
-        return data.at(*place[:axis], wrapped(places.at(*place), data.shape[axis]), *place[axis + 1 :])
+        return data.at(*place[:axis], call.wrapped(places.at(*place), data.shape[axis]), *place[axis + 1 :])
 
     return [Array(places.shape, data.dtype, read)]
 
@@ -186,7 +186,7 @@ def _gather_nd(call: Call) -> Sequence[Array]:
     depth, outer = int(places.shape[-1].data), places.rank - 1
 
     def read(place: Index) -> Term:
-        items = [wrapped(places.at(*place[:outer], number(item)), data.shape[batch + item]) for item in range(depth)]
+        items = [call.wrapped(places.at(*place[:outer], number(item)), data.shape[batch + item]) for item in range(depth)]
         return data.at(*place[:batch], *items, *place[outer:])
 
     return [Array([*places.shape[:-1], *data.shape[batch + depth :]], data.dtype, read)]
@@ -258,7 +258,7 @@ def _pad(call: Call) -> Sequence[Array]:
     def read(place: Index) -> Term:
         moved = [subtract(item, low) for item, low in zip(place, before, strict=True)]
         tests = [
-            conjoin(arithmetic.at_most(ZERO, item), arithmetic.below(item, length))
+            conjoin(arithmetic.below(item, length), arithmetic.at_most(ZERO, item))
             for item, length in zip(moved, data.shape, strict=True)
         ]
         return ite(conjoin(*tests), data.at(*moved), filler)
