@@ -95,7 +95,7 @@ def proved(model: pathlib.Path, options: Options, wanted: Wanted) -> Result:
 
     result = onnx_attnfuse.optimize(model, options=options)
     for _ in range(_MAX_ROUNDS if wanted.require_proof else 0):
-        names = {claim.name for claim in certify(model, result.model, wanted.solver).open}
+        names = {name for claim in certify(model, result.model, wanted.solver).open for name in claim.sites}
         if names <= set(options.unproved):
             break
         options = dataclasses.replace(options, unproved=(*options.unproved, *sorted(names)))
@@ -130,6 +130,8 @@ def _differences(model: pathlib.Path, out: pathlib.Path, found: Certificate, wan
 
 
 def _lines(found: Certificate, path: pathlib.Path) -> Iterator[str]:
+    for problem in found.problems:
+        yield f"not proved: {problem}"
     for claim in found.open:
         yield f"not proved: '{claim.name}', {claim.before} that became {claim.after}: open is {claim.open}"
     count = len(found.claims) - len(found.open)

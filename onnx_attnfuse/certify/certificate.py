@@ -65,6 +65,8 @@ class Judged:
     """What is taken for granted of it, besides what is of all."""
     seconds: float = 0.0
     """CPU time of the proof."""
+    sites: tuple[str, ...] = ()
+    """The names, in the model or a function of it, of the values that it may be about."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Certificate:
 def _record(claim: Judged) -> dict[str, Any]:
     """A claim as it is written: without times, so that the same models give the same file."""
     found = dataclasses.asdict(claim)
-    del found["seconds"]
+    del found["seconds"], found["sites"]
     return found
 
 
@@ -231,7 +233,7 @@ def certify(
         taken = time.process_time() - start
         told(proof)
         numbers = [places.setdefault(item.text, len(places)) for item in proof.obligations] if proof.proved else []
-        claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken))
+        claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken, pair.sites(claim)))
     sizes = {name: str(dim) for name, dim in sorted(pair.aliases.items())}
     hashes = _hashes({"before": before, "after": after})
     return Certificate(
@@ -239,13 +241,13 @@ def certify(
     )
 
 
-def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float) -> Judged:
+def _judged(proof: Proof, numbers: tuple[int, ...], seconds: float, sites: tuple[str, ...]) -> Judged:
     nodes = [value.producer() for value in (proof.claim.before, proof.claim.after)]
     first, second = ("constant" if node is None else node.op_type for node in nodes)
     what = "" if proof.proved else proof.problem or ", ".join(dict.fromkeys(name for name, _ in proof.open))
     boundary = tuple(f"{name} = {value}" for name, value in proof.boundary.items())
     assumed = proof.assumed if proof.proved else ()
-    return Judged(proof.claim.name, first, second, proof.proved, numbers, boundary, what, assumed, seconds)
+    return Judged(proof.claim.name, first, second, proof.proved, numbers, boundary, what, assumed, seconds, sites)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import meanings
+from onnx_attnfuse.certify.inlining import inlined, origin, run_by
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import constant_tensor, subgraphs
 from onnx_attnfuse.graph.facts import Facts
@@ -59,8 +60,8 @@ class Side:
     """One model with the identity of each value."""
 
     def __init__(self, model: ir.Model, known: dict[str, ir.Value] | None = None, other: Side | None = None) -> None:
-        self.model = model
-        self.scope: Scope = next(scopes(model))
+        self.model = inlined(model)
+        self.scope: Scope = next(scopes(self.model))
         self.identity: dict[ir.Value, str] = {}
         self.own: dict[ir.Value, str] = {}
         """Of values that are claimed to be equal to others, what they are by themselves."""
@@ -71,10 +72,9 @@ class Side:
         self.claims: list[Claim] = []
         self._known, self._other = known or {}, other
         self._bodies: dict[ir.OperatorIdentifier, str] = {}
-        self._drawing = {name for name, function in model.functions.items() if any(map(_is_random, function.all_nodes()))}
-        """The functions of which each run may give something else."""
-        for _ in model.functions:
-            self._drawing |= {name for name, function in model.functions.items() if self._calls_drawing(function)}
+        self._drawing: dict[ir.Node, bool] = {}
+        self._inside: list[str] = []
+        """The first outputs of the nodes whose branches are looked at."""
         for value in self.scope.graph.inputs:
             self._note(value, _digest("input", value.name))
         for value in getattr(self.scope.graph, "initializers", {}).values():
@@ -149,8 +149,10 @@ class Side:
     def _of(self, node: ir.Node, place: int) -> str:
         """The identity of an output of a node: operator, attributes and the identities of its inputs."""
         inputs = ["" if item is None else self.identity_of(item) for item in node.inputs]
-        own = node.outputs[0].name if self._draws(node) else ""
+        self._inside.append(node.outputs[0].name or "")
+        own = tuple(self._inside) if self._draws(node) else ""
         attributes = [self._attribute(item) for _, item in sorted(node.attributes.items())]
+        self._inside.pop()
         domain = "" if node.domain == "ai.onnx" else node.domain
         version, body = self._version(node, domain), self._function(node.op_identifier())
         return _digest(domain, node.op_type, node.overload, version, own, place, *inputs, "attributes", *attributes, body)
@@ -174,11 +176,9 @@ class Side:
 
     def _draws(self, node: ir.Node) -> bool:
         """Whether each run of a node may give something else."""
-        nodes = (node, *(item for graph in subgraphs(node) for item in graph.all_nodes()))
-        return any(_is_random(item) or item.op_identifier() in self._drawing for item in nodes)
-
-    def _calls_drawing(self, function: ir.Function) -> bool:
-        return any(node.op_identifier() in self._drawing for node in function.all_nodes())
+        if node not in self._drawing:
+            self._drawing[node] = any(item.op_type in _RANDOM for item in run_by(self.model, node))
+        return self._drawing[node]
 
     def _attribute(self, item: ir.Attr) -> str:
         if item.type is ir.AttributeType.GRAPH and not item.is_ref():
@@ -199,7 +199,7 @@ class Side:
 
     def default(self, value: ir.Value) -> str:
         """A digest of what an input is where a caller does not give it; empty if it has to be given."""
-        tensor = value.const_value
+        tensor = value.const_value if value.is_graph_input() else None
         return "" if tensor is None else _digest(tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
 
     def _is_float(self, value: ir.Value) -> bool:
@@ -264,31 +264,33 @@ class Pair:
         for value, identity in self.before.identity.items():
             self.by_identity.setdefault(identity, value)
 
+    def sites(self, claim: Claim) -> tuple[str, ...]:
+        """The names of all values that a claim may be about: its own in its function, and those of what its node runs."""
+        node = claim.before.producer()
+        inside = [] if node is None else [item for item in run_by(self.before.model, node) if item is not node]
+        return (claim.name, origin(claim.before), *(value.name or "" for item in inside for value in item.outputs))
+
     @property
     def claims(self) -> list[Claim]:
         """The claims to prove, in the order of the model after."""
         return self.after.claims
 
     def differences(self) -> list[str]:
-        """In which the interfaces of the two models differ: names, and of inputs types, shapes and defaults."""
+        """In which the interfaces of the two models differ: names, types, shapes and defaults."""
         found: list[str] = []
         for what in ("inputs", "outputs"):
             before, after = ({value.name or "": value for value in getattr(side.scope.graph, what)} for side in self._sides)
             found += [f"only one of the models has '{name}'" for name in sorted(before.keys() ^ after.keys())]
-            for name in sorted(before.keys() & after.keys()) if what == "inputs" else ():
+            for name in sorted(before.keys() & after.keys()):
                 kinds = [[value.dtype, str(value.shape), side.default(value)] for value, side in
                          ((before[name], self.before), (after[name], self.after))]  # fmt: skip
                 if kinds[0] != kinds[1]:
-                    found.append(f"the input '{name}' has another type, shape or default in each model")
+                    found.append(f"the {what[:-1]} '{name}' has another type, shape or default in each model")
         return found
 
     @property
     def _sides(self) -> tuple[Side, Side]:
         return self.before, self.after
-
-
-def _is_random(node: ir.Node) -> bool:
-    return node.op_type in _RANDOM
 
 
 def _is_computed(value: ir.Value | None) -> bool:

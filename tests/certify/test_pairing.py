@@ -18,6 +18,14 @@ _RANDOM = """<ir_version: 8, opset_import: ["" : 17]> g (float[a] x) => (float[a
 _IN_FUNCTION = """<ir_version: 10, opset_import: ["" : 18, "local" : 1]> g (float[a] x) => (float[a] y) {{
     u = local.noise(x) v = {} y = Sub(u, v) }}
 <domain: "local", opset_import: ["" : 18]> noise (i) => (o) {{ o = RandomNormalLike(i) }}"""
+_IN_BRANCHES = """<ir_version: 8, opset_import: ["" : 17]> g (float[a] x, bool c) => (float[a] y) {{
+    u = If (c) <then_branch = t () => (float[a] d) {{ d = RandomNormalLike(x) }}, else_branch = e () => (float[a] x) {{ }}>
+    v = If (c) <then_branch = t () => (float[a] d) {{ d = RandomNormalLike(x) }}, else_branch = e () => (float[a] x) {{ }}>
+    y = Sub(u, {}) }}"""
+_OTHER_FUNCTION = """<ir_version: 10, opset_import: ["" : 17, "local" : 1]> g (float[a] x) => (float[a] y) {{
+    u = local.noise(x) v = {} y = Sub(u, v) }}
+<domain: "local", opset_import: ["" : 18]> noise (i) => (o) {{ o = RandomNormalLike(i) }}"""
+_SIZES = """<ir_version: 8, opset_import: ["" : 17]> g (float[a] x, float[1] d) => (float[{}] y) {{ y = Mul(x, d) }}"""
 _DEFAULT = """<ir_version: 8, opset_import: ["" : 17]> g (float[a] x, float[1] d) => (float[a] y) {} {{ y = Mul(x, d) }}"""
 _TYPED = """<ir_version: 8, opset_import: ["" : 17]> g ({} x) => (float[a] y) {{ f = Cast<to = 1>(x) y = Mul(f, f) }}"""
 _FOREIGN = """<ir_version: 8, opset_import: ["" : 17, "my" : {}]> g (float[a] x) => (float[a] y) {{ y = my.op(x) }}"""
@@ -31,6 +39,9 @@ _CHANGED = """<ir_version: 8, opset_import: ["" : {}]> g (float[a,4,8] x, float[
         (_NESTED, "Sin", "Cos"),
         (_RANDOM, "RandomNormalLike(x)", "Identity(u)"),
         (_IN_FUNCTION, "local.noise(x)", "Identity(u)"),
+        (_OTHER_FUNCTION, "local.noise(x)", "Identity(u)"),
+        (_IN_BRANCHES, "v", "u"),
+        (_SIZES, "a", "b"),
         (_DEFAULT, "<float[1] d = {2}>", "<float[1] d = {5}>"),
         (_DEFAULT, "<float[1] d = {2}>", ""),
         (_TYPED, "int64[a]", "double[a]"),
