@@ -200,7 +200,7 @@ class Prover:
         """Equality where a condition holds, and where it does not."""
         for holds in (True, False):
             assumed = (*facts, condition if holds else negate(condition))
-            if self.valid(FALSE, assumed):
+            if self.valid(FALSE, assumed) or (holds and self._fails_at_a_key(condition, facts)):
                 continue
             one, other = (substitute(item, {condition: truth(holds)}) for item in pair)
             if holds and condition.op == "all":
@@ -359,6 +359,10 @@ class Prover:
                     if self.valid(disjoin(negate(mask), body), facts):
                         return True
         return any(self._takes_part(mask, bound, key, facts) for key in likely_keys(mask, bound))
+
+    def _fails_at_a_key(self, condition: Term, facts: Facts) -> bool:
+        """Whether a condition is one on all keys of a row, and one of those that come to mind does not meet it."""
+        return condition.op == "all" and self._sees_a_key(condition.args[1], condition.args[0], facts)
 
     def _takes_part(self, mask: Term, bound: Term, key: Term, facts: Facts) -> bool:
         inside = conjoin(arithmetic.at_most(ZERO, key), arithmetic.below(key, bound.args[0]))
