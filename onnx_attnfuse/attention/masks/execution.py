@@ -1,7 +1,7 @@
-"""The graph above a mask, executed to terms: views and gathers mean what they mean in certificates, floats stay as written.
+"""Executes the graph above a mask to terms. Views and gathers have the meanings of certificates; floats keep their order.
 
-What is not read is an element of the value that it is: the result of an operator without a meaning here, or of one whose result
-is no form over indices, comparison or choice.
+Execution ends at an operator without a meaning here, and at one whose result is no form over indices, comparison or choice. The
+result of such an operator is an element that is read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MaskExecution(Execution):
     """One graph, executed as far as masks are read in it.
 
     Args:
-        facts: What is known of the graph.
+        facts: Shapes, types and contents of its values.
         present: Lengths that are not 0, since an element is read that they are the range of an index of.
         end: A value that is not looked into.
     """
@@ -168,17 +168,8 @@ class MaskExecution(Execution):
 
         Of constants that hold the same the first that was asked for is read: exporters write a table once for each place.
         """
-        array, dtype = constant_array(value, limit=_MATRIX), self._known.dtype(value)
-        if array is None or dtype is None or not array.size:
-            return self._plain(value, place)
         if value not in self._tables:
-            key = str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
-            known = self._known.once("constants by content", dict[tuple[object, ...], ir.Value])
-            if key not in known or not known[key].uses():  # what is rewritten may have lost it since
-                known[key] = value
-            binary = dtype != ir.DataType.BOOL and bool(np.isin(array, [0, 1]).all())
-            name = self.name(known[key])
-            self._tables[value] = name, arrays.constant(array, name, dtype, listed=False), binary
+            self._tables[value] = self._table(value)
         name, table, binary = self._tables[value]
         found = element(name, table.sort, place)
         if all(map(arithmetic.is_nonnegative, place)):
@@ -188,6 +179,17 @@ class MaskExecution(Execution):
             return found
         zero = number(0, found.sort)
         return ite(arithmetic.is_zero(found), zero, number(1, found.sort))
+
+    def _table(self, value: ir.Value) -> tuple[str, Array, bool]:
+        array, dtype = constant_array(value, limit=_MATRIX), self._known.dtype(value) or ir.DataType.UNDEFINED
+        if array is None or not array.size:
+            return self.name(value), arrays.unknown(self.name(value), self.shape(value), dtype), False
+        key = str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
+        known = self._known.once("constants by content", dict[tuple[object, ...], ir.Value])
+        if key not in known or not known[key].uses():  # a rewrite may have removed it since
+            known[key] = value
+        name, binary = self.name(known[key]), dtype != ir.DataType.BOOL and bool(np.isin(array, [0, 1]).all())
+        return name, arrays.constant(array, name, dtype, listed=False), binary
 
     def place(self, found: Term, length: Term) -> Term:
         """An index that is read or computed, as a form; a negative constant counts from the end.
@@ -205,7 +207,7 @@ class MaskExecution(Execution):
 
     @property
     def facts(self) -> Facts:
-        """What is known of the graph."""
+        """Shapes, types and contents of the graph's values."""
         return self._known
 
 
@@ -337,7 +339,7 @@ def _range(run: MaskExecution, node: ir.Node, items: Sequence[Array | None]) -> 
 
 
 def _slice(run: MaskExecution, node: ir.Node, items: Sequence[Array | None]) -> Array:
-    """A part that begins at a known place, or at one that is told at run time and is inside."""
+    """A part that begins at a known place, or at one that only a run shows, which is taken to be inside."""
     data, value = _input(items, 0), node.inputs[0]
     dims = None if value is None else run.facts.dims(value)
     bounds = None if dims is None else slice_bounds(node, len(dims), run.facts)

@@ -1,7 +1,7 @@
-"""Pulling one element of a mask: *what stands at index (b, n, i, j)*, by executing the graph above it to a term.
+"""Reads the element of a mask at index (b, n, i, j): executes the graph above the mask to a term.
 
-The term is written as an expression over the index variables and the values that are read. A pulled element is exact, not a
-guess: it holds for every index and size.
+The term becomes an expression over the index variables and the values that are read. It is exact, not a guess: it holds for
+every index and size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reader:
     """Reads elements of values of one graph.
 
     Args:
-        facts: What is known of the graph.
+        facts: Shapes, types and contents of its values.
         end: A value that is not looked into.
     """
 

@@ -1,4 +1,4 @@
-"""Element-wise operators on terms: what stays in the order in which it was written, and what is no form any more."""
+"""Element-wise operators on terms: the order of float additions, choices between numbers, and linear forms."""
 
 from __future__ import annotations
 
