@@ -75,6 +75,20 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         "causal_shifted",
         "j <= i + 1",
     ),
+    "a distance of two at most": (
+        "",
+        f"""{POSITIONS} w = Constant<value_int=2>() d = Sub(i, j) far = Abs(d) c = LessOrEqual(far, w)
+            {FILL} m = Where(c, nothing, fill)""",
+        "two_sided_window",
+        "i <= j + 2 and j <= i + 2",
+    ),
+    "a distance of more than two": (
+        "",
+        f"""{POSITIONS} w = Constant<value_int=2>() d = Sub(i, j) far = Abs(d) c = Greater(far, w)
+            {FILL} m = Where(c, nothing, fill)""",
+        "arbitrary",
+        "j <= i - 3 or i <= j - 3",
+    ),
     "the larger of both positions": (
         "",
         TRIANGLE.replace("LessOrEqual(j, i)", "LessOrEqual(most, i)").replace("c =", "most = Max(i, j) c =", 1),
