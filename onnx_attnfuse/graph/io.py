@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
     return model
 
 
-def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, ...]:
+def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = True) -> tuple[pathlib.Path, ...]:
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
@@ -90,6 +90,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, .
     Args:
         model: The model; unchanged afterwards.
         path: The file to write; replaced if it exists.
+        is_result: Check that the model would load; one that is still worked on may lack imports of opsets.
 
     Returns:
         The data files that were there before and that the file now refers to: it is of no use without them.
@@ -111,7 +112,7 @@ def save(model: ir.Model, path: str | os.PathLike[str]) -> tuple[pathlib.Path, .
             weights = weights if inside > _INLINE_LIMIT else [value for value in weights if external.lies_beside(value)]
             moved = external.moved_out(weights, _data_path(model, path, files.renamed.values()), stage) if weights else []
             with _holding(weights, moved), stage.temporary(path).open("wb") as file:
-                _write(model, files.renamed, file)
+                _write(model, files.renamed, file, is_result=is_result)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     return files.shared
@@ -172,7 +173,9 @@ def to_kind(model: ir.Model, kind: ModelKind) -> Any:
         `model` itself.
     """
     if kind.name == "proto":
-        return _to_proto(model)
+        proto = _to_proto(model)
+        check_written(proto)
+        return proto
     if kind.name != "program":
         return model
     kind.program.model = model
@@ -290,7 +293,7 @@ def _holding(values: Sequence[ir.Value], tensors: Sequence[ir.TensorProtocol]) -
             value.const_value = tensor
 
 
-def _write(model: ir.Model, renamed: Mapping[str, str], file: BinaryIO) -> None:
+def _write(model: ir.Model, renamed: Mapping[str, str], file: BinaryIO, *, is_result: bool) -> None:
     """Writes a model, of its weights one at a time, so that memory holds them once; `renamed` data files by their old names."""
     weights = {
         value.name or "": tensor for value in model.graph.initializers.values() if (tensor := external.inside(value)) is not None
@@ -298,13 +301,15 @@ def _write(model: ir.Model, renamed: Mapping[str, str], file: BinaryIO) -> None:
     try:
         with _holding([model.graph.initializers[name] for name in weights], list(map(_without_data, weights.values()))):
             proto = _to_proto(model)
+        if is_result:
+            check_written(proto)
         for tensor in protobuf.tensors(proto) if renamed else ():
             for entry in tensor.external_data:
                 if entry.key == "location":
                     entry.value = renamed.get(entry.value, entry.value)
-        initializers = list(proto.graph.initializer)
+        initializers = [_with_data(item, weights.get(item.name)) for item in proto.graph.initializer]
         proto.graph.ClearField("initializer")
-        protobuf.write(proto, (_with_data(item, weights.get(item.name)) for item in initializers), file)
+        protobuf.write(proto, initializers, file)
     except (google.protobuf.message.EncodeError, ir.serde.SerdeError, ValueError) as error:
         raise ModelError(f"the model cannot be written: {_root_cause(error)}; export it again") from error
     if file.tell() >= 2**31:
@@ -315,21 +320,21 @@ def _without_data(tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     return ir.ExternalTensor("", 0, 0, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name or "")
 
 
-def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> tuple[onnx.TensorProto, bytes]:
-    """An initializer and its data; `proto` is the whole of it if there is no tensor, else what it has besides its data."""
+def _with_data(proto: onnx.TensorProto, tensor: ir.TensorProtocol | None) -> protobuf.Initializer:
+    """An initializer; `proto` is the whole of it if there is no tensor, else what it has besides its data."""
     if tensor is None:
-        return proto, b""
+        return protobuf.Initializer(proto)
     if isinstance(tensor, ir.serde.TensorProtoTensor) and not tensor.raw.HasField("raw_data"):
         whole = ir.serde.serialize_tensor(tensor)
         whole.name = proto.name
         whole.ClearField("metadata_props")
         whole.metadata_props.extend(proto.metadata_props)
-        return whole, b""
+        return protobuf.Initializer(whole)
     proto.ClearField("external_data")
     proto.ClearField("data_location")
     if tensor.doc_string:
         proto.doc_string = tensor.doc_string
-    return proto, tensor.tobytes()
+    return protobuf.Initializer(proto, tensor.nbytes, tensor.tobytes)
 
 
 def _to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -346,7 +351,6 @@ def _to_proto(model: ir.Model) -> onnx.ModelProto:
             for key, value in entries.items():
                 tensor.metadata_props.add(key=key, value=value)
     _drop_types_of_initializers(proto.graph)
-    check_written(proto)
     return proto
 
 

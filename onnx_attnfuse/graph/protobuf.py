@@ -1,23 +1,23 @@
 """Protobufs that hold much: read from the pages of a file, and written one weight at a time.
 
 A protobuf that is built as a whole takes its size three times: the weights, the message, its bytes. The wire format asks only for
-the length of a message in front of it, so that is filled in afterwards.
+the length of a message in front of it, which is known without the data of its weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import onnx
+from google.protobuf.message import Message
 
 _GRAPH = onnx.ModelProto.DESCRIPTOR.fields_by_name["graph"].number
 _INITIALIZER = onnx.GraphProto.DESCRIPTOR.fields_by_name["initializer"].number
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
-_BYTES_OF_LENGTH = 5
-"""A length of up to 2 GB takes as many, seven bits in each."""
 
 
 def content(path: pathlib.Path) -> bytes | memoryview:
@@ -33,31 +33,51 @@ def content(path: pathlib.Path) -> bytes | memoryview:
             return file.read()
 
 
-def write(model: onnx.ModelProto, initializers: Iterable[tuple[onnx.TensorProto, bytes]], file: BinaryIO) -> None:
-    """Writes a model.
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """An initializer whose data is asked for when it is written."""
+
+    proto: onnx.TensorProto
+    """All of it but the data that is asked for."""
+    nbytes: int = 0
+    """Bytes of data besides."""
+    data: Callable[[], bytes] = bytes
+
+
+def write(model: onnx.ModelProto, initializers: Sequence[Initializer], file: BinaryIO) -> None:
+    """Writes a model, field by field in their order, as protobuf does.
 
     Args:
         model: The model without initializers in its main graph.
-        initializers: These, each with the data that it lacks; each is asked for when the one before is written.
-        file: Where to; it can be sought in.
+        initializers: These.
+        file: Where to.
     """
-    around = onnx.ModelProto()
-    around.CopyFrom(model)
-    around.ClearField("graph")
-    file.write(around.SerializeToString())
-    file.write(_tag(_GRAPH))
-    start = file.tell()
-    file.write(bytes(_BYTES_OF_LENGTH))
-    file.write(model.graph.SerializeToString())
-    for proto, data in initializers:
-        head = proto.SerializeToString()
-        head += _tag(_RAW_DATA) + _varint(len(data), 1) if data else b""
-        file.write(_tag(_INITIALIZER) + _varint(len(head) + len(data), 1) + head)
-        file.write(data)
-    end = file.tell()
-    file.seek(start)
-    file.write(_varint(end - start - _BYTES_OF_LENGTH, _BYTES_OF_LENGTH))
-    file.seek(end)
+    heads = [_parted(item.proto, _RAW_DATA) if item.nbytes else (item.proto.SerializeToString(), b"") for item in initializers]
+    lengths = [
+        len(before) + len(after) + (item.nbytes and len(_begun(_RAW_DATA, item.nbytes)) + item.nbytes)
+        for item, (before, after) in zip(initializers, heads, strict=True)
+    ]
+    (before, after), (first, last) = _parted(model, _GRAPH), _parted(model.graph, _INITIALIZER)
+    whole = len(first) + len(last) + sum(len(_begun(_INITIALIZER, length)) + length for length in lengths)
+    file.write(before + _begun(_GRAPH, whole) + first)
+    for item, (head, rest), length in zip(initializers, heads, lengths, strict=True):
+        file.write(_begun(_INITIALIZER, length) + head)
+        if item.nbytes:
+            file.write(_begun(_RAW_DATA, item.nbytes))
+            file.write(item.data())
+        file.write(rest)
+    file.write(last + after)
+
+
+def _parted(message: Message, number: int) -> tuple[bytes, bytes]:
+    """What comes before a field of a serialized message, and what comes after it."""
+    before, after = type(message)(), type(message)()
+    for part, is_first in ((before, True), (after, False)):
+        part.CopyFrom(message)
+        for field, _ in message.ListFields():
+            if field.number == number or (field.number < number) != is_first:
+                part.ClearField(field.name)
+    return before.SerializeToString(), after.SerializeToString()
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -75,14 +95,9 @@ def _attributes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
             yield from _attributes(graph.node)
 
 
-def _tag(field: int) -> bytes:
-    return bytes([field << 3 | 2])
-
-
-def _varint(number: int, least: int) -> bytes:
-    """A number as base 128, lowest digit first, in `least` bytes or more."""
-    digits = [number & 0x7F]
-    while number := number >> 7:
-        digits.append(number & 0x7F)
-    digits += [0] * (least - len(digits))
-    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+def _begun(field: int, length: int) -> bytes:
+    """The tag and the length of a field that holds bytes or a message."""
+    digits = [length & 0x7F]
+    while length := length >> 7:
+        digits.append(length & 0x7F)
+    return bytes([field << 3 | 2, *(digit | 0x80 for digit in digits[:-1]), digits[-1]])

@@ -143,7 +143,7 @@ def started(model: ir.Model, path: pathlib.Path, operators: Operators) -> PieceS
         return session(model, operators=operators)
     except ModelError:
         try:
-            io.save(model, path)
+            io.save(model, path, is_result=False)
         except OptionError as error:  # there is no room
             raise RuntimeRefusal(str(error)) from error
         return session(str(path), operators=operators)

@@ -202,7 +202,9 @@ def test_weights_are_written_one_at_a_time_as_protobuf_writes_them(count: int, t
     model.graph.initializer.extend(onnx.numpy_helper.from_array(row, f"w{place}") for place, row in enumerate(rows))
     model.graph.initializer.append(onnx.helper.make_tensor("typed", onnx.TensorProto.FLOAT, [400], [1.5] * 400))
     io.save(io.load(small_models.written(model, tmp_path / "model.onnx")), tmp_path / "out.onnx")
-    assert onnx.load_model(tmp_path / "out.onnx").graph.initializer == model.graph.initializer
+    written = onnx.load_model(tmp_path / "out.onnx")
+    assert written.graph.initializer == model.graph.initializer
+    assert written.SerializeToString() == (tmp_path / "out.onnx").read_bytes()
 
 
 def test_a_failed_save_takes_the_copies_back(tmp_path: pathlib.Path) -> None:
