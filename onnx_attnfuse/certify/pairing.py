@@ -60,7 +60,7 @@ class Side:
     """One model with the identity of each value."""
 
     def __init__(self, model: ir.Model, known: dict[str, ir.Value] | None = None, other: Side | None = None) -> None:
-        self.model = inlined(model)
+        self.written, self.model = model, inlined(model)
         self.scope: Scope = next(scopes(self.model))
         self.identity: dict[ir.Value, str] = {}
         self.own: dict[ir.Value, str] = {}
@@ -86,7 +86,7 @@ class Side:
     def content(self) -> str:
         """A digest of the model as it is written: names, operators, attributes, weights; nothing is taken for granted."""
         hashed = hashlib.sha256()
-        graph = self.scope.graph
+        graph = self.written.graph
         for value in (*graph.inputs, *graph.outputs):
             hashed.update(f"{value.name}|{value.dtype}|{value.shape}\n".encode())
         for name, value in sorted(getattr(graph, "initializers", {}).items()):
@@ -96,9 +96,9 @@ class Side:
             hashed.update(f"{node.domain}|{node.op_type}|{node.overload}|{names}\n".encode())
             for _, item in sorted(node.attributes.items()):
                 hashed.update(ir.serde.serialize_attribute(item).SerializeToString(deterministic=True))
-        for _, function in sorted(self.model.functions.items()):
+        for _, function in sorted(self.written.functions.items()):
             hashed.update(ir.serde.serialize_function(function).SerializeToString(deterministic=True))
-        hashed.update(str(sorted(self.model.opset_imports.items())).encode())
+        hashed.update(str(sorted(self.written.opset_imports.items())).encode())
         return hashed.hexdigest()
 
     def identity_of(self, value: ir.Value) -> str:

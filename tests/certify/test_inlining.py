@@ -9,8 +9,9 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from onnx_attnfuse.certify.certificate import Certificate, certify
+from onnx_attnfuse.certify.certificate import Certificate, certify, check
 from onnx_attnfuse.certify.inlining import inlined, origin
+from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse_cli.main import main
 
 _CALLED = """<ir_version: 10, opset_import: ["": {main}, "local": 1]> g (float[B,S,8] x) => (float[B,S,8] y) {{ {calls} }}
@@ -64,6 +65,16 @@ def test_a_fusion_in_a_function_is_proved_and_a_wrong_one_is_not(calls: str) -> 
     assert right.claims
     assert not wrong.is_complete
     assert "result" in wrong.open[0].sites
+
+
+def test_a_certificate_is_of_the_functions_as_they_are_written(tmp_path: pathlib.Path) -> None:
+    before = _model(_CALLS["a function"])
+    after, found = _fused(before), tmp_path / "out.cert"
+    found.write_text(_certificate(before, after).text)
+    models = ir.from_proto(before), ir.from_proto(after)
+    assert check(*models, found).problems == ()
+    with pytest.raises(OptionError, match="not about the second model"):
+        check(models[0], ir.from_proto(_rescaled(after)), found)
 
 
 def test_a_fusion_in_a_function_of_another_opset_is_not_looked_into() -> None:
