@@ -133,6 +133,6 @@ def _lines(found: Certificate, path: pathlib.Path) -> Iterator[str]:
     for problem in found.problems:
         yield f"not proved: {problem}"
     for claim in found.open:
-        yield f"not proved: '{claim.name}', {claim.before} that became {claim.after}: open is {claim.open}"
+        yield f"not proved: '{claim.name}', {claim.before} that became {claim.after}; not shown: {claim.open}"
     count = len(found.claims) - len(found.open)
     yield f"proved {count} of {len(found.claims)} changed values, for all sizes, by {len(found.obligations)} obligations: {path}"

@@ -46,7 +46,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     from onnx_attnfuse_cli.defect import write_report
 
     path = write_report(error, args)
-    what = f"{type(error).__name__} inside attnfuse, a defect of ours; {path} says where, please report it"
+    what = f"{type(error).__name__} inside attnfuse, a defect; {path} has the details, please report it"
     echo(f"Error: {_about(model)}{what}", err=True)
     return Exit.DEFECT
 
@@ -75,7 +75,7 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
         from onnx_attnfuse_cli.defect import write_traces
 
         path = write_traces([failure.trace for failure in ours], args)
-        what = f"{_subjects(ours)} failed, a defect of ours; the rest is done, {path} says where, please report it"
+        what = f"{_subjects(ours)} failed, a defect; the rest is done, {path} has the details, please report it"
         echo(f"Error: {_about(model)}{what}", err=True)
         return Exit.DEFECT
     theirs = [failure for failure in found if failure.kind == "pattern"]

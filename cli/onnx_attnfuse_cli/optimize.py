@@ -172,8 +172,8 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     if report.differing:
         rewrites = f"{report.differing} rewrite{'s' * (report.differing != 1)}"
         verb = "was" if report.differing == 1 else "were"
-        left = f"{report.differing_sites} of {report.candidates} sites are left unfused by that"
-        echo(f"{about}{rewrites} differed when verified and {verb} taken back; {left}", err=True)
+        left = f"{report.differing_sites} of {report.candidates} attentions are left unfused"
+        echo(f"{about}{rewrites} differed in verification and {verb} undone; {left}", err=True)
         return Exit.DIFFERS
     if report.unshared is not None:
         echo(f"{about}--cache shared asks for one buffer: {report.unshared}", err=True)
@@ -182,9 +182,9 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         echo(f"{about}no attention was found, --require-all asks for some; `attnfuse explain -v` lists what was read", err=True)
         return Exit.TOO_FEW
     if fused < wanted.min_fused:
-        echo(f"{about}{fused} of {report.candidates} sites are fused, --min-fused asks for {wanted.min_fused}", err=True)
+        echo(f"{about}{fused} of {report.candidates} attentions are fused, --min-fused asks for {wanted.min_fused}", err=True)
         return Exit.TOO_FEW
     if wanted.require_all and report.skipped:
-        echo(f"{about}{report.skipped} of {report.candidates} sites are not fused, --require-all asks for all", err=True)
+        echo(f"{about}{report.skipped} of {report.candidates} attentions are not fused, --require-all asks for all", err=True)
         return Exit.TOO_FEW
     return Exit.DONE

@@ -72,7 +72,7 @@ def command(
     if not quiet:
         echo(wrote(out, shared), err=True)
     if result.report.differing:
-        echo(f"Error: {result.report.differing} operators differed when verified and stayed as they were", err=True)
+        echo(f"Error: {result.report.differing} operators differed in verification and were kept", err=True)
         return max(Exit.DIFFERS, failed(result.report.failures, context.obj))
     return failed(result.report.failures, context.obj)
 
@@ -88,11 +88,11 @@ def _lines(report: UnfuseReport, *, verbose: int) -> Iterator[str]:
     if not total:
         yield "found no fused operator"
         return
-    yield f"spelled out {report.unfused} of {total} fused operator{'s' * (total != 1)}{f': {words}' if words else ''}"
+    yield f"decomposed {report.unfused} of {total} fused operator{'s' * (total != 1)}{f': {words}' if words else ''}"
 
 
 def _line(site: UnfusedSite) -> str:
     if site.reason is not None:
         return f"{site.name}: {site.op} stays, {site.reason.code}: {site.reason}"
     error = f", error {site.verified.max_abs_error:.1e} in {site.verified.cases} cases" if site.verified else ""
-    return f"{site.name}: {site.op} spelled out{error}"
+    return f"{site.name}: {site.op} decomposed{error}"

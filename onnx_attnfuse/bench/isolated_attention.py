@@ -38,7 +38,7 @@ def cut_attention(model: ir.Model) -> Alone | Reason:
             if candidate.spec is not None:
                 found.setdefault(_kind(candidate.spec, scope), []).append((scope, candidate.spec))
     if not found:
-        return Reason("no-attention", "the model has no attention that was read")
+        return Reason("no-attention", "no attention in the model could be read")
     most = max(found.values(), key=len)
     scope, spec = most[0]
     try:

@@ -153,7 +153,7 @@ class FusedNode:
         said = {name for name, item in self.node.attributes.items() if name not in known or not is_default(known[name], item)}
         unread = sorted((given | said) - self.asked)
         if unread:
-            raise Refused("not-spelled", f"{self.node.op_type} with {unread[0]} is not spelled out", self.node.name)
+            raise Refused("not-spelled", f"{self.node.op_type} with {unread[0]} cannot be decomposed", self.node.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Body:
     """The values that replace an operator's outputs."""
 
     values: tuple[ir.Value | None, ...]
-    """A value for each of its outputs, None for one that is not spelled out."""
+    """A value for each of its outputs, None for one that cannot be decomposed."""
     frontier: tuple[ir.Value, ...]
     """The operands, from which both sides are judged."""
     defined: tuple[ir.Value | None, ...] = ()

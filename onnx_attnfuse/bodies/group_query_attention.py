@@ -228,7 +228,7 @@ def _seen(fused: FusedNode, cache: Cache, columns: Dim) -> ir.Value | None:
     """True for the keys that a row sees; None: it sees all."""
     build, window, causal = fused.build, fused.attribute("local_window_size", -1), fused.attribute("causal", 1)
     if window != -1 and (window < 1 or not causal):
-        raise Refused("not-spelled", f"local_window_size {window} with causal {causal} is not spelled out", fused.node.name)
+        raise Refused("not-spelled", f"local_window_size {window} with causal {causal} cannot be decomposed", fused.node.name)
     if not causal:
         return None if cache.ends is None else compared(build, "Less", places(build, columns), by_entry(build, cache.ends))
     offset = cache.offset()

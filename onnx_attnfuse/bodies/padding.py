@@ -74,7 +74,7 @@ def _kept(fused: FusedNode, mask: ir.Value, sizes: tuple[Dim, Dim, Dim], *, star
         kept = compared(build, "Greater", mask, nothing)
         return build.reshape(kept, (batch, 1, 1, columns) if len(dims) == 2 else (batch, 1, rows, columns))
     if len(dims) != 1:
-        raise Refused("mask-form", f"a mask of {len(dims)} axes is not spelled out", fused.node.name)
+        raise Refused("mask-form", f"a mask of {len(dims)} axes cannot be decomposed", fused.node.name)
     if not starts and dims[0] == 2 * batch:
         raise Refused("mask-form", "ends and starts are a mask of Attention only", fused.node.name)
     if isinstance(batch, int) and isinstance(dims[0], int) and dims[0] not in {batch, 2 * batch, 3 * batch + 2}:

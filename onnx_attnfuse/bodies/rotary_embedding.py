@@ -27,7 +27,7 @@ def body(fused: FusedNode) -> Body:
     build, dims = fused.build, fused.dims(operand)
     half = fused.number(fused.dims(cos)[-1], "the number of cosines of a position")
     if fused.attribute("rotary_embedding_dim", 0) not in {0, 2 * half}:
-        raise Refused("malformed", "the cosines are of other channels than those that are turned", fused.node.name)
+        raise Refused("malformed", "the cosines have another number of channels than the rotated part", fused.node.name)
     by_head = len(dims) == 4
     if not by_head and fused.attribute("rotary_embedding_dim", 0) and not fused.attribute("num_heads", 0):
         raise Refused("malformed", "rotary_embedding_dim without num_heads", fused.node.name)

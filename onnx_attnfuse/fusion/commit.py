@@ -44,7 +44,7 @@ def check_lengths(spec: AttentionSpec) -> None:
     }
     for name, axis in named.items():
         if length(axis) == 0:
-            raise Refused("empty-axis", f"it computes nothing: there are no {name}", spec.name)
+            raise Refused("empty-axis", f"there is nothing to compute: {name} is empty", spec.name)
 
 
 def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) -> None:
@@ -81,7 +81,7 @@ def check_apart(spec: AttentionSpec, order: NodeOrder) -> None:
     below = order.leads(users, order.place(anchor)) - own
     given = next((value for value in spec.values() if value.producer() in below), None)
     if given is not None:
-        message = f"'{given.name}', which the operator would be given, is computed from scores or weights of the attention"
+        message = f"'{given.name}', an input of the operator, depends on scores or weights of the attention"
         raise Refused("inner-value-used", message, spec.name)
 
 

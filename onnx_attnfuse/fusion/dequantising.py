@@ -27,7 +27,7 @@ def told(run: Run) -> DequantisedAttention | None:
     if not sites:
         return None
     if run.shared.decoder is not None:  # it has other inputs than its source, so that the two cannot be compared
-        run.notes.append(f"{roundings} roundings inside of {sites} attentions are left out; what that costs was not measured")
+        run.notes.append(f"{roundings} quantizations inside {sites} attentions are dropped; the effect was not measured")
         return DequantisedAttention(sites, roundings)
     if run.verifier.level == "model":
         _check(run, run.source)
@@ -46,7 +46,7 @@ def _measured(run: Run, source: ir.Model, record: DequantisedAttention) -> Dequa
         with run.verifier.timer.step("measure what roundings cost"):
             return measure_dequantised(source, run.model, record)
     except ModelError as error:
-        run.notes.append(f"what leaving roundings out costs could not be measured: {error}")
+        run.notes.append(f"the effect of dropping quantizations could not be measured: {error}")
         return record
 
 
@@ -57,12 +57,12 @@ def _check(run: Run, source: ir.Model) -> None:
         with run.verifier.timer.step("verify the whole model"):
             verdict = check_dequantised(source, run.model)
     except ModelError as error:
-        run.notes.append(f"the whole model could not be verified without roundings: {error}")
+        run.notes.append(f"the whole model could not be verified without quantizations: {error}")
         return
     if verdict.undecided is not None:
-        run.notes.append(f"the whole model could not be verified without roundings: {verdict.undecided}")
+        run.notes.append(f"the whole model could not be verified without quantizations: {verdict.undecided}")
     elif not verdict.equal:
-        what = f"the fused model differs by more than the roundings that were left out: {verdict.detail}"
+        what = f"the fused model differs by more than the dropped quantizations: {verdict.detail}"
         raise VerificationError(f"{what}; please report it with the model")
     else:
         run.notes.append(f"whole model verified on {verdict.cases} inputs without roundings, error {verdict.max_abs_error:.1e}")

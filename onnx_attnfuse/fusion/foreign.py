@@ -59,7 +59,7 @@ def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reaso
     if isinstance(found, Reason):
         return Reason(found.code, found.message, node.name)
     if not found.by_default and provider.spelling is not None and plan_context.target != info.key:
-        return Reason("fastest", f"{provider.name} is as fast where attention is spelled out", node.name)
+        return Reason("fastest", f"{provider.name} is as fast with unfused attention", node.name)
     params = params_of_node(node, facts)
     if isinstance(params, Reason):  # the operator is one that runs there, and too little is known to say that this node does not
         return None
@@ -78,9 +78,7 @@ def _refused(
         or (params.causal and not found.causal)
         or not _takes_layout(params, found, node, info, facts)
     ):
-        return Reason(
-            "mask-form", f"{info.key} is given its mask or keys in a form that {provider.name} does not take", node.name
-        )
+        return Reason("mask-form", f"{info.key} has a form of mask or keys that {provider.name} does not take", node.name)
     return None
 
 

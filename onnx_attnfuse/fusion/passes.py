@@ -159,7 +159,7 @@ def switch_kernels(graph: PassContext) -> int:
     ]
     needy = [node for node, scope in existing if needs_all_kernels(params_of_node(node, scope.facts), switched)]
     if needy:
-        run.notes.append(f"no kernel is switched off: operators that are there may need it, the first is '{needy[0].name}'")
+        run.notes.append(f"no kernel is switched off: existing operators may need it, for example '{needy[0].name}'")
         switched = dataclasses.replace(device, switches=switches_for(run.policy, device, may_switch_off=False))
     run.plan_context = dataclasses.replace(run.plan_context, device=switched)
     return 0
@@ -338,7 +338,7 @@ def order_inputs(graph: PassContext) -> int:
         return 0
     model.inputs[:] = wanted
     names = ", ".join(f"{value.name}" for value in unread)
-    graph.run.notes.append(f"inputs that nobody reads stand last now, as {provider.name} mixes up others: {names}")
+    graph.run.notes.append(f"unused inputs moved to the end, because {provider.name} mixes up inputs otherwise: {names}")
     return 1
 
 

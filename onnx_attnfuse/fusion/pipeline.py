@@ -43,7 +43,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.verifier import Verifier
 
 _FIND, _REWRITE = "find", "plan and rewrite"
-_NO_ATTENTION = "the model has no attention that was read"
+_NO_ATTENTION = "no attention in the model could be read"
 _ROTARY = "replacing rotary embeddings"
 _LAYING_OUT = Subject("laying the cache of a decoder out")
 PASSES: tuple[Pass, ...] = (
@@ -137,7 +137,7 @@ class Fusion:
         spelled = spell_out_cached(model, self.verifier) if self.options.cache == "shared" else Counter[str]()
         report = self._served(model, trace, dtype)
         words = ", ".join(f"{count} {op}" for op, count in sorted(spelled.items()))
-        note = f"spelled out, so that their cache can be one buffer: {words}"
+        note = f"decomposed, so that their cache can be one buffer: {words}"
         return dataclasses.replace(report, notes=(*report.notes, note)) if spelled else report
 
     def _served(self, model: ir.Model, trace: Trace | None, dtype: ir.DataType | None) -> Report:
@@ -150,9 +150,9 @@ class Fusion:
             report, flag = _report(run), merged.branch.name
             if report.decoder is not None:
                 model.graph = alone.graph
-                note = f"of two decoders that were merged the one with a past is left; '{flag}' is no input any more"
+                note = f"merged decoder: kept the branch with a past and removed the input '{flag}'"
                 return dataclasses.replace(report, notes=(*report.notes, note))
-            note = f"of two decoders that are merged the one with a past was tried alone: {run.shared.note}"
+            note = f"merged decoder: the branch with a past was tried alone: {run.shared.note}"
         laid: ir.Model | None = None
         if self.options.cache == "shared" and found is None:
             with contained(_LAYING_OUT, model.graph.name or "main", None):
@@ -162,7 +162,7 @@ class Fusion:
             if report.decoder is not None:
                 model.graph = laid.graph
                 what = "keys and values of each layer as (batch, heads, positions, channels), a mask as (batch, positions)"
-                note = f"the cache was laid out anew, {what}"
+                note = f"cache layout changed: {what}"
                 return dataclasses.replace(report, notes=(*report.notes, note))
         report = _report(Run(model, self.options, self.catalogue, self.verifier, trace, dtype))
         return report if note is None else dataclasses.replace(report, notes=(*report.notes, note))
@@ -186,11 +186,11 @@ def _check_shared_cache(options: Options) -> None:
         OptionError: It is not known to; or the most positions are told of another cache, or are none.
     """
     if options.context_length is not None and options.cache != "shared":
-        raise OptionError("context_length is for a cache in one buffer; choose cache 'shared' with it, or leave it out")
+        raise OptionError("context_length needs a cache in one buffer; choose cache 'shared', or leave it out")
     if options.past_length and options.cache != "shared":
-        raise OptionError("past_length is for a cache in one buffer; choose cache 'shared' with it, or leave it out")
+        raise OptionError("past_length needs a cache in one buffer; choose cache 'shared', or leave it out")
     if options.past_length and (options.cuda_graph or options.kv_cache != "same"):
-        raise OptionError("past_length goes with neither cuda_graph nor kv_cache, which want a mask; leave it or them out")
+        raise OptionError("past_length cannot be combined with cuda_graph or kv_cache, which want a mask; leave it or them out")
     if options.context_length is not None and options.context_length < 1:
         raise OptionError(f"context_length is {options.context_length}; choose a number from 1 on")
     if options.cache == "shared" and not resolve(options.ep, options.arch).provider.shares_cache:
@@ -256,12 +256,12 @@ def _finished_decoder(run: Run) -> ServedDecoder | None:
     if decoder is None or source is None or not run.options.past_length:
         return decoder
     if decoder.attention_mask in {value.name for value in source.graph.inputs}:
-        run.notes.append(f"'{decoder.attention_mask}' tells the length of the cache, as the model has a mask of its own")
+        run.notes.append(f"'{decoder.attention_mask}' tells the length of the cache, because the model has its own mask")
         return decoder
     from onnx_attnfuse.fusion.shared_cache.past_length import told_by_number
 
     told = told_by_number(run.model, decoder)
-    run.notes.append(f"'{told.past_length}' tells the length of the cache in the place of '{decoder.attention_mask}'")
+    run.notes.append(f"'{told.past_length}' gives the length of the cache instead of '{decoder.attention_mask}'")
     return told
 
 
@@ -327,23 +327,24 @@ def _patterns(run: Run) -> tuple[PatternReport, ...]:
 def _around(run: Run) -> Iterator[str]:
     """Lines on what was done that belongs to no single site."""
     if not run.verifier.doubts and any(not entry.is_built_in for entry in run.catalogue.entries):
-        yield "patterns that are not built in are not verified, as onnxruntime is not installed"
+        yield "rewrites by user patterns are not verified: onnxruntime is not installed"
     if believed := run.verifier.believed:
         count = f"{len(believed)} place{'s' * (len(believed) > 1)}"
-        yield f"{count} of patterns that are not built in could not be verified, the first is {believed[0]}"
+        yield f"{count} rewritten by user patterns could not be verified, for example {believed[0]}"
     provider = run.plan_context.device.provider
     if provider.takes_if is False and (stay := count_ops(run.model)["If"]):
-        yield f"{stay} If of the model stay{'s' * (stay == 1)}, which {provider.name} does not take, or not without a loss"
+        remain = f"{stay} If node{'s' * (stay != 1)} remain{'s' * (stay == 1)}"
+        yield f"{remain}, which {provider.name} does not support, or only at a cost"
     if provider.fixed_sizes and (open_sizes := input_sizes(run.model)):
         asked = " ".join(f"--dim {name}=N" for name in open_sizes)
         yield f"{run.plan_context.device.ep} takes models of fixed sizes only; {asked} fixes them"
     if run.spelled:
         words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled.items()))
-        yield f"spelled out for {run.plan_context.device.ep}, where they are not used: {words}"
+        yield f"decomposed for {run.plan_context.device.ep}, which lacks them: {words}"
     if left := sum(node.graph is not None for node in run.widened):
-        yield f"{left} RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants"
+        yield f"{left} RotaryEmbedding caches expanded to the whole batch, as ONNX Runtime requires"
     if turned := run.changes[_ROTARY]:
-        yield f"{turned} rotary embeddings became RotaryEmbedding where they stand, outside of the attentions"
+        yield f"{turned} rotary embeddings fused to RotaryEmbedding outside of attentions"
     if run.opset.raised_from is not None:
         yield f"opset raised from {run.opset.raised_from} to {run.opset.version}, which ai.onnx Attention needs"
     yield from (f"{count} {what}" for what, count in run.enabled.items())

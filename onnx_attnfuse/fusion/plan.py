@@ -139,7 +139,7 @@ def make_plans(
     forms = TARGETS if plan_context.device.provider.spelling is None else (*TARGETS, SPELLED)
     asked = [target for target in forms if _is_asked(target, plan_context)]
     if plan_context.target == "auto" and not any(_is_known(target, plan_context.device) for target in asked):
-        message = f"no fused attention is known to be right and faster on {plan_context.device.ep}, so that it stays spelled out"
+        message = f"no fused kernel on {plan_context.device.ep} is known to be both correct and faster"
         return [], [Reason("no-kernel-for-device", message)]
     refused = {name_of(target): _refusal(target, spec, meaning, context) for target in asked}
     takers = [target for target in asked if refused[name_of(target)] is None]
@@ -209,11 +209,14 @@ def _plans(
         elif plan_context.target == name_of(target) and len(takers) == 1:
             yield (
                 target,
-                Reason("not-every-batch", f"{plan_context.target} is exact for some batches only, and a test is not wanted"),
+                Reason(
+                    "not-every-batch",
+                    f"{plan_context.target} is exact for some batches only, and --padding exact allows no run-time check",
+                ),
             )
         elif not all(_is_taken(encoding, target, plan_context.device) for encoding in target.encodings(spec, meaning)):
             ep = plan_context.device.ep
-            yield target, Reason("mask-form", f"{name_of(target)} takes a mask that is {meaning.kind} in no exact form on {ep}")
+            yield target, Reason("mask-form", f"{name_of(target)} has no exact form of the mask {meaning.kind} on {ep}")
 
 
 def _appending(exact: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> list[Lowering]:
@@ -256,7 +259,7 @@ def why_wrong(params: AttentionParams, plan_context: PlanContext) -> Reason | No
     name = None if found.assumes is None else found.assumes(params)
     if reason is not None or name is None or name in plan_context.taken.names:
         return reason
-    message = f"{params.op} is right on {plan_context.device.ep} only where {ASSUMPTIONS[name]}, which is not taken for granted"
+    message = f"{params.op} is right on {plan_context.device.ep} only if {ASSUMPTIONS[name]}, which is not assumed"
     return Reason("wrong-on-device", message)
 
 
@@ -366,7 +369,7 @@ def _slower(spec: AttentionSpec, best: Lowering, plan_context: PlanContext) -> R
     if not known or len(spec.nodes) == 1 or best.time <= unfused * _MEASUREMENT_NOISE:
         return None
     times = f"{best.time / unfused:.1f} times as fast as {best.forecast.kernel} at {params.scores} scores"
-    return Reason("unfused-faster", f"spelled out it was measured to be {times}; --always fuses it")
+    return Reason("unfused-faster", f"the unfused form was measured to be {times}; --always fuses anyway")
 
 
 def _is_safe(params: AttentionParams, device: Device) -> bool:

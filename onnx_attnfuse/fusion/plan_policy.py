@@ -127,6 +127,6 @@ def endangered(params: AttentionParams, device: Device) -> Reason | None:
         return None
     few = isinstance(params.scores, int) and params.scores < MOST_SCORES
     if known.math_is_safe is None or not (known.math_is_safe or (few and found.never_fails)):
-        message = f"without {left_alone.kernel} it may reach the math kernel, which is not known to be safe at every size"
+        message = f"without {left_alone.kernel} it may reach the math kernel, which is unsafe at some sizes"
         return Reason("unsafe-switch", message)
     return None

@@ -88,13 +88,13 @@ def _sizes(spec: AttentionSpec) -> dict[str, int | None]:
 def kept(found: SiteReport, asked: str) -> Reason:
     """Why an operator stays that a plan would have put in its own place."""
     if asked != "auto":
-        return Reason("as-asked", f"{found.op} is what was asked for, and stays")
-    return Reason("fastest", f"{found.op} is the faster operator here, and stays")
+        return Reason("as-asked", f"{found.op} is the operator asked for and is kept")
+    return Reason("fastest", f"{found.op} is the faster operator here and is kept")
 
 
 def as_wanted(ep: str) -> Reason:
     """Why nothing was changed about an attention that the execution provider fuses itself."""
-    return Reason("spelled-as-wanted", f"it is spelled as {ep} wants it, which fuses it itself")
+    return Reason("spelled-as-wanted", f"it has the form that {ep} fuses itself")
 
 
 def as_asked(site: SiteReport, asked: str) -> SiteReport:
@@ -102,5 +102,5 @@ def as_asked(site: SiteReport, asked: str) -> SiteReport:
     name = qualified(site.op or "", site.domain or "")
     if asked in {"auto", name} or site.status != "already-fused" or site.domain == CONTRIB:
         return site
-    reason = Reason("not-as-asked", f"it stays {name}, and {asked} was asked for")
+    reason = Reason("not-as-asked", f"{name} is kept, although {asked} was asked for")
     return dataclasses.replace(site, status="skipped", reasons=(*site.reasons, reason))

@@ -28,7 +28,7 @@ def check_shapes(inner: Sequence[ir.Value], builder: Builder) -> None:
         for node in shape_nodes(value):
             asked = node.inputs[0]
             if asked is not None and not known_elsewhere(asked, set(inner), builder):
-                message = f"the shape of the inner value '{asked.name}' is used and not known elsewhere"
+                message = f"the shape of the intermediate value '{asked.name}' is used and not known elsewhere"
                 raise Refused("shape-used", message, node.name)
 
 

@@ -66,7 +66,7 @@ class Opset:
             return Reason("old-opset", f"opset {self.version} cannot be raised to {version}; export with {_OLDEST} or later")
         for node in self._nodes():
             if self.version < CHANGED.get(node.op_type, 0) <= version:
-                return Reason("old-opset", f"{node.op_type} means something else in opset {version}", node.name)
+                return Reason("old-opset", f"{node.op_type} has another meaning in opset {version}", node.name)
             if self.version < _AXES_BECAME_INPUT and node.op_type in _REDUCTIONS and has_unknown_attribute(node):
                 return Reason("old-opset", f"the axes of {node.op_type} are a parameter of the function", node.name)
         return None

@@ -42,7 +42,7 @@ class NodeOrder:
         self._own(nodes)
         for node in nodes:
             if node.graph is self._graph and self.place(node) >= self.place(anchor):
-                raise Refused("circular", "what would be built reads what is computed from the attention itself", node.name)
+                raise Refused("circular", "an input of the fused operator depends on the attention's own result", node.name)
 
     def place(self, node: ir.Node) -> int:
         """Where a node stands; a new one right behind the last that it reads."""

@@ -83,7 +83,7 @@ def why_no_pair(node: ir.Node, facts: Known) -> Reason | None:
         if halves is not None and difference:
             before = halves[0].inputs[0]
             what = f"'{before.name if before else ''}' is quantized and dequantized with {difference}"
-            return Reason("not-one-grid", f"{what}, so that it is not rounded to one grid", user.name)
+            return Reason("not-one-grid", f"{what}, so its values move instead of being rounded", user.name)
     return None
 
 

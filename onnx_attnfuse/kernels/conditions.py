@@ -146,7 +146,7 @@ def not_windowed(params: AttentionParams) -> Reason | None:
 
 def not_capped(params: AttentionParams) -> Reason | None:
     """No scores are capped, and there is no sink among them."""
-    return Reason("softcap", "caps no scores and knows no sink") if params.capped else None
+    return Reason("softcap", "takes neither a soft cap nor a sink") if params.capped else None
 
 
 def not_sunk(params: AttentionParams) -> Reason | None:
@@ -195,7 +195,7 @@ def several_with_cache(params: AttentionParams) -> Reason | Open | None:
         return None
     if not isinstance(params.rows, int):
         return Open("there are several new queries")
-    return None if params.rows > 1 else Reason("one-query", "takes no single query on top of a cache")
+    return None if params.rows > 1 else Reason("one-query", "takes no single query with a cache")
 
 
 def from_rows(least: int) -> Condition:

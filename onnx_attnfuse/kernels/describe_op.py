@@ -19,7 +19,7 @@ def params_of_node(node: ir.Node, facts: Facts) -> AttentionParams | Reason:
     """The parameters of the attention that a fused operator computes, or which of them is not known."""
     info = info_of(node)
     if info is None or info.describe is None:
-        return Reason("unknown-operator", f"the kernels of {node.op_type} are not forecast", node.name)
+        return Reason("unknown-operator", f"the kernels of {node.op_type} are not known", node.name)
     unknown = why_unknown(node)
     if unknown is not None:
         return Reason("unread-part", unknown, node.name)

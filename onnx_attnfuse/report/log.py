@@ -17,7 +17,7 @@ def log_site(site: SiteReport) -> None:
         return
     kernel, name = site.kernel, one_line(site.name)
     if kernel is None:
-        _LOG.info("%s: selected nothing, it stays %s", name, site.op or "spelled out")
+        _LOG.info("%s: selected nothing, %s", name, f"it stays {site.op}" if site.op else "left unfused")
     else:
         when = f" if {kernel.when}" if kernel.when else ""
         _LOG.info("%s: selected %s with %s%s on %s", name, site.op, kernel.forecast, when, kernel.device)

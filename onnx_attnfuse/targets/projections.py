@@ -314,7 +314,7 @@ def _common_input(query: LinearProjection, key: LinearProjection, value: LinearP
     best = min(reversed(common), key=lambda indexed: cost(indexed, target))
     present = {leaf for axis in refined(best.axes) for leaf in axis if leaf.position is None}
     if present != {*axes.b, *axes.i, *leaves(query.channels)}:
-        raise Refused("not-self-attention", f"'{best.value.name}' runs over other axes than batch, rows and channels")
+        raise Refused("not-self-attention", f"'{best.value.name}' has other axes than batch, rows and channels")
     return best
 
 

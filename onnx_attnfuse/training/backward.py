@@ -99,7 +99,7 @@ class _Reading:
         if len(self.gradients) > 1 or len(self.products) > 1:
             raise Refused("several-gradients", "the weights have several gradients", self.softmax.node.name)
         if not self.gradients and not self.products:
-            raise Refused("no-backward", "nothing is differentiated by it here: it is frozen, or its result is not used")
+            raise Refused("no-backward", "no gradient flows here: the attention is frozen, or its result is not used")
         output = self._output_gradient()
         self._value_gradient(output)
         for node, axes in self.gradients:
@@ -117,12 +117,12 @@ class _Reading:
                 if value in kept or not (others or value.is_graph_output()):
                     continue
                 user = f"{others[0].op_type} '{others[0].name}'" if others else "the graph's results"
-                raise Refused("inner-value-used", f"the inner value '{value.name}' is also used by {user}", node.name)
+                raise Refused("inner-value-used", f"the intermediate value '{value.name}' is also used by {user}", node.name)
 
     def _uses_of_weights(self, indexed: IndexedValue) -> None:
         """Sorts the users of the weights, and of views of them, into products and gradients of the softmax."""
         if indexed.value.is_graph_output():
-            raise Refused("weights-used", f"the attention weights '{indexed.value.name}' are a result of the graph")
+            raise Refused("weights-used", f"the attention weights '{indexed.value.name}' are an output of the graph")
         for user, index in indexed.value.uses():
             if user in self.forward or user.op_type == "Shape":
                 continue
@@ -151,7 +151,9 @@ class _Reading:
         for contraction, index, axes in self.products if not found else ():
             product = labelled(contraction, {index: axes}, None, self.spec.v_head_axis, self.facts)
             if product is None:
-                raise Refused("other-product", "the weights are multiplied with no gradient of the result", contraction.node.name)
+                raise Refused(
+                    "other-product", "the weights are not multiplied by the gradient of the result", contraction.node.name
+                )
             found.append(operand_of(product, 1 - index, self.facts))
         return found[0]
 
@@ -162,7 +164,7 @@ class _Reading:
             self.inner.append(indexed.value)
             producer = indexed.value.producer()
             if producer is None:
-                raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", node.name)
+                raise Refused("no-weights-gradient", "the gradient of the weights is not a product with the values", node.name)
             contraction = read_contraction(producer, self.facts)
             if contraction is not None:
                 break
@@ -181,13 +183,15 @@ class _Reading:
         if dropped != (self.dropout is not None):
             raise Refused("other-dropout", "dropout is applied in one direction only", node.name)
         if zeroed != (self.sees is not None):
-            raise Refused("row-rule", "rows are set to 0 in one direction only", node.name)
+            raise Refused("row-rule", "rows are zeroed in one direction only", node.name)
         for index in (0, 1):
             values = self.value.axes_of(contraction.operands[index])
             known = None if values is None else labelled(contraction, {index: values}, indexed.axes, (), self.facts)
             if known is not None and contraction.factor == 1.0 and known.summed == frozenset(leaves(self.spec.v_head_axis)):
                 return operand_of(known, 1 - index, self.facts)
-        raise Refused("no-weights-gradient", "the gradient of the weights is no product with the values", contraction.node.name)
+        raise Refused(
+            "no-weights-gradient", "the gradient of the weights is not a product with the values", contraction.node.name
+        )
 
     def _check_dropout(self, node: ir.Node) -> None:
         mine, ratio = self.dropout, self.facts.number(_given(node, 2))
@@ -228,7 +232,7 @@ class _Reading:
         if not unread:
             return
         if step.selected:
-            raise Refused("masked-bias", "a bias that is masked after it was added has a gradient", step.indexed.value.name)
+            raise Refused("masked-bias", "a bias has a gradient and is masked after it is added", step.indexed.value.name)
         self.biases.append(BiasGradient(step.indexed, step.factor))
 
     def _through(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
@@ -318,11 +322,11 @@ def _weights(spec: AttentionSpec, facts: Facts) -> IndexedValue:
     producer = output.value.producer()
     contraction = None if producer is None else read_contraction(producer, facts)
     if contraction is None:
-        raise Refused("no-product", "the result is no product with the values", spec.name)
+        raise Refused("no-product", "the result is not a product with the values", spec.name)
     index = 1 if contraction.operands[1] is values.value else 0
     found = labelled(contraction, {index: values.axes}, output.axes, (), facts)
     if found is None:
-        raise Refused("no-product", "the result is no product with the values", spec.name)
+        raise Refused("no-product", "the result is not a product with the values", spec.name)
     return operand_of(found, 1 - index, facts)
 
 
@@ -334,4 +338,4 @@ def _chain(weights: IndexedValue, softmax: ir.Value, facts: Facts) -> Iterator[I
         if indexed.value is softmax:
             return
         indexed = over(indexed, facts)
-    raise Refused("changed-weights", "something is done to the weights that has no fused gradient")
+    raise Refused("changed-weights", "the weights are changed in a way that has no fused gradient")

@@ -18,7 +18,7 @@ def check_differentiable(spec: AttentionSpec) -> None:
         raise Refused("sink", "the softmax has a score without a value, which no kernel with a gradient has")
     if spec.scale_values:
         name = spec.scale_values[0].indexed.value.name
-        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is no plain number")
+        raise Refused("computed-scale", f"the scores are scaled by '{name}', which is not a plain number")
     if not spec.scale > 0:
         raise Refused("scale-not-positive", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
     if spec.result_scales:

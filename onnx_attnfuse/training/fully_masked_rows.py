@@ -78,7 +78,7 @@ def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bou
     if not spec.mask or sees_a_key(meaning, bounds):
         return "none"
     if spec.unshifted:
-        raise Refused("unshifted-exponentials", "rows without a key are NaN, as no maximum is subtracted before exponentials")
+        raise Refused("unshifted-exponentials", "fully masked rows are NaN: no maximum is subtracted before the exponentials")
     if zeroed and meaning.fills <= {-math.inf} and not any(map(bounds.may_mask, meaning.biases)):
         return "zeroed"
     masked = masked_keys(spec.mask, reader, bounds)
@@ -86,7 +86,7 @@ def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bou
     numbers |= {number for bias in meaning.biases if bounds.may_mask(bias) for number in outcomes(bias)}
     rounding = sorted(number for number in numbers if ROUNDS_ALL < number < ROUNDS)
     if rounding and spec.dtype != ir.DataType.FLOAT16:
-        raise Refused("rounded-mask", f"with {rounding[0]:g} added, rows without a key depend on the order of float32 additions")
+        raise Refused("rounded-mask", f"with {rounding[0]:g} added, fully masked rows depend on the order of float32 additions")
     if not replaces(spec.mask):
         return "added or zeroed" if zeroed else "added"
     alike = len([number for number in numbers if math.isfinite(number)]) < 2 and not any(key.scored for key in masked.keys)

@@ -186,9 +186,7 @@ class _Run:
         node = found[0]
         ratio = 0.5 if node.inputs[1] is None else self.facts.number(node.inputs[1])
         if ratio is None:
-            raise Refused(
-                "unknown-dropout", "the share of weights that are dropped is not known before the model runs", node.name
-            )
+            raise Refused("unknown-dropout", "the dropout rate is unknown before the model runs", node.name)
         mask = node.outputs[1] if len(node.outputs) > 1 else None
         return Dropout(node, ratio, mask) if ratio else None
 
@@ -213,7 +211,7 @@ def _check(spec: AttentionSpec) -> None:
     if spec.softcap is not None:
         raise Refused("softcap", "the scores are capped by tanh, which no kernel with a gradient does")
     if spec.row_rules:
-        raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
+        raise Refused("row-rule", "rows are zeroed after the softmax, which no kernel differentiates")
     check_differentiable(spec)
 
 

@@ -221,7 +221,7 @@ class _Models:
                     return self._verdict(detail, ran.inputs, {name: left}, {name: right})
                 self._max_abs_error = max(self._max_abs_error, result.max_abs_error)
         if not self._cases:
-            return undecided(f"the original ran on no input: {self._refusal}")
+            return undecided(f"the original model failed on all trial inputs: {self._refusal}")
         return Verdict(True, self._max_abs_error, self._cases, f"equal in {self._cases} cases")
 
     def verification(self, sources: tuple[Source, Source]) -> Verification:

@@ -364,7 +364,7 @@ class Trial:
 
     def _summary(self) -> Verdict:
         if not self._cases:
-            return undecided(f"the original ran on no input: {self._refusal}")
+            return undecided(f"the original model failed on all trial inputs: {self._refusal}")
         if self._void >= len(self.fitting):
             return undecided(self._refusal)
         if not self._telling:

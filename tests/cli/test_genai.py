@@ -106,7 +106,7 @@ def test_a_decoder_with_an_encoder_that_is_not_known_to_be_whisper_s_gets_no_con
     assert made() == {"model.onnx"}
     assert "runs Whisper's alone, without a mask; name Whisper's config.json" in capsys.readouterr().err
     assert optimized("--past-length") == 2
-    assert "past_length is for a cache in one buffer" in capsys.readouterr().err
+    assert "past_length needs a cache in one buffer" in capsys.readouterr().err
 
 
 def test_what_nobody_tells_is_a_line_with_what_to_add(model: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def test_the_most_positions_are_those_of_the_config_and_make_tables(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--context-length", "20"), "context_length is for a cache in one buffer; choose cache 'shared' with it"),
+        (("--context-length", "20"), "context_length needs a cache in one buffer; choose cache 'shared'"),
         (("--context-length", "0", "--cache", "shared"), "0 is not in the range x>=1"),
         (("--context-length", "many", "--cache", "shared"), "'many' is not a valid integer"),
     ],
@@ -159,7 +159,7 @@ def test_a_decoder_that_is_found_to_differ_ends_in_three_with_its_cache_as_it_wa
     """Tokens look at padding, in a maximum over the whole text, so a buffer without padding gives something else."""
     onnx.save(decoder(between=_ACROSS), model)
     assert optimized("--cache", "shared", "--verify", "sites", "--padding", padding, "-q") == status
-    told = "Error: 1 rewrite differed when verified and was taken back; 0 of 2 sites are left unfused by that\n"
+    told = "Error: 1 rewrite differed in verification and was undone; 0 of 2 attentions are left unfused\n"
     assert capsys.readouterr().err == (told if status else "")
     assert made() == ({"model.onnx"} if status else {"model.onnx", FILE})
 

@@ -114,7 +114,7 @@ def test_fewer_sites_than_min_fused_asks_for_end_in_one(
 ) -> None:
     assert main(["optimize", str(model), spelling, wanted, "-q"]) == status
     assert model.with_name("model.attnfuse.onnx").exists()
-    assert capsys.readouterr().err == ("Error: 1 of 1 sites are fused, --min-fused asks for 2\n" if status else "")
+    assert capsys.readouterr().err == ("Error: 1 of 1 attentions are fused, --min-fused asks for 2\n" if status else "")
 
 
 def test_sites_fused_before_count(model: pathlib.Path) -> None:
@@ -134,7 +134,7 @@ def test_a_site_that_is_left_ends_in_one_where_all_are_required(model: pathlib.P
     assert main(["optimize", str(model), "-q"]) == 0
     assert main(["optimize", str(model), "-q", "--require-all"]) == 1
     assert model.with_name("model.attnfuse.onnx").exists()
-    assert capsys.readouterr().err == "Error: 1 of 1 sites are not fused, --require-all asks for all\n"
+    assert capsys.readouterr().err == "Error: 1 of 1 attentions are not fused, --require-all asks for all\n"
 
 
 STANDARD = """<ir_version: 9, opset_import: ["" : 23]>
@@ -227,7 +227,7 @@ def test_rewrites_that_differ_end_in_three_and_are_no_sites(
     assert main(["optimize", str(model), "-q", "--require-all"]) == 3
     assert model.with_name("model.attnfuse.onnx").exists()
     assert capsys.readouterr().err == (
-        "Error: 2 rewrites differed when verified and were taken back; 0 of 1 sites are left unfused by that\n"
+        "Error: 2 rewrites differed in verification and were undone; 0 of 1 attentions are left unfused\n"
     )
 
 
@@ -252,7 +252,7 @@ def test_a_file_of_the_package_that_cannot_be_read_is_a_defect(
 
     monkeypatch.setattr(onnx_attnfuse, "optimize", broken)
     assert main(["optimize", str(model)]) == 4
-    assert "a defect of ours" in capsys.readouterr().err
+    assert "a defect; " in capsys.readouterr().err
 
 
 def test_a_defect_leaves_a_report(
@@ -267,8 +267,7 @@ def test_a_defect_leaves_a_report(
     (path,) = model.parent.glob("attnfuse-error-*.txt")
     assert names(model) == {"model.onnx", path.name}
     assert (
-        capsys.readouterr().err
-        == f"Error: KeyError inside attnfuse, a defect of ours; {path.name} says where, please report it\n"
+        capsys.readouterr().err == f"Error: KeyError inside attnfuse, a defect; {path.name} has the details, please report it\n"
     )
     text = path.read_text()
     assert text.startswith(f"command: attnfuse optimize {model} --ep cpu\npython: ")

@@ -36,7 +36,7 @@ def test_writes_beside_the_model_and_says_what_stays(model: pathlib.Path, capsys
     out, err = capsys.readouterr()
     first, last = out.splitlines()
     assert first.startswith("restore: RestorePadding stays, packed: ")
-    assert last == "spelled out 1 of 2 fused operators: 1 com.microsoft.MultiHeadAttention"
+    assert last == "decomposed 1 of 2 fused operators: 1 com.microsoft.MultiHeadAttention"
     assert err == "wrote model.unfused.onnx\n"
 
 

@@ -202,7 +202,7 @@ def test_a_defect_at_a_site_ends_in_four_with_everything_written(
     assert line in out.splitlines()
     assert err.splitlines() == [
         "wrote model.attnfuse.onnx",
-        f"Error: folding constants failed, a defect of ours; the rest is done, {path.name} says where, please report it",
+        f"Error: folding constants failed, a defect; the rest is done, {path.name} has the details, please report it",
     ]
     assert "in raising" in path.read_text()
     report = json.loads(pathlib.Path("report.json").read_text())
@@ -223,7 +223,7 @@ def test_a_page_that_fails_costs_the_page(
         written(MODEL, tmp_path / "models" / f"{name}.onnx")
     assert main(["optimize", "models", "-o", "fused", "--report", "told"]) == 4
     err = capsys.readouterr().err.splitlines()
-    assert all(": writing a report failed, a defect of ours; the rest is done, " in line for line in err)
+    assert all(": writing a report failed, a defect; the rest is done, " in line for line in err)
     path = err[-1].split(", ")[-2].split()[0]
     assert "KeyError: 'on purpose'" in (tmp_path / path).read_text()
     assert {item.name for item in (tmp_path / "fused").iterdir()} == {"a.attnfuse.onnx", "b.attnfuse.onnx"}

@@ -42,12 +42,12 @@ def test_a_model_that_was_fused_for_cuda_comes_to_qnn_and_back(path: pathlib.Pat
     assert fused_nodes(fused)
     spelled, report = written(fused, "qnn")
     assert not [node.op_type for node in spelled.graph.node if node.domain]
-    assert any(note.startswith("spelled out for qnn, where they are not used: ") for note in report.notes)
+    assert any(note.startswith("decomposed for qnn, which lacks them: ") for note in report.notes)
     check_equal(spelled, path)
     again, last = written(spelled, "cuda", arch="sm90")
     assert last.fused + last.already_fused == first.fused + first.already_fused
     check_equal(again, path)
-    assert not any(note.startswith("spelled out for") for note in written(spelled, "qnn")[1].notes)
+    assert not any(note.startswith("decomposed for") for note in written(spelled, "qnn")[1].notes)
 
 
 @pytest.mark.parametrize("ep", ["cpu", "cuda", "wasm"])
@@ -55,7 +55,7 @@ def test_what_was_fused_stays_on_providers_that_run_it(ep: str) -> None:
     fused, _ = written(onnx.load(PATHS[0]), "cpu")
     kept, report = written(fused, ep, verify="none")
     assert fused_nodes(kept) == fused_nodes(fused)
-    assert not any("spelled out for" in note for note in report.notes)
+    assert not any("decomposed for" in note for note in report.notes)
 
 
 def test_what_lies_as_the_provider_wants_it_stays_and_its_near_miss_is_built_anew() -> None:
@@ -144,7 +144,7 @@ def test_a_normalization_of_a_sum_is_spelled_out_where_it_is_known_not_to_run(op
     text = NORM.replace("OP<", f"{op}<").replace("OUTPUTS", outputs).replace("TAIL", tail)
     model, report = written(onnx.parser.parse_model(text), ep)
     assert sum(node.op_type == op for node in model.graph.node) == stays
-    assert any("spelled out for" in note for note in report.notes) == (not stays)
+    assert any("decomposed for" in note for note in report.notes) == (not stays)
     numbers = np.random.default_rng(0)
     feeds = {name: numbers.standard_normal((2, 3, 4)).astype(np.float32) for name in "xy"}
     for name, array in run(onnx.parser.parse_model(text), feeds).items():

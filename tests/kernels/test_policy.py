@@ -255,7 +255,7 @@ def test_debugging_says_what_was_selected_and_then_every_refusal(tmp_path: pathl
     (line,) = command(tmp_path, ATTNFUSE_DEBUG="1")[2].splitlines()
     assert line == "INFO onnx_attnfuse.selection: softmax: selected MultiHeadAttention with FLASH_ATTENTION on cpu"
     selected, *refused = command(tmp_path, "--efficient", ATTNFUSE_DEBUG="2")[2].splitlines()
-    assert selected.endswith("softmax: selected nothing, it stays spelled out")
+    assert selected.endswith("softmax: selected nothing, left unfused")
     assert refused == [
         "DEBUG onnx_attnfuse.selection: softmax: no-such-kernel: MultiHeadAttention has no memory-efficient kernel on cpu"
     ]

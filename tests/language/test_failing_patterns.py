@@ -169,7 +169,7 @@ def test_where_nothing_can_verify_it_one_line_says_so(monkeypatch: pytest.Monkey
         """No package of any name is found."""
 
     monkeypatch.setattr("onnx_attnfuse.verify.verifier.importlib.util.find_spec", absent)
-    line = "patterns that are not built in are not verified, as onnxruntime is not installed"
+    line = "rewrites by user patterns are not verified: onnxruntime is not installed"
     report = onnx_attnfuse.optimize(parsed(ATTENTION), patterns=(doubled,), verify="none").report
     assert line in report.notes
     assert line not in onnx_attnfuse.optimize(parsed(ATTENTION), verify="none").report.notes

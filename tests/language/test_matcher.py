@@ -124,7 +124,7 @@ def test_the_nearest_miss_names_the_operator_and_what_was_expected() -> None:
 def test_an_inner_value_that_is_used_elsewhere_keeps_the_formula() -> None:
     text = (HEAD + ONE.format(one="{1}")).replace("[b, n, s, 6] out)", "[b, n, s, 6] out, float[b, n, s, t] w)")
     result = assert_refuses(text, one_more, code="inner-value-used")
-    assert "the inner value 'w' is an output of the graph" in str(result.report.sites[0].reasons[0])
+    assert "the intermediate value 'w' is an output of the graph" in str(result.report.sites[0].reasons[0])
     assert_fuses(text, one_more, keep_outputs=True)
 
 

@@ -55,7 +55,7 @@ def arrange(builder: Builder, source: IndexedValue, target: Axes) -> ir.Value:
     wanted = [leaf for axis in target for leaf in axis]
     present = {leaf for axis in axes for leaf in axis}
     if not present <= set(wanted):
-        raise Refused("foreign-axis", f"'{source.value.name}' runs over an axis that the attention has not")
+        raise Refused("foreign-axis", f"'{source.value.name}' has an axis that the attention does not have")
     kept = [leaf for leaf in wanted if leaf in present]
     if kept != [leaf for axis in axes for leaf in axis]:
         value, axes = _transpose(builder, value, axes, kept)

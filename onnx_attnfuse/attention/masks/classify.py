@@ -81,7 +81,7 @@ class Meaning:
     def nan(self) -> Reason | None:
         """Why a mask with NaN in it cannot be handed over, or None."""
         if any(map(has_nan, self.biases)):
-            return Reason("nan-fill", "the mask has NaN in it, which makes whole rows NaN")
+            return Reason("nan-fill", "the mask contains NaN, which makes whole rows NaN")
         return None
 
     @property

@@ -153,7 +153,7 @@ def masked_keys(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float = ABS
     """
     events, biased = _events(mask, reader, bounds)
     if len(events) > _MAX_EVENTS:
-        raise Refused("many-masks", f"{len(events)} steps mask scores; rows without a key cannot be told apart")
+        raise Refused("many-masks", f"{len(events)} steps mask the scores; which rows are fully masked is unknown")
     found = dict.fromkeys(_key(mask, active, bounds, absorbs) for active in _combinations(events))
     first = next((place for place, step in enumerate(mask) if isinstance(step, (Replaced, Floored))), len(mask))
     later = any(isinstance(step, Added) for step in mask[first:])
@@ -193,7 +193,7 @@ def _gain(mask: Mask) -> float:
 
 def _refuse_rounding(number: float | None) -> None:
     if number is not None:
-        message = f"with {number:g} added, rows without a key depend on the order of float32 additions"
+        message = f"with {number:g} added, fully masked rows depend on the order of float32 additions"
         raise Refused("rounded-mask", message)
 
 
@@ -220,14 +220,14 @@ def choose_fills(masked: MaskedKeys, absorbs: float = ABSORBS) -> Fills:
         raise Refused("rounded-mask", SUMMED_IN_HALF)
     for key, other in itertools.product(replaced, scored):
         if not key.absorbs(absorbs) and not other.low >= key.high + MASKS_APART:
-            message = f"scores are replaced by {key.high:g} and others masked by adding; rows without a key would mix both"
+            message = f"scores are replaced by {key.high:g} and others are masked by adding; fully masked rows would mix both"
             raise Refused("weak-fill", message)
     alike = len({_in_single(number) for key in replaced for number in (key.low, key.high) if number != -math.inf}) <= 1
     infinite = masked.added_later and any(key.low == -math.inf for key in replaced)
     if not masked.biased and not infinite and alike and all(itertools.starmap(_stays_below, itertools.product(replaced, scored))):
         return "lowest"
     if masked.floored:
-        message = "scores are held above a number and replaced by another; rows without a key would mix both"
+        message = "scores are clamped from below and replaced by another number; fully masked rows would mix both"
         raise Refused("weak-fill", message)
     return "exact"
 
@@ -311,13 +311,13 @@ def _key(mask: Mask, active: Sequence[_Event], bounds: Bounds, absorbs: float) -
             elif event.step == place:
                 low, high = added((low, high), event.number)
         if not scored and is_scaled and gain.number and math.isfinite(low) and math.isinf(_in_single(low / gain.number)):
-            message = f"masked scores come to {low / gain.number:g}, which float32 does not hold; rows without a key are NaN"
+            message = f"masked scores come to {low / gain.number:g}, which float32 cannot hold; fully masked rows are NaN"
             raise Refused("weak-fill", message)
         if isinstance(step, Floored):
             scored, low, high = _floored(scored, (low, high), step.low * gain.number, bounds.masked_from, absorbs)
             is_held = True
         if is_held and low == -math.inf:
-            raise Refused("weak-fill", "scores are held above a number and then lowered to -inf; rows without a key are NaN")
+            raise Refused("weak-fill", "scores are clamped from below and then lowered to -inf; fully masked rows are NaN")
     return MaskedKey(scored, low, high)
 
 
@@ -336,7 +336,7 @@ def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs
         return scored, low, high
     if high <= floor + limit or (high <= floor and not scored):
         return False, floor, floor
-    message = f"scores are held above {floor:g}, among the numbers of masked keys; rows without a key would differ"
+    message = f"scores are clamped at {floor:g}, close to the mask values; fully masked rows would differ"
     raise Refused("floor-near-fill", message)
 
 

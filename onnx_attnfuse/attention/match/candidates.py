@@ -60,7 +60,7 @@ def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers
 
 def _quantized(inside: tuple[Rounding, ...]) -> Reason:
     """Why an attention that rounds inside is left as it is."""
-    what = f"it rounds {told(inside)}, which a fused operator would leave out"
+    what = f"it rounds {told(inside)}, which a fused operator would not do"
     return Reason("quantized", f"{what}; --dequantise-attention allows that", inside[0].pair.quantize.name)
 
 

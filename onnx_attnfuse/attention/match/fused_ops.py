@@ -36,7 +36,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     """
     if is_other_attention(node):
         name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
-        raise Refused("other-attention", f"{name} is an operator of its own kind, which nothing here reads", node.name)
+        raise Refused("other-attention", f"{name} is another kind of operator, which attnfuse does not read", node.name)
     unknown = why_unknown(node)
     if unknown is not None:
         raise Refused("unread-part", unknown, node.name)
@@ -49,7 +49,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     if query is None or key is None or value is None:
         raise Refused("malformed", "an operand is missing", node.name)
     if any(inputs[4:]) or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        raise Refused("cache-inside", "it appends to a cache, takes lengths or gives out more than its result", node.name)
+        raise Refused("cache-inside", "it appends to a cache, takes lengths or has more outputs than its result", node.name)
     query_axes, key_axes, value_axes = _operand_axes(node, [query, key, value], facts)
     batch, heads, rows, channels = query_axes
     columns, v_channels = key_axes[2], value_axes[3]

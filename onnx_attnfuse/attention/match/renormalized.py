@@ -55,9 +55,7 @@ def in_front(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis:
     taken = weights.steps[place]
     assert isinstance(taken.step, Renormalized)
     if softmax.sink is not None:
-        raise Refused(
-            "weights-scaled-by-key", "weights beside a sink are divided by their sum, which takes the sink out", taken.node.name
-        )
+        raise Refused("weights-scaled-by-key", "the weights are divided by their sum, which removes the sink", taken.node.name)
     _check_sum(taken.step, taken, key_axis, reader.facts)
     masks = [_moved(item, softmax, key_axis, reader) for item in weights.steps[:place]]
     zeroed: list[Taken[WeightStep]] = [Taken(NaNZeroed(taken.step.output), taken.node, taken.axes)] if taken.step.zeroes else []
@@ -82,7 +80,7 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
     step, node, facts = moved.taken.step, moved.taken.node, reader.facts
     assert isinstance(step, Renormalized)
     if step.softened > SOFTENS:
-        message = f"the sum that weights are divided by is kept from being 0 by {step.softened:g}, which changes small sums"
+        message = f"{step.softened:g} is added to the sum that divides the weights, which changes small sums"
         raise Refused("vanishing-weights", message, node.name)
     bounds, parts = Bounds(facts), split_mask(first, reader)
     kept = conjunction([keep_condition(item.condition, item.keep_where, reader) for item in last if isinstance(item, Replaced)])
@@ -91,15 +89,17 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
     weakest = LEAST_EXPONENT + math.log(least / LEAST_SUM)
     hides = any(map(bounds.may_mask, parts.biases)) or min(lows, default=0.0) < min(weakest, 0.0)
     if hides or not (parts.allowed == TRUE or implied(kept, parts.allowed)):
-        message = "weights are masked behind the softmax, and scores by something else in front of it; a row may be left no key"
+        message = "the weights are masked after the softmax and the scores by another mask before it; a row may lose all keys"
         raise Refused("masked-twice", message, node.name)
     if first and bounds.lowest(first) == -math.inf:
-        message = "rows without a key are NaN behind the softmax, before their weights are masked and divided by their sum"
+        message = "fully masked rows are NaN after the softmax, before their weights are masked and divided by their sum"
         raise Refused("masked-twice", message, node.name)
     if kept == parts.allowed:
         return None
     if not facts.assumed.kept_weights:
-        raise Refused("vanishing-weights", "weights are divided by what a mask leaves of their sum, which may be lost", node.name)
+        raise Refused(
+            "vanishing-weights", "the weights are divided by the sum that a mask leaves, which rounding may swamp", node.name
+        )
     return Renormalization(_total(step, moved.taken.axes, facts), least)
 
 
@@ -130,11 +130,11 @@ def _moved(taken: Taken[WeightStep], softmax: Softmax, key_axis: Axis, reader: R
     if isinstance(step, Zeroed):
         return Taken(steps.Replaced(softmax.scores, step.condition, step.keep_where, -math.inf), taken.node, taken.axes)
     if not isinstance(step, Weighted) or step.divide:
-        message = f"{taken.node.op_type} stands between the softmax and the sum that its weights are divided by"
+        message = f"{taken.node.op_type} is between the softmax and the sum that divides its weights"
         raise Refused("weights-scaled-by-key", message, taken.node.name)
     axes = aligned(step.operand, taken.axes, reader.facts)
     indexed = None if axes is None else IndexedValue(step.operand, axes)
     if indexed is None or not varies_along(indexed, key_axis) or not is_binary(element(indexed.refined(), reader)):
-        message = f"the weights are multiplied by '{step.operand.name}', which is not certainly 0 or 1, and divided by their sum"
+        message = f"the weights are multiplied by '{step.operand.name}', which may be neither 0 nor 1, and divided by their sum"
         raise Refused("weights-scaled-by-key", message, taken.node.name)
     return Taken(steps.Replaced(softmax.scores, step.operand, True, -math.inf), taken.node, taken.axes)

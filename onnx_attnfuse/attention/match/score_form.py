@@ -144,14 +144,14 @@ class _Folder:
 
     def _multiplied(self, number: float, taken: Taken[ScoreStep]) -> None:
         if number < 0 and replaces(self._mask):
-            raise Refused("negated-mask", "scores change their sign after they were masked", taken.node.name)
+            raise Refused("negated-mask", "the scores change sign after they are masked", taken.node.name)
         if not self._squashed:
             self._scale *= number
             if self._mask and number != 1.0:
                 self._masks(Scaled(number), taken)
             return
         if self._mask:
-            raise Refused("scaled-softcap", "capped scores are scaled after they were masked", taken.node.name)
+            raise Refused("scaled-softcap", "capped scores are scaled after they are masked", taken.node.name)
         self._cap *= number
 
     def _added(self, step: steps.Added, taken: Taken[ScoreStep]) -> None:
@@ -173,7 +173,7 @@ class _Folder:
 
     def _squash(self, taken: Taken[ScoreStep]) -> None:
         if self._squashed or self._mask or self._is_moved:
-            raise Refused("masked-tanh", "tanh is applied to scores that are masked, or added to, already", taken.node.name)
+            raise Refused("masked-tanh", "tanh is applied to scores that are already masked or added to", taken.node.name)
         self._squashed = True
 
     def _operand(self, value: ir.Value, taken: Taken[ScoreStep]) -> IndexedValue:
@@ -184,7 +184,7 @@ class _Folder:
         return IndexedValue(value, axes)
 
     def _refuse_floor(self, low: float, node: ir.Node) -> None:
-        raise Refused("high-floor", f"scores are held above {low:g}, which ordinary scores may reach", node.name)
+        raise Refused("high-floor", f"scores are clamped at {low:g}, which ordinary scores may reach", node.name)
 
     def _check_fills(self, mask: Mask) -> None:
         """Refuses fills that are no mask any more once all later factors and additions are made."""
@@ -199,12 +199,12 @@ class _Folder:
                 message = f"scores are replaced by {step.fill:g}, which is then multiplied by a number computed at run time"
                 raise Refused("scaled-fill", message, node.name)
             if not step.fill * gain.number * smallest <= limit:
-                message = f"scores are replaced by {step.fill * gain.number:g}, which is an ordinary score and no mask"
+                message = f"scores are replaced by {step.fill * gain.number:g}, which is an ordinary score, not a mask"
                 raise Refused("soft-fill", message, node.name)
         if self._zeroed is not None:
             keys = masked_keys(mask, self._reader, bounds).keys
             if not all(key.high <= limit for key in keys):
-                message = "scores are multiplied by 0 for some keys, and that these are masked besides is not seen"
+                message = "the scores of some keys are multiplied by 0, and nothing shows that these keys are masked, too"
                 raise Refused("scale-by-key", message, self._zeroed.name)
 
 

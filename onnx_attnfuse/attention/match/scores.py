@@ -136,10 +136,10 @@ def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Fa
     known: dict[str, Axis] = {label: leaves(axis) for label, axis in zip(contraction.out, axes, strict=True)}
     key_labels = {label for label, axis in known.items() if columns & set(axis)}
     if set().union(*(known[label] for label in key_labels)) != columns:
-        raise Refused("partial-product", "the product does not run over all columns of the softmax", name)
+        raise Refused("partial-product", "the product does not cover all columns of the softmax", name)
     holders = [index for index in (0, 1) if key_labels <= set(contraction.labels[index])]
     if len(holders) != 1 or key_labels & set(contraction.labels[1 - holders[0]]):
-        raise Refused("no-product", "both factors of the product run over the columns of the softmax", name)
+        raise Refused("no-product", "both factors of the product have the columns of the softmax", name)
     key = holders[0]
     for label in contraction.summed:
         dims = facts.dims(contraction.operands[1 - key]) or ()

@@ -132,7 +132,7 @@ def _softmax_axes(softmax: Softmax, facts: Facts) -> tuple[Axes, Axis]:
         raise Refused("unknown-rank", f"the rank of the softmax input '{softmax.scores.name}' is unknown", softmax.node.name)
     axes = new_axes(dims)
     if not axes[softmax.axis]:
-        raise Refused("single-key", "the softmax runs over one column only", softmax.node.name)
+        raise Refused("single-key", "the softmax has one column", softmax.node.name)
     return axes, axes[softmax.axis]
 
 
@@ -159,7 +159,7 @@ def _check_sink(softmax: Softmax, scores: ScorePath) -> None:
 def _check_gate(softmax: Softmax, spec: AttentionSpec, reader: Reader) -> None:
     bounds = Bounds(reader.facts)
     if softmax.is_gated and bounds.lowest(spec.mask) == -math.inf and not sees_a_key(understand(spec, reader), bounds):
-        message = "rows without a key are NaN, times the factor that stands for a sink, and would be 0"
+        message = "fully masked rows are NaN times the factor of a sink, and would become 0"
         raise Refused("gated-rows", message, softmax.node.name)
 
 
@@ -185,10 +185,10 @@ def _wider(operands: tuple[IndexedValue, ...], key_axis: Axis, softmax: Softmax,
 
 def _check_lengths(operands: tuple[IndexedValue, ...], axes: Axes, facts: Facts) -> None:
     if not facts.assumed.nonempty_axes and not all(isinstance(length(axis), int) for axis in axes):
-        raise Refused("empty-axis", "an axis of the scores may have length 0, where fused operators end in an error")
+        raise Refused("empty-axis", "an axis of the scores may have length 0, for which fused operators fail")
     for indexed in operands:
         if 0 in (facts.dims(indexed.value) or ()):
-            raise Refused("empty-axis", f"'{indexed.value.name}' has an axis of length 0, so that there is nothing to compute")
+            raise Refused("empty-axis", f"'{indexed.value.name}' has an axis of length 0: there is nothing to compute")
 
 
 def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> IndexedValue:
@@ -216,9 +216,9 @@ def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: 
     if any(_is_row_maximum(shift, scores.columns(), facts) for shift in scores.steps):
         return None
     if not facts.assumed.finite_exponentials:
-        raise Refused("unshifted-exponentials", "exp may overflow, as no maximum is subtracted first", softmax.node.name)
+        raise Refused("unshifted-exponentials", "exp may overflow: no maximum is subtracted first", softmax.node.name)
     if any(isinstance(taken.step, (LowZeroed, NaNZeroed)) for taken in weights.steps):
-        message = "NaN is set to 0 behind exponentials without a maximum subtracted first, which overflow where softmax does not"
+        message = "NaN becomes 0 after exponentials without a subtracted maximum, which overflow where softmax does not"
         raise Refused("guarded-exponentials", message, softmax.node.name)
     is_shifted = any(isinstance(taken.step, Shifted) for taken in scores.steps)
     return dataclasses.replace(voided, defined=voided.defined and not is_shifted)
@@ -248,10 +248,12 @@ def _check_inner_uses(nodes: tuple[ir.Node, ...], weights: WeightPath) -> None:
                 continue
             outside = [user for user in viewers(value) if user not in inside]
             if value.is_graph_output():
-                message = f"the inner value '{value.name}' is an output of the graph; {_REMEDY}"
+                message = f"the intermediate value '{value.name}' is an output of the graph; {_REMEDY}"
                 raise Refused("inner-value-used", message, node.name)
             if outside:
-                message = f"the inner value '{value.name}' is also used by {outside[0].op_type} '{outside[0].name}'; {_REMEDY}"
+                message = (
+                    f"the intermediate value '{value.name}' is also used by {outside[0].op_type} '{outside[0].name}'; {_REMEDY}"
+                )
                 raise Refused("inner-value-used", message, node.name)
 
 
@@ -268,7 +270,7 @@ def _row_rules(weights: WeightPath, key_axis: Axis, reader: Reader, mask: Mask) 
             case Weighted(_, operand, divide) if varies_along(_operand(operand, taken, facts), key_axis):
                 indexed = _operand(operand, taken, facts)
                 if divide or not is_binary(element(indexed.refined(), reader)):
-                    message = f"the weights are multiplied by '{operand.name}', which differs by key and is not certainly 0 or 1"
+                    message = f"the weights are multiplied by '{operand.name}', which differs by key and may be neither 0 nor 1"
                     raise Refused("weights-scaled-by-key", message, taken.node.name)
                 rules.append(RowRule(indexed, is_product=True))
             case _:
@@ -285,7 +287,7 @@ def _low_rule(
     lowest = [key for key in keys if key.high != -math.inf]
     told = all(key.high <= NEARLY_LOWEST for key in lowest) and (not lowest or bound >= LOWEST_FLOAT32)
     if {leaf for axis in largest.axes for leaf in leaves(axis)} != others or bound > reader.facts.assumed.masked_from or not told:
-        message = f"weights are set to 0 where '{largest.value.name}' is {bound:g} or less, which rows with a key may be, too"
+        message = f"the weights are zeroed where '{largest.value.name}' is {bound:g} or less, which rows with a key may be, too"
         raise Refused("weights-zeroed", message, taken.node.name)
     return RowRule(None, lowest_counts=bool(lowest))
 

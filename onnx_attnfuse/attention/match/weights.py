@@ -62,7 +62,9 @@ def _through(
 ) -> WeightPath | None:
     mixed = _mixture(node, index, indexed, key_axis, facts)
     if mixed is not None and _descend(mixed, key_axis, facts, readers, failures) is not None:
-        raise Refused("mixed-heads", "in front of the product with the values weights are mixed, as by talking heads", node.name)
+        raise Refused(
+            "mixed-heads", "the weights of several heads are mixed before the product with the values (talking heads)", node.name
+        )
     contraction = read_contraction(node, facts)
     if contraction is not None and index < 2:
         return _read_product(contraction, index, indexed, key_axis, facts)
@@ -77,7 +79,7 @@ def _through(
     if step is None and (reason := why_no_pair(node, facts)) is not None:
         raise Refused(reason.code, reason.message, reason.node)
     if step is None:
-        raise Refused("not-attention", f"{node.op_type} takes the softmax, which is no product with values", node.name)
+        raise Refused("not-attention", f"{node.op_type} reads the softmax, and is not a product with values", node.name)
     also = () if isinstance(step, (Zeroed, Weighted)) else step.also
     path = _descend(IndexedValue(step.output, indexed.axes), key_axis, facts, readers, failures)
     if path is None:

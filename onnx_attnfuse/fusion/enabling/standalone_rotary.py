@@ -80,10 +80,10 @@ def _emit(rotation: _Rotation, builder: Builder) -> tuple[ir.Value, ir.Value]:
     dims, dtype = builder.facts.dims(indexed.value), builder.facts.dtype(indexed.value)
     if not targets or dims is None or dtype is None:
         raise Refused(
-            "rotated-otherwise", "the rotation differs by head, heads are not counted, or the layout is none of the operator's"
+            "rotated-otherwise", "the rotation differs by head, the number of heads is unknown, or the operator lacks the layout"
         )
     if any(least(dim) < 1 for dim in dims):
-        raise Refused("maybe-empty", "what is rotated may be nothing, which Reshape cannot be asked for")
+        raise Refused("maybe-empty", "the rotated value may be empty, which Reshape cannot express")
     chosen = [(target, cheapest(rotation.sources, target)) for target in targets]
     target, source = min(
         chosen,

@@ -59,7 +59,7 @@ class Packer:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether padding may be taken to be on the right without a test."""
+        """Whether padding may be assumed on the right without a test."""
         return "right_padded" in self._plan_context.assumed
 
     def build_region(
@@ -81,7 +81,10 @@ class Packer:
         for spec, meaning in wanted:
             reason = packed.refuse(spec, meaning, self._context)
             if reason is None and not (self.is_assumed or self._plan_context.may_test):
-                reason = Reason("not-every-batch", "packed is exact for padding on the right only, and a test is not wanted")
+                reason = Reason(
+                    "not-every-batch",
+                    "packed is exact for padding on the right only, and --padding exact allows no run-time check",
+                )
             if reason is not None:
                 self.reasons[id(spec)] = reason
                 continue
@@ -185,7 +188,7 @@ def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:
 
 def _check_padding(padding: KeyPadding, meaning: Meaning) -> None:
     if meaning.biases and padding.of_scores:
-        raise Refused("padding-unread", "which keys are padding cannot be told from what else is added to the scores")
+        raise Refused("padding-unread", "padding cannot be separated from what else is added to the scores")
 
 
 def _inner(region: Region) -> Iterable[ir.Value]:

@@ -196,7 +196,7 @@ class _Growing:
             origins.update(dict.fromkeys(item.node.outputs, union))
 
     def _unrelated(self, origins: Iterable[Iterable[ir.Value]]) -> Reason:
-        message = "queries, keys and values are not proven to be of the same sequence"
+        message = "queries, keys and values may belong to different sequences"
         reasons = (self._given.get(value) for found in origins for value in found)
         unread = next((reason for reason in reasons if reason is not None and reason.code == "not-position-wise"), None)
         return (
@@ -341,7 +341,7 @@ def below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.V
     while pending:
         for node in users(pending.pop()):
             if node.graph is not graph:
-                raise Refused("control-flow", "what is computed from the attentions is read in a branch", node.name)
+                raise Refused("control-flow", "a value computed from the attentions is read in a branch", node.name)
             fresh = [value for value in node.outputs if value not in found]
             found.update(fresh)
             pending += fresh

@@ -19,7 +19,7 @@ from onnx_attnfuse.targets.base import MaskEncoding
 
 _WHEN = "padding is on the right"
 _MAX_LISTED_NAMES = 3
-_SHAPE_ONLY = Reason("shape-used", "of what it computes only the shape is asked for, so that nothing packed needs it")
+_SHAPE_ONLY = Reason("shape-used", "only the shape of its result is used, which packing does not need")
 
 
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
@@ -64,7 +64,7 @@ def note(region: Region, *, assumed: bool) -> str:
     """A line on what is packed together, its values still called as they are in the source."""
     removed = _listed(sorted(value.name or "" for value in region.entries))
     restored = _listed(sorted(value.name or "" for value in region.exits))
-    where = "taken to be on the right" if assumed else "where it is on the right"
+    where = "assumed on the right" if assumed else "where it is on the right"
     what = f"padding, {where}, is removed from {removed} and restored as 0 in {restored}"
     readers = sorted({node.op_type for found in region.readers.values() for node in found})
     return f"{what}, which {_listed(readers)} reads" if readers else what

@@ -38,7 +38,7 @@ def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> 
         Refused: The node is not as the definition has it.
     """
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        raise Refused("other-outputs", f"{node.op_type} has other outputs in use than the one that is defined", node.name)
+        raise Refused("other-outputs", f"{node.op_type} has consumers of outputs that the definition lacks", node.name)
     operands = {name: value for name, value in zip(definition.inputs, node.inputs, strict=False) if value is not None}
     emitter = ExpressionEmitter(rewriter.graph.builder, Given(operands), node.name or definition.op)
     try:
@@ -75,5 +75,5 @@ def _formula_of(node: ir.Node, definition: Operator) -> Tensor:
     operands = [None if value is None else variable(name) for name, value in zip(definition.inputs, inputs, strict=True)]
     formula = definition.define(*operands, **attributes)
     if not isinstance(formula, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise Refused("bad-definition", f"its definition returned {formula!r} and no formula", node.name)
+        raise Refused("bad-definition", f"its definition returned {formula!r}, which is not a formula", node.name)
     return formula

@@ -81,8 +81,8 @@ def _outside(match: Match) -> Iterator[Refused]:
             if value is match.root.value:
                 continue
             if value.is_graph_output():
-                yield Refused("inner-value-used", f"the inner value '{value.name}' is an output of the graph", node.name)
+                yield Refused("inner-value-used", f"the intermediate value '{value.name}' is an output of the graph", node.name)
             for user in viewers(value):
                 if user not in inside:
-                    message = f"the inner value '{value.name}' is also used by {user.op_type} '{user.name}'"
+                    message = f"the intermediate value '{value.name}' is also used by {user.op_type} '{user.name}'"
                     yield Refused("inner-value-used", message, node.name)

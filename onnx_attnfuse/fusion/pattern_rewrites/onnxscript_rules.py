@@ -75,7 +75,7 @@ def _built(delta: Any, made: GraphRule, node: ir.Node, context: GraphContext, ed
     """
     builder, graph = context.builder, context.scope.graph
     if delta.new_initializers and not isinstance(graph, ir.Graph):
-        raise Refused("initializers", "it makes initializers, which a function cannot have")
+        raise Refused("initializers", "it adds initializers, which a function cannot hold")
     edit.adopt(delta.new_nodes, delta.new_initializers)
     matched = set(delta.match.nodes)
     read = [value for item in matched for value in item.inputs if value is not None and value.producer() not in matched]

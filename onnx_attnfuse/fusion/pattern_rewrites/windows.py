@@ -33,7 +33,7 @@ def _spelled(node: ir.Node, rewriter: PatternRewriter) -> NewNodes:
         Refused: It has a cache, or cannot be spelled out exactly.
     """
     if any(node.inputs[4:]) or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        raise Refused("cache-inside", "it appends to a cache, takes lengths or gives out more than its result", node.name)
+        raise Refused("cache-inside", "it appends to a cache, takes lengths or has more outputs than its result", node.name)
     graph = rewriter.graph.scope.graph
     before = set(graph)
     answer = exact_body(FusedNode(node, rewriter.graph.builder, tuple(node.inputs)))

@@ -64,7 +64,7 @@ def calibrate(
         Refused: The source cannot be run.
     """
     if any(value.dtype in HALVES for value in source.graph.initializers.values()) and weight_bytes(source) > _MOST_WEIGHTS:
-        raise Refused("unverified", "its weights are too many to measure scales in float32")
+        raise Refused("unverified", "the model has too many weights to measure scales in float32")
     try:
         model = widen(source)
     except RuntimeRefusal as refusal:

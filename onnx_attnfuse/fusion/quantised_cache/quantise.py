@@ -195,4 +195,4 @@ def _judged(source: ir.Model, trial: ir.Model, record: QuantisedCache, verifier:
         with verifier.timer.step("measure the cache"):
             return dataclasses.replace(record, error=measure(source, trial, record, widen))
     except (RuntimeRefusal, ModelError) as refusal:
-        raise Refused("unverified", f"what it costs could not be measured: {refusal}") from refusal
+        raise Refused("unverified", f"its effect could not be measured: {refusal}") from refusal

@@ -81,7 +81,7 @@ def attend(
     if given != list(site.past) or any(
         new is not output for (_, new), output in zip(emitted.presents, emitted.node.outputs[KEY:], strict=False)
     ):
-        raise Refused("cache-layout", "the cache does not lie as batch, heads, positions, channels", spec.name)
+        raise Refused("cache-layout", "the cache layout is not batch, heads, positions, channels", spec.name)
     order.add(edit.added[count:], anchor_of(spec))
     commit(spec, dataclasses.replace(emitted, presents=()), builder, order, edit)
     for old, new in emitted.presents:
@@ -102,6 +102,6 @@ def _give_out(old: ir.Value, new: ir.Value, context: BuildContext) -> None:
         sweep(node.outputs)
     if (others := viewers(old)) or old.uses():
         name = others[0].name if others else None
-        raise Refused("cache-used", f"'{old.name}', keys or values with the new ones, is used elsewhere too", name)
+        raise Refused("cache-used", f"'{old.name}', the present keys or values, has other consumers", name)
     connect(old, new, builder, [])
     sweep([old])

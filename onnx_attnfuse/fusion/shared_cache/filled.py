@@ -58,9 +58,7 @@ def prepare(graph: ir.Graph, builder: Builder, site: CachedSite, mask: ir.Value)
     if isinstance(filled.length, Size):
         own = {mask, *site.past}
         if filled.length.factor != 1 or len(filled.length.atoms) != 1 or filled.length.atoms[0].evaluate is not None:
-            raise Refused(
-                "cache-kept", "the length of the buffer is not a size of its own, which a caller chooses", site.spec.name
-            )
+            raise Refused("cache-kept", "the buffer length is not a size that the caller can choose", site.spec.name)
         if any(filled.length in (facts.dims(value) or ()) for value in graph.inputs if value not in own and not _is_cache(value)):
             raise Refused("cache-kept", "an input that is neither a cache nor its mask is as long as the buffer", site.spec.name)
         facts.origins[filled.length.atoms[0].key] = (mask, 1)
@@ -97,13 +95,13 @@ def settle_source(graph: ir.Graph, builder: Builder, sites: Sequence[CachedSite]
             sweep([written])
             if written.graph is not None:
                 raise Refused(
-                    "cache-used", f"'{written.name}', a buffer with the new keys or values, is used elsewhere too", site.spec.name
+                    "cache-used", f"'{written.name}', a buffer with the new keys or values, has other consumers", site.spec.name
                 )
     for site in sites:
         for past in site.past:
             sweep([output for node in viewers(past) for output in node.outputs])
             if len(set(viewers(past))) > 1:
-                raise Refused("cache-used", f"the earlier keys or values '{past.name}' are used elsewhere too", site.spec.name)
+                raise Refused("cache-used", f"the past keys or values '{past.name}' have other consumers", site.spec.name)
     _check_all_taken(graph, filled.position)
     builder.at(next(iter(graph)))
     _count_positions(graph, builder, sites[0])

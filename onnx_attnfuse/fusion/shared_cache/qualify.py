@@ -87,12 +87,12 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
         raise Refused(reason.code, reason.message, reason.node)
     earlier = length(cache.past_axis)
     if not isinstance(earlier, Size) or len(earlier.atoms) != 1 or earlier.factor != 1 or earlier.atoms[0].evaluate is not None:
-        raise Refused("cache-kept", "the number of earlier positions is not a size of its own, which a caller chooses", spec.name)
+        raise Refused("cache-kept", "the past length is not a size that the caller can choose", spec.name)
     key, value = (_input_behind(indexed) for indexed in cache.past)
     for past, present, indexed in zip((key, value), cache.present, cache.past, strict=True):
         _check_only_appended(past, indexed.value, appending(present.value, facts), spec)
         if not present.value.is_graph_output():
-            raise Refused("cache-kept", f"'{present.value.name}', keys or values with the new ones, is no output", spec.name)
+            raise Refused("cache-kept", f"'{present.value.name}', the present keys or values, is not an output", spec.name)
     window = target.window_of(spec, meaning)
     present_key, present_value = (indexed.value for indexed in cache.present)
     mask = padding_input(spec, meaning, facts)
@@ -108,12 +108,12 @@ def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
     first = sites[0]
     pasts = [value for site in sites for value in site.past]
     if len(set(pasts)) < len(pasts):
-        raise Refused("caches-differ", "two attentions append to the same earlier keys or values", first.spec.name)
+        raise Refused("caches-differ", "two attentions append to the same past keys or values", first.spec.name)
     for site in sites[1:]:
         if site.past_length != first.past_length or length(site.spec.axes.i) != length(first.spec.axes.i):
             raise Refused("caches-differ", "the caches of two attentions may have different lengths", site.spec.name)
         if length(site.spec.axes.b) != length(first.spec.axes.b):
-            raise Refused("caches-differ", "two attentions are not known to have the same batch", site.spec.name)
+            raise Refused("caches-differ", "two attentions may have different batches", site.spec.name)
         if site.mask is not first.mask:
             raise Refused("caches-differ", "two attentions have different padding", site.spec.name)
     if first.mask is not None and not _has_length(first.mask, 0, length(first.spec.axes.b), facts):
@@ -131,7 +131,7 @@ def _input_behind(indexed: IndexedValue) -> ir.Value:
         assert node.inputs[0] is not None
         value = node.inputs[0]
     if not value.is_graph_input() or value.const_value is not None:
-        raise Refused("cache-kept", f"the earlier keys or values '{value.name}' are no input of the model")
+        raise Refused("cache-kept", f"the past keys or values '{value.name}' are not an input of the model")
     return value
 
 
@@ -142,12 +142,12 @@ def _check_only_appended(past: ir.Value, given: ir.Value, appends: ir.Node | Non
         value = pending.pop()
         copies.add(value)
         if value.is_graph_output():
-            raise Refused("cache-used", f"the earlier keys or values '{past.name}' are an output too", spec.name)
+            raise Refused("cache-used", f"the past keys or values '{past.name}' are also an output", spec.name)
         for node in viewers(value):
             if is_copy(node):
                 pending.append(node.outputs[0])
             elif node is not appends:
-                raise Refused("cache-used", f"the earlier keys or values '{past.name}' are used elsewhere too", node.name)
+                raise Refused("cache-used", f"the past keys or values '{past.name}' have other consumers", node.name)
     assert given in copies
 
 
@@ -163,7 +163,7 @@ def padding_input(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> ir.Val
     found = {_mask_behind(item, spec, facts) for item in paddings}
     mask = found.pop() if len(found) == 1 else None
     if mask is None:
-        raise Refused("padding-unread", "which keys are padding is not what an input (b, past + new) says", spec.name)
+        raise Refused("padding-unread", "padding is not given by an input of shape (b, past + new)", spec.name)
     return mask
 
 

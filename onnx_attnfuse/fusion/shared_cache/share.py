@@ -201,9 +201,9 @@ class _Sharing:
         if not self._is_padded(sites):
             return
         if "padded-rows-unused" not in assumed:
-            raise Refused("padding-kept", "what rows of padding give differs, and is not taken to be unused")
+            raise Refused("padding-kept", "the results at padding differ, and are not assumed to be unused")
         if has_window(sites) and "padding-at-the-ends" not in assumed:
-            raise Refused("padding-kept", "a window counts padding between tokens, which is not taken to lie at the ends only")
+            raise Refused("padding-kept", "a window counts padding between tokens, which is not assumed to be at the ends")
 
     def _is_padded(self, sites: Sequence[CachedSite]) -> bool:
         return sites[0].mask is not None and self._plan_context.padding != "assume-none"

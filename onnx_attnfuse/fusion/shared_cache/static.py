@@ -103,7 +103,7 @@ def _write(source: Source, spec: AttentionSpec, reader: Reader) -> Write:
     """
     node = writer(source.indexed.value)
     if node is None:
-        raise Refused("cache-kept", "only one of keys and values is a buffer that was written into", spec.name)
+        raise Refused("cache-kept", "only one of keys and values is a buffer", spec.name)
     found = read_write(node, reader)
     if isinstance(found, str):
         raise Refused("cache-kept", f"{found}, in '{node.name}'", spec.name)

@@ -71,7 +71,7 @@ class ExpressionEmitter:
         """
         value = self.spell(form)
         if len(self.dims(value)) < 2:
-            raise Refused("number-for-matrix", "what it means takes a number for a matrix, which has no rows and columns here")
+            raise Refused("number-for-matrix", "its meaning needs a matrix where the graph has a number")
         return value
 
     def dims(self, value: ir.Value) -> tuple[Dim, ...]:
@@ -207,7 +207,7 @@ class ExpressionEmitter:
         values = [self._matrix(arg) for arg in form.args]
         common = broadcast([self.dims(value)[:-1] for value in values])
         if common is None:
-            raise Refused("unknown-rank", "what is put side by side has shapes that are not known to fit")
+            raise Refused("unknown-rank", "the shapes of concatenated values may not fit")
         wide = max(map(self.dtype, values), key=lambda dtype: _WIDTH.get(dtype, 1))
         widths: list[Dim] = [self.dims(value)[-1] for value in values]
         full: list[ir.Value] = []

@@ -53,7 +53,7 @@ def no_bias_gradient(request: Request) -> Reason | None:
     """Nothing that is trained is added to the scores."""
     if not request.demand.bias_gradient:
         return None
-    return Reason("bias-gradient", "what is added to the scores is trained, and it gives no gradient for that")
+    return Reason("bias-gradient", "the term added to the scores is trained, and the kernel gives no gradient for it")
 
 
 def no_bias(request: Request) -> Reason | None:

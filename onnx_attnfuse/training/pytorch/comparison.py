@@ -60,7 +60,7 @@ def compare(call: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[A
     """
     tensors = [item for item in inputs if isinstance(item, Tensor)]
     if not all(map(is_plain, tensors)):
-        raise Refused("unverified", "an input is no plain tensor, so that no copy of it can be made")
+        raise Refused("unverified", "an input is not a plain tensor and cannot be copied")
     devices = sorted({item.device.index for item in tensors if item.is_cuda})
     try:
         with torch.random.fork_rng(devices):

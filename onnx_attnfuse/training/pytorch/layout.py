@@ -38,7 +38,7 @@ def arrange(emit: Emit, node: fx.Node, axes: Axes, target: Axes) -> fx.Node:
         raise Refused("inner-value", f"'{node.name}' is read as a part of a packed tensor")
     wanted = [leaf for axis in target for leaf in axis if leaf in present]
     if len(wanted) != len(present) or len(set(present)) != len(present):
-        raise Refused("foreign-axis", f"'{node.name}' runs over an axis that the attention has not")
+        raise Refused("foreign-axis", f"'{node.name}' has an axis that the attention does not have")
     for axis in target:
         kept = [leaf for leaf in axis if leaf in present]
         if kept and len(kept) != len(axis):
@@ -74,7 +74,7 @@ def end(readings: tuple[IndexedValue, ...], known: dict[Any, fx.Node], made: Axe
     """
     found = [(known[item.value], item) for item in readings if item.value in known]
     if not found:
-        raise Refused("inner-value", "the result is no tensor of the captured graph")
+        raise Refused("inner-value", "the result is not a tensor of the captured graph")
     node, item = min(found, key=lambda pair: cost(IndexedValue(pair[1].value, made), pair[1].axes))
     return node, item.axes
 

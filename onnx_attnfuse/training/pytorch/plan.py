@@ -203,13 +203,13 @@ class Planner:
         fills = meaning.fills
         if kind == "replaced":
             if len(fills) > 1:
-                raise Refused("mixed-mask", "scores are replaced by several numbers; rows that lose all keys are of no one kind")
+                raise Refused("mixed-mask", "scores are replaced by several numbers; fully masked rows are of several kinds")
             infinite = -math.inf in fills
             if spec.row_rules:
                 return _guarded(infinite=infinite)
             return "void" if infinite else "replaced"
         if spec.row_rules:
-            raise Refused("row-rule", "NaN is set to 0 after the softmax, and comes back in gradients where a mask is added")
+            raise Refused("row-rule", "NaN becomes 0 after the softmax, and comes back in gradients where a mask is added")
         steps = [step for step in spec.mask if isinstance(step, Added)]
         if form != "kept" or len(steps) != len(spec.mask) or len(fills) != 1:
             return "levelled"
@@ -236,12 +236,12 @@ class Planner:
         if site.dropout:
             return Reason("dropout", f"it has no dropout, and {site.dropout:g} of the weights are dropped")
         if trained:
-            return Reason("bias-gradient", "what is added to the scores is trained")
+            return Reason("bias-gradient", "the term added to the scores is trained")
         size, own = length(spec.axes.h), length(spec.axes.v)
         if not isinstance(size, int) or size != own or (size < _LEAST_FLEX and self._device.kind == "cuda"):
             return Reason("head-size", f"it takes heads of equal sizes from {_LEAST_FLEX} on, and here they are {size} and {own}")
         if spec.row_rules or meaning.is_distrusted:
-            return Reason("row-rule", "rows are set to 0 after the softmax")
+            return Reason("row-rule", "rows are zeroed after the softmax")
         try:
             self._flex_rows(site)
         except Refused as refused:
@@ -260,16 +260,16 @@ class Planner:
         if site.call is not None:
             if meaning.fills == frozenset([-math.inf]):
                 return "zero"
-            raise Refused("mixed-mask", "rows without a key depend on the kernel where numbers are added")
+            raise Refused("mixed-mask", "fully masked rows depend on the kernel where numbers are added")
         rows = self._rows(spec, meaning, "kept")
         if rows not in {"replaced", "added"}:
-            raise Refused("mixed-mask", "rows without a key are no equal weights")
+            raise Refused("mixed-mask", "fully masked rows do not get equal weights")
         return rows
 
 
 def _guarded(*, infinite: bool) -> Rows:
     if not infinite:
-        raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
+        raise Refused("row-rule", "rows are zeroed after the softmax, which no kernel differentiates")
     return "zero"
 
 
@@ -287,5 +287,5 @@ def _check(spec: AttentionSpec) -> None:
         Refused: A sink, a computed scale, weights that are multiplied, or rows that are set to 0 where data says so.
     """
     if any(rule.condition is not None for rule in spec.row_rules):
-        raise Refused("row-rule", "rows are set to 0 after the softmax, which no kernel differentiates")
+        raise Refused("row-rule", "rows are zeroed after the softmax, which no kernel differentiates")
     check_differentiable(spec)

@@ -99,7 +99,7 @@ class Compiler:
             return self.program(atom)
         place = self._places.get(atom.factor)
         if place is None:
-            raise Refused("foreign-axis", "the mask runs over an axis that the attention has not")
+            raise Refused("foreign-axis", "the mask has an axis that the attention does not have")
         letter, stride, size = place
         if self._lengths[letter] == size:
             return (letter,)

@@ -47,7 +47,7 @@ class Rewriter:
         """Puts a call into the place of an attention.
 
         Raises:
-            Refused: Operands or masks are no tensors of the captured graph; nothing has changed then.
+            Refused: Operands or masks are not tensors of the captured graph; nothing has changed then.
         """
         axes = site.spec.axes
         made = (axes.b, axes.n, axes.i, axes.v)
@@ -128,12 +128,12 @@ class Rewriter:
                 except Refused:
                     continue
                 return first, self._typed(laid[0], spec), self._typed(laid[1], spec)
-        raise Refused("inner-value", "keys and values are no tensors of the captured graph with the same heads")
+        raise Refused("inner-value", "keys and values are not tensors of the captured graph with the same heads")
 
     def _usable(self, operand: Any) -> list[tuple[fx.Node, Axes]]:
         found = layout.usable(operand, self._known)
         if not found:
-            raise Refused("inner-value", "an operand is no tensor of the captured graph, or is scaled there")
+            raise Refused("inner-value", "an operand is not a tensor of the captured graph, or is scaled there")
         return found
 
     def _typed(self, node: fx.Node, spec: AttentionSpec) -> fx.Node:
@@ -204,7 +204,7 @@ class Rewriter:
         """A value of a mask as (b or 1, n or 1, s or 1, t or 1)."""
         node = self._known.get(indexed.value)
         if node is None:
-            raise Refused("inner-value", f"the mask '{indexed.value.name}' is no tensor of the captured graph")
+            raise Refused("inner-value", f"the mask '{indexed.value.name}' is not a tensor of the captured graph")
         return layout.arrange(self._emit, node, indexed.axes, spec.axes.scores)
 
     def _flex(self, site: CapturedSite, plan: CallPlan, operands: tuple[fx.Node, fx.Node, fx.Node]) -> fx.Node:
@@ -233,11 +233,11 @@ class Rewriter:
         """The tensors that a program reads.
 
         Raises:
-            Refused: One is no tensor of the captured graph.
+            Refused: One is not a tensor of the captured graph.
         """
         nodes = [self._known.get(value) for value in compiler.values]
         if None in nodes:
-            raise Refused("inner-value", "the mask is read from a value that is no tensor of the captured graph")
+            raise Refused("inner-value", "the mask is read from a value that is not a tensor of the captured graph")
         return tuple(node for node in nodes if node is not None)
 
     def _sweep(self, node: fx.Node) -> None:

@@ -174,6 +174,6 @@ def _pairs(node: ir.Node, answer: Body) -> list[tuple[int, ir.Value]]:
             continue
         new = answer.values[place] if place < len(answer.values) else None
         if new is None:
-            raise Refused("not-spelled", f"output {place} of {node.op_type} is not spelled out", node.name)
+            raise Refused("not-spelled", f"output {place} of {node.op_type} cannot be decomposed", node.name)
         pairs.append((place, new))
     return pairs

@@ -66,7 +66,7 @@ def _spelled(build: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value]:
     if operand is None or skip is None or weight is None or dtype is None or dims is None:
         raise Refused("malformed", "an operand is missing, or its shape is not known", node.name)
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:_SUM]):
-        raise Refused("not-spelled", f"the statistics of {node.op_type} are not spelled out", node.name)
+        raise Refused("not-spelled", f"the statistics of {node.op_type} cannot be decomposed", node.name)
     total = build.elementwise("Add", [operand, skip], dtype)
     total = total if bias is None else build.elementwise("Add", [total, bias], dtype)
     epsilon = attribute(node, "epsilon", _EPSILON)
@@ -105,7 +105,7 @@ def _group_spelled(build: Builder, node: ir.Node) -> ir.Value:
     channels = dims[1]
     each = [None if value is None else build.facts.dims(value) for value in node.inputs[1:3]]
     if not isinstance(channels, int) or not groups or channels % groups or each != [(channels,), (channels,)]:
-        raise Refused("not-spelled", f"{_GROUP} with factors that are not one for each channel is not spelled out", node.name)
+        raise Refused("not-spelled", f"{_GROUP} with factors that are not one for each channel cannot be decomposed", node.name)
     wide = build.cast(operand, ir.DataType.FLOAT)
     split = build.reshape(wide, [dims[0], groups, math.prod(dims[2:], start=channels // groups)])
     plain = [build.constant(np.full(groups, number, np.float32)) for number in (1.0, 0.0)]
@@ -130,5 +130,5 @@ def _normalized(build: Builder, node: ir.Node) -> tuple[ir.Value, Dims, ir.DataT
     if operand is None or dims is None or dtype is None:
         raise Refused("malformed", "the shape or the type of what is normalized is not known", node.name)
     if attribute(node, "stash_type", int(ir.DataType.FLOAT)) != ir.DataType.FLOAT:
-        raise Refused("not-spelled", f"{node.op_type} that is not computed in float32 is not spelled out", node.name)
+        raise Refused("not-spelled", f"{node.op_type} that is not computed in float32 cannot be decomposed", node.name)
     return operand, dims, dtype

@@ -33,7 +33,7 @@ def why_kept(node: ir.Node) -> Reason | None:
     if info is not None and info.packed:
         message = f"{node.op_type} works on tokens without padding, whose number no shape tells"
         return Reason("packed", message, node.name)
-    return Reason("not-spelled", f"com.microsoft.{node.op_type} is not spelled out", node.name)
+    return Reason("not-spelled", f"com.microsoft.{node.op_type} cannot be decomposed", node.name)
 
 
 def exact_body(fused: FusedNode) -> Body:
@@ -46,7 +46,7 @@ def exact_body(fused: FusedNode) -> Body:
     for mask in found.masks:
         indexed, reader = IndexedValue(mask, new_axes(fused.dims(mask))), Reader(facts)
         if has_nan(element(indexed, reader)):
-            raise Refused("nan-fill", "the mask has NaN in it, which makes whole rows NaN", fused.node.name)
+            raise Refused("nan-fill", "the mask contains NaN, which makes whole rows NaN", fused.node.name)
         if is_standard(fused.node) and rows_disagree(indexed, reader, Bounds(facts), facts.opset):
             raise Refused("kernels-disagree", DISAGREEING, fused.node.name)
     return found

@@ -210,7 +210,7 @@ def test_keys_that_are_an_output_are_turned_where_they_stand() -> None:
 def test_what_is_turned_only_in_part_or_on_the_way_is_turned_where_it_stands(turn: Turn) -> None:
     model = written(wide, turn, entries="b")
     result = onnx_attnfuse.optimize(model, verify="sites")
-    assert result.report.notes == ("2 rotary embeddings became RotaryEmbedding where they stand, outside of the attentions",)
+    assert result.report.notes == ("2 rotary embeddings fused to RotaryEmbedding outside of attentions",)
     assert {item["num_heads"] for item in turned_by_operator(result.model)} == {GROUPS, HEADS}
     same(model, result.model)
 

@@ -34,7 +34,7 @@ def test_caches_of_batch_one_are_repeated(interleaved: int) -> None:
     with pytest.raises(errors.InvalidArgument):
         _run(model, 1)
     result = onnx_attnfuse.optimize(model)
-    assert result.report.notes == ("1 RotaryEmbedding given caches for the whole batch, which ONNX Runtime wants",)
+    assert result.report.notes == ("1 RotaryEmbedding caches expanded to the whole batch, as ONNX Runtime requires",)
     actual, expected = _run(result.model, 1)
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 

@@ -113,15 +113,15 @@ def test_a_mask_of_the_model_s_own_is_not_replaced_as_it_tells_of_padding_too() 
     names = {item.name for item in result.model.graph.input}
     assert "attention_mask" in names
     assert "past_sequence_length" not in names
-    assert any("as the model has a mask of its own" in note for note in result.report.notes)
+    assert any("because the model has its own mask" in note for note in result.report.notes)
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"cache": "as-is"}, "past_length is for a cache in one buffer"),
-        ({"kv_cache": "int8"}, "goes with neither cuda_graph nor kv_cache"),
-        ({"ep": "cuda", "arch": "sm90", "cuda_graph": True}, "goes with neither cuda_graph nor kv_cache"),
+        ({"cache": "as-is"}, "past_length needs a cache in one buffer"),
+        ({"kv_cache": "int8"}, "cannot be combined with cuda_graph or kv_cache"),
+        ({"ep": "cuda", "arch": "sm90", "cuda_graph": True}, "cannot be combined with cuda_graph or kv_cache"),
     ],
 )
 def test_a_number_is_refused_where_a_mask_is_wanted(choices: dict[str, object], message: str) -> None:

@@ -88,7 +88,7 @@ def test_what_is_served_gives_what_the_source_does(layout: str, path: pathlib.Pa
     result = onnx_attnfuse.optimize(_LAYOUTS[layout](path), ep="cpu", cache="shared")
     found = result.report.decoder
     assert found is not None, result.report.notes
-    assert any("laid out anew" in note for note in result.report.notes)
+    assert any("cache layout changed" in note for note in result.report.notes)
     onnx.checker.check_model(result.model)
     assert found.past_keys == ("past_key_values.0.key", "past_key_values.1.key")
     shapes = {item.name: Interface.dims(item) for item in result.model.graph.input}
@@ -129,7 +129,7 @@ def test_operators_with_a_past_are_spelled_out_first() -> None:
     result = onnx_attnfuse.optimize(fused.model, ep="cpu", cache="shared")
     found = result.report.decoder
     assert found is not None, result.report.notes
-    assert "spelled out, so that their cache can be one buffer: 2 ai.onnx.Attention" in result.report.notes
+    assert "decomposed, so that their cache can be one buffer: 2 ai.onnx.Attention" in result.report.notes
     fed = steps(_PADDINGS["none"], (1, 1, 1))
     assert_same_at_tokens(grown(model, found, fed), buffered(result.model, found, fed), fed)
 

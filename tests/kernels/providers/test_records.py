@@ -153,7 +153,7 @@ def test_a_form_that_the_record_does_not_take_is_refused_with_what_the_mask_is()
     by_name = {site.name: dataclasses.replace(site, dtype="float") for site in SITES}
     causal = explained(by_name["causal"].model())
     assert causal.status == "skipped"
-    assert causal.reasons[0] == Reason("mask-form", "MultiHeadAttention takes a mask that is causal in no exact form on npu")
+    assert causal.reasons[0] == Reason("mask-form", "MultiHeadAttention has no exact form of the mask causal on npu")
     padded = explained(by_name["padding"].model(), padding="guarded")
     assert (padded.status, padded.op, padded.mask_form) == ("fused", "MultiHeadAttention", "attention_bias b 1 1 t")
 

@@ -169,7 +169,7 @@ def test_inputs_that_are_no_plain_tensors_are_not_copied() -> None:
     class Share(torch.Tensor):
         pass
 
-    with pytest.raises(Refused, match="no plain tensor"):
+    with pytest.raises(Refused, match="not a plain tensor"):
         comparison.compare(lambda x: x, None, [torch.zeros(2).as_subclass(Share)])  # pyright: ignore[reportArgumentType]
 
 
