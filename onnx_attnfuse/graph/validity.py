@@ -52,7 +52,7 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
 def check_written(model: onnx.ModelProto) -> None:
     """Check a model that was made here before it counts as a result.
 
-    Besides what `check` asks for: nodes are in order, and each operator is one of its domain's version.
+    Besides what `check` asks for: nodes are in order, and each operator of the standard is in the opset.
 
     Args:
         model: The model; weights may be left out of it, but not their names.
@@ -74,14 +74,11 @@ def check_written(model: onnx.ModelProto) -> None:
 
 
 def _check_versions(nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], own: Collection[tuple[str, str]]) -> None:
+    version = opsets.get("", 0)
     for node in nodes:
-        domain = plain_domain(node.domain)
-        if (node.domain, node.op_type) not in own:
-            version = opsets.get(domain)
-            if version is None:
-                raise InternalError(f"the result does not import the domain {domain!r} of {_label(node)}")
-            if not domain and not onnx.defs.has(node.op_type, version, domain):
-                raise InternalError(f"the result: {_label(node)} is not in opset {version}")
+        is_standard = plain_domain(node.domain) == "" and (node.domain, node.op_type) not in own and onnx.defs.has(node.op_type)
+        if is_standard and not onnx.defs.has(node.op_type, version, ""):
+            raise InternalError(f"the result: {_label(node)} is not in opset {version}")
         for attribute in node.attribute:
             for subgraph in _subgraphs(attribute):
                 _check_versions(subgraph.node, opsets, own)
