@@ -1,9 +1,8 @@
-"""The examples of the documentation, run as they stand there; the one for Olive is run by `make test-olive`, that for decoders
-by the tests of shared caches."""
+"""The examples of the documentation, run as they are; `make test-olive` runs the one for Olive, `make test-models` that for
+transformers, and the tests of shared caches that for decoders."""
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 
 import pytest
@@ -16,7 +15,6 @@ _WRITTEN = {
     "list_unfused": {},
     "quickstart": {"model.onnx": 2},
     "after_dynamo_export": {"model.onnx": 1},
-    "after_transformers_export": {"model.onnx": 2},
     "after_torchscript_export": {"exported.onnx": 0, "model.onnx": 1},
     "in_a_pass_manager": {"model.onnx": 2},
     "quantise_around_attention": {"quantised.onnx": 0, "model.onnx": 2},
@@ -28,11 +26,11 @@ _SLOW = pytest.mark.exhaustive
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*_WRITTEN, "as_an_olive_pass", "decode_with_a_shared_cache"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        *_WRITTEN, "after_transformers_export", "as_an_olive_pass", "decode_with_a_shared_cache"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW if "export" in name else ()) for name in _WRITTEN])
 def test_it_does_what_it_says(name: str, tmp_path: pathlib.Path) -> None:
-    if "transformers" in name and importlib.util.find_spec("transformers") is None:
-        pytest.skip("it needs transformers 5, of the extra models")
     assert run(name, tmp_path) == _WRITTEN[name]
