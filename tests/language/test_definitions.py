@@ -114,7 +114,7 @@ def fails(scores: Tensor) -> Tensor:
 PLAIN = "acme.CausalMask(scores)"
 BAD: dict[str, tuple[Any, str, str]] = {
     "it fails": (fails, PLAIN, ", line 111: ZeroDivisionError: on purpose"),
-    "no formula": (lambda scores: 3, PLAIN, "its definition returned 3 and no formula"),
+    "no formula": (lambda scores: 3, PLAIN, "its definition returned 3, which is not a formula"),
     "other attributes": (lambda x: x, "acme.CausalMask<window = 3>(scores)", "its definition has no attribute 'window'"),
     "an attribute missing": (split_heads.define, PLAIN, "it has no attribute 'heads'"),
     "other inputs": (lambda scores: scores, "acme.CausalMask(scores, q)", "its definition has 1 inputs, the node 2"),

@@ -17,7 +17,7 @@ def check(domain: str, op: str, inputs: Sequence[Array | None]) -> None:
     info = find(domain, op)
     roles = {} if info is None else dict(zip(info.inputs.values(), inputs, strict=False))
     query = inputs[0]
-    rows = 0 if query is None else query.shape[-2]
+    rows = 0 if query is None or query.ndim < 2 else query.shape[-2]
     positions, table = roles.get("positions"), roles.get("cos")
     if positions is not None and table is not None and positions.size:
         last = positions.max() + (rows - 1 if positions.size == 1 and positions.ndim < 2 else 0)

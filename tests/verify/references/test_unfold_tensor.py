@@ -36,6 +36,11 @@ def test_pieces_are_those_of_onnxruntime_and_torch(dim: int, size: int, step: in
     np.testing.assert_array_equal(found, session.run(None, {"x": x})[0])
 
 
+def test_rows_in_one_axis_are_cut_as_torch_cuts_them() -> None:
+    x = np.arange(12, dtype=np.float32)
+    np.testing.assert_array_equal(unfold_tensor(x, dim=0, size=3, step=4)[0], torch.from_numpy(x).unfold(0, 3, 4).numpy())
+
+
 def test_an_axis_that_is_shorter_than_a_piece_is_refused() -> None:
     with pytest.raises(ValueError, match="no pieces of 5"):
         unfold_tensor(np.zeros((2, 4), np.float32), size=5)
