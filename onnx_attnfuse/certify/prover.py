@@ -272,6 +272,8 @@ class Prover:
         (first, values), (second, other_values) = left, right
         if len(first.args) != len(second.args):
             return False
+        if any(item.args[0].args != bound.args for item in (first, second)):
+            return self._same_over_more_keys(first, second, facts) and self.equal(values, other_values, facts, "value of a key")
         scores = [substitute(item.args[1], {item.args[0]: bound}) for item in (first, second)]
         if len(first.args) == _NO_SINK and self._are_level(scores, bound, facts):
             return self.equal(values, other_values, facts, "value of a key of a level row")
@@ -289,6 +291,13 @@ class Prover:
         if len(first.args) > _NO_SINK or self._sees_a_key(masks[0], bound, facts):
             return True
         return self._same_unseen(scores, masks[0], (values, other_values), bound, facts)
+
+    def _same_over_more_keys(self, first: Term, second: Term, facts: Facts) -> bool:
+        """Whether two softmaxes over more keys than are summed are equal; a sink may be a key without a value."""
+        if first.args[0].args != second.args[0].args or first.args[2:] != second.args[2:]:
+            return False
+        scores = first.args[1], substitute(second.args[1], {second.args[0]: first.args[0]})
+        return self.equal(*scores, facts, "score of a key")
 
     def _alike(self, scores: tuple[Term, Term], key: Term | None, facts: Facts, what: str) -> bool:
         """Whether scores are equal, or differ by one number for all keys of a row, which a softmax does not see.

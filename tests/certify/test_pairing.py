@@ -31,6 +31,11 @@ _TYPED = """<ir_version: 8, opset_import: ["" : 17]> g ({} x) => (float[a] y) {{
 _FOREIGN = """<ir_version: 8, opset_import: ["" : 17, "my" : {}]> g (float[a] x) => (float[a] y) {{ y = my.op(x) }}"""
 _CHANGED = """<ir_version: 8, opset_import: ["" : {}]> g (float[a,4,8] x, float[2] s) => (float[a,4,8] y) {{
     y = GroupNormalization<num_groups = 2>(x, s, s) }}"""
+_SINK = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+g (float[b,s,16] q, float[b,s,8] k, float[b,s,8] v, int32[b] l, int32 t) => (float[b,s,16] y)
+<float[2] zeros = {{0, 0}}, float[2] ones = {{1, 1}}> {{
+    y, p, r = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1{}>(q, k, v, , , l, t) }}"""
+_SINKS = _SINK.replace("{}", "").replace("l, t)", "l, t{})")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,9 @@ _CHANGED = """<ir_version: 8, opset_import: ["" : {}]> g (float[a,4,8] x, float[
         (_TYPED, "int64[a]", "double[a]"),
         (_TYPED, "float[a]", "float[7]"),
         (_FOREIGN, "1", "2"),
+        (_SINK, "", ", smooth_softmax = 1"),
+        (_SINKS, "", ", , , , , zeros"),
+        (_SINKS, ", , , , , zeros", ", , , , , ones"),
         (_CHANGED, "20", "21"),
     ],
 )
