@@ -68,7 +68,7 @@ reasons: .venv/cpu  ## The index of reason codes, docs/reasons.md, written anew 
 	$(BIN)/python docs/reasons.py
 
 schemas: .venv/dev  ## graph/schemas.txt anew, with what the installed onnx and onnxruntime have besides; what is new is not read.
-	$(BIN)/python -m benchmarks.operator_schemas
+	$(BIN)/python -m tests.support.operator_schemas
 
 provider-pages: .venv/cpu  ## A page for each execution provider, docs/providers, written anew from records and tables.
 	$(BIN)/python docs/provider_pages.py

@@ -26,7 +26,6 @@ import pytest
 from onnx import helper
 
 import onnx_attnfuse
-from benchmarks.operator_schemas import default_of, schemas
 from onnx_attnfuse.attention.axes.factors import leaves, new_axes
 from onnx_attnfuse.attention.masks.classify import position
 from onnx_attnfuse.attention.masks.index_reader import Reader
@@ -39,6 +38,7 @@ from onnx_attnfuse.graph.io import from_any
 from onnx_attnfuse.graph.schemas import table, why_unknown
 from onnx_attnfuse.graph.scopes import Scope, scopes
 from tests.certify.test_meanings import CASES, CONTRIB, UNTOLD, _filled
+from tests.support.operator_schemas import default_of, schemas
 from tests.support.sampling import sample
 from tests.support.term_values import Values
 

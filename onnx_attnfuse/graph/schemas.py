@@ -6,7 +6,7 @@ A line of `schemas.txt` is an operator's domain and name, its versions, inputs, 
 stands before what is not read: a version in which the operator is unknown, an input that must be left out, an attribute that
 must be at its default. A `?` stands after an attribute that is 0 or 1, a `+` after one that is not negative; kernels disagree on
 what other numbers mean. What is not in the table is unknown, too. `graph.ops` asks it before it calls a node by its name, so no
-reader takes a node for more than is understood. `python -m benchmarks.operator_schemas` makes the file; what is new gets a `!`.
+reader takes a node for more than is understood. `python -m tests.support.operator_schemas` writes it; what is new gets a `!`.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from benchmarks.operator_schemas import line, schemas
 from onnx_attnfuse.graph.io import from_any
 from onnx_attnfuse.graph.ops import is_contrib, is_standard, read_as
 from onnx_attnfuse.graph.schemas import table, why_unknown
+from tests.support.operator_schemas import line, schemas
 
 SCHEMAS = schemas()
 

@@ -14,13 +14,13 @@ import onnxruntime
 import pytest
 
 import onnx_attnfuse
-from benchmarks.environment_table import DEVICES, SETTINGS, SITES, reported, resolved
 from onnx_attnfuse import OptionError, Policy
 from onnx_attnfuse.kernels.device import Device
 from onnx_attnfuse.kernels.ort_settings import session_for, switches_for
 from onnx_attnfuse.kernels.policy import read_environment
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models
+from tests.support.environment_table import DEVICES, SETTINGS, SITES, reported, resolved
 from tests.support.graph_builder import GraphBuilder
 
 FLASH, EFFICIENT, FALLBACK = "ATTNFUSE_USE_FLASH_ATTENTION", "ATTNFUSE_USE_EFFICIENT_ATTENTION", "ATTNFUSE_SDPA_FALLBACK"

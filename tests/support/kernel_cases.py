@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from benchmarks.reference_cases import cases
-from benchmarks.references_on_gpu import DTYPES, held
 from onnx_attnfuse.bench.conformance.drawing import Array, Case
 from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
+from tests.support.held_to_references import DTYPES, held
+from tests.support.reference_cases import cases
 
 __all__ = ["DTYPES", "by_reference", "cases_of", "check", "feeds_of", "model_of"]
 

@@ -14,10 +14,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import onnx_attnfuse
-from benchmarks.environment_table import SITES
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
 from tests.support.bundled import BUNDLED, cases, run
+from tests.support.environment_table import SITES
 from tests.support.small_models import parsed
 
 NAMES = ("bert__dyn18__sdpa", "llama_past__dyn18__sdpa", "whisper_decoder__dyn18__sdpa", "gpt2__ts17__eager", "t5__dyn18__eager")

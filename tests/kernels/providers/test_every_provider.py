@@ -11,7 +11,6 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from benchmarks.environment_table import SITES
 from docs import provider_pages
 from onnx_attnfuse import OptionError
 from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
@@ -24,6 +23,7 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from tests.support import small_models
 from tests.support.bundled import BUNDLED, cases, run
+from tests.support.environment_table import SITES
 
 CONTRIB = "com.microsoft"
 FLOAT = ir.DataType.FLOAT

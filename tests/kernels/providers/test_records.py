@@ -12,7 +12,6 @@ import onnx_ir as ir
 import pytest
 
 import onnx_attnfuse
-from benchmarks.environment_table import SITES
 from onnx_attnfuse import OptionError, Policy
 from onnx_attnfuse.fusion.enabling import AFTER, BEFORE
 from onnx_attnfuse.kernels import providers
@@ -27,6 +26,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets import TARGETS, name_of, packed
 from tests.support import small_models
 from tests.support.bundled import BUNDLED
+from tests.support.environment_table import SITES
 
 OPERATORS = (*map(name_of, TARGETS), packed.INFO.name)
 MEASURED = ("cpu", "cuda")

@@ -7,13 +7,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from benchmarks.reference_cases import cases
 from onnx_attnfuse.verify.equivalence import EquivalenceChecker
 from onnx_attnfuse.verify.references import OPERATORS
 from onnx_attnfuse.verify.runtime import PieceSession, Reference, load, without_kernel
 from onnx_attnfuse.verify.tolerance import LOOSE, compare
 from tests.support.kernel_cases import DTYPES, by_reference, feeds_of, model_of
 from tests.support.pairs import LOWEST, PADDED, PLAIN, PLAIN_FUSED, graph, judged
+from tests.support.reference_cases import cases
 
 INPUTS = "{type}[b, s, 32] q, {type}[b, s, 32] k, {type}[b, s, 32] v, int64[b, s] mask"
 ZEROED = (

@@ -1,6 +1,6 @@
 """The table of operators, `graph/schemas.txt`, made anew from the schemas of the installed onnx and onnxruntime.
 
-    python -m benchmarks.operator_schemas
+    python -m tests.support.operator_schemas
 
 What the table says already is kept, also a default that a schema only tells in words. What is new to an operator that it has is
 written with a `!`, not read, until somebody has looked at every reader. Run it with the newest versions.

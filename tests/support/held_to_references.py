@@ -1,6 +1,6 @@
 """Every fused operator on a GPU, held against its NumPy reference; the errors, and what the kernels refuse.
 
-    python benchmarks/references_on_gpu.py OUT.json [--provider cuda|cpu] [--operators MultiHeadAttention,Attention]
+    python -m tests.support.held_to_references OUT.json [--provider cuda|cpu] [--operators MultiHeadAttention,Attention]
 
 Each case is a model of one node, in three element types. The node reads and gives out float32 where it computes bfloat16, which
 NumPy does not have. OUT.json is written after each operator, so a kernel that ends the process takes no other operator with it;
@@ -23,11 +23,11 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.reference_cases import cases
 from onnx_attnfuse.bench.conformance.drawing import Array, Case
 from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, Comparison, compare
+from tests.support.reference_cases import cases
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 TOLERANCES = {"float32": TIGHT, "float16": LOOSE, "bfloat16": 8 * LOOSE}

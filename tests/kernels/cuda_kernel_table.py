@@ -1,9 +1,9 @@
 """The kernels that ONNX Runtime's CUDA provider has, as onnx_attnfuse/kernels/cuda_kernels.txt: taken from a build that has them.
 
-    python benchmarks/cuda_kernel_table.py                  # with onnxruntime-gpu, on a machine with a GPU; writes the table
-    python benchmarks/cuda_kernel_table.py --wheel FILE.whl # the same of a wheel, without a GPU; needs gcc, nm and readelf
-    python benchmarks/cuda_kernel_table.py --check          # exits 1 if the table says something else
-    python benchmarks/cuda_kernel_table.py --provider CPUExecutionProvider --output /dev/stdout     # to see it work without one
+    python tests/kernels/cuda_kernel_table.py                  # with onnxruntime-gpu, on a machine with a GPU; writes the table
+    python tests/kernels/cuda_kernel_table.py --wheel FILE.whl # the same of a wheel, without a GPU; needs gcc, nm and readelf
+    python tests/kernels/cuda_kernel_table.py --check          # exits 1 if the table says something else
+    python tests/kernels/cuda_kernel_table.py --provider CPUExecutionProvider --output /dev/stdout   # to see it work without one
 
 The types of kernels that are registered one by one for an operator are put together: all types that a parameter may have.
 
@@ -28,7 +28,7 @@ from typing import TypeAlias
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 TABLE = ROOT / "onnx_attnfuse" / "kernels" / "cuda_kernels.txt"
 FORM = "# domain operator versions inputs>outputs parameter=types; a dash is a parameter of one fixed type"
 Registered: TypeAlias = tuple[str, str, tuple[int, int], Mapping[str, Sequence[str]]]
@@ -50,7 +50,9 @@ def main() -> int:
     rows = list(lines(installed(wanted.provider)))
     if not rows:
         sys.exit(f"this build of onnxruntime {onnxruntime.__version__} has no kernels of {wanted.provider}")
-    head = f"# Kernels of {wanted.provider} in onnxruntime {onnxruntime.__version__}, written by benchmarks/cuda_kernel_table.py"
+    head = (
+        f"# Kernels of {wanted.provider} in onnxruntime {onnxruntime.__version__}, written by tests/kernels/cuda_kernel_table.py"
+    )
     text = "\n".join([head, FORM, *rows, ""])
     if wanted.check:
         same = wanted.output.read_text(encoding="utf-8").splitlines()[2:] == rows

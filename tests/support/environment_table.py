@@ -1,6 +1,6 @@
 """What the variables of the environment come to, attention by attention and device by device.
 
-    python -m benchmarks.environment_table > benchmarks/results/environment.md
+    python -m tests.support.environment_table > benchmarks/results/environment.md
 
 Forecasts only: nothing is run, and no GPU is needed.
 """
@@ -136,7 +136,7 @@ def table(settings: Mapping[str, str]) -> Iterator[str]:
 
 def main() -> None:
     """Prints all tables."""
-    print("# What the environment comes to\n\n    python -m benchmarks.environment_table\n")
+    print("# What the environment comes to\n\n    python -m tests.support.environment_table\n")
     print("16 heads of 64 in float16 unless it says otherwise, as many keys as queries, batch and length not known unless given.")
     print(
         "A cell names the kernels that ONNX Runtime 1.31 is forecast to run, those after the first where its conditions or a test"

@@ -3,7 +3,7 @@
     for case in cases():
         inputs = case.inputs(np.float16)
 
-Nothing is run here: the tests run the cases on a CPU, `references_on_gpu.py` on a GPU. Rows that see no key are in cases for the
+Nothing is run here: the tests run the cases on a CPU, `held_to_references.py` on a GPU. Rows that see no key are in cases for the
 CPU only, where kernels disagree on them.
 """
 
