@@ -217,6 +217,23 @@ def test_evidence_can_be_run_again(tmp_path: pathlib.Path) -> None:
     assert not compare(old, new, TIGHT).equal
 
 
+@pytest.mark.parametrize("length", [900, 1100, 70_000])
+def test_evidence_can_be_run_again_whatever_the_length_of_names(tmp_path: pathlib.Path, length: int) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = graph(PADDED + PLAIN_FUSED, inputs=MASKED)
+    for value in model.graph.inputs:
+        value.name = f"{value.name}{'n' * length}"
+    verdict = judged(model, frontier=tuple(value.name or "" for value in model.graph.inputs))
+    text, archive, piece = repro.save(verdict, tmp_path, "層" * 200)
+    named = dict(line.split(" is ", 1) for line in text.read_text().splitlines() if line.startswith("input ") and " is " in line)
+    assert bool(named) == (length > 1000)
+    arrays = np.load(archive)
+    keys = [key for key in arrays.files if key.startswith("input")]
+    feeds = {named.get(key, key.removeprefix("input:")): arrays[key] for key in keys}
+    session = runtime.InferenceSession(piece, providers=["CPUExecutionProvider"])
+    assert compare(session.run(["old"], feeds)[0], arrays["old:old"], TIGHT).equal
+
+
 def test_nothing_is_written_where_nothing_differs(tmp_path: pathlib.Path) -> None:
     assert repro.save(Verdict(True, 0.0, 1, "equal"), tmp_path / "evidence", "site") == []
     assert not any(tmp_path.iterdir())
