@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from onnx_attnfuse_cli import reason_codes
 from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
@@ -55,6 +54,8 @@ _STATUSES = {status: what for status, what in MEANINGS.items() if status != Exit
 def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None) -> None:
     if code is None or ctx.resilient_parsing:
         return
+    from onnx_attnfuse.report import reason_codes
+
     text = reason_codes.explained(code)
     if text is None:
         near = " or ".join(map(repr, reason_codes.similar(code)))
@@ -79,7 +80,7 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
     is_eager=True,
     expose_value=False,
     callback=_print_code,
-    help="Say what a reason code means and what to do about it, and do nothing else.",
+    help="Explain a reason code or a family of codes, with what to do, and do nothing else.",
 )
 @derived_options(_Wanted)
 @derived_options(only=_FIELDS)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from onnx_attnfuse.reasons import Reason
+from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse.report.model import Report, SiteReport
 
 _NUMBER = re.compile(r"\d+")
@@ -58,6 +59,14 @@ class Row:
     def reasons(self) -> list[str]:
         """Why the sites of the group are not fused, or not better."""
         return [common([say(reason) for reason in column]) for column in zip(*(site.reasons for site in self.sites), strict=True)]
+
+    @property
+    def remedy(self) -> list[str]:
+        """What to do about the first reason of sites that are left, where something can be done."""
+        if self.site.status != "skipped" or not self.site.reasons:
+            return []
+        remedy = reason_codes.remedy(self.site.reasons[0].code)
+        return [f"to do: {remedy}"] if remedy else []
 
     @property
     def form(self) -> list[str]:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_attnfuse.errors import MissingDependencyError
+from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse.report.grouping import Row, common, folded, last_line, op_changes
 from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
 from onnx_attnfuse.report.pictures.drawing import Layout, lay_out, strokes
@@ -190,5 +191,5 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     names: dict[str, Any] = environment.globals
-    names.update(strokes=strokes)
+    names.update(strokes=strokes, families=reason_codes.by_code())
     return environment

@@ -17,6 +17,7 @@ from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
+from onnx_attnfuse.report.reason_codes import family_name
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.verify.quantised.record import QuantisedCache
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
@@ -161,7 +162,9 @@ class SiteReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The site as plain JSON types."""
-        return {**dataclasses.asdict(self), "nodes": {item.role: list(item.names) for item in self.nodes}}
+        nodes = {item.role: list(item.names) for item in self.nodes}
+        reasons = [{**dataclasses.asdict(reason), "family": family_name(reason.code)} for reason in self.reasons]
+        return {**dataclasses.asdict(self), "reasons": reasons, "nodes": nodes}
 
 
 @dataclasses.dataclass(frozen=True)

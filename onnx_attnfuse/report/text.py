@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, op_changes
 from onnx_attnfuse.report.lines import one_line
 from onnx_attnfuse.report.model import PatternReport, Report
@@ -60,12 +61,22 @@ def _paragraphs(row: Row) -> Iterator[Text]:
     facts = (done, meaning(row.site), found, f"error {row.error}" if row.error else "")
     yield plain("    " + ", ".join(filter(None, facts)))
     kernels = [f"kernel: {row.kernels[0]}", *row.kernels[1:]] if row.kernels else []
-    yield from (plain(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.assumptions, *row.reasons))
+    yield from (plain(f"    {line}") for line in (*row.form, *kernels, *row.layout, *row.assumptions, *row.reasons, *row.remedy))
 
 
 def plain(*lines: str, style: str = "") -> Text:
     """Lines as they are, each of which stays one whatever names in it hold."""
-    return Text("\n".join(map(one_line, lines)), style=style)
+    text = Text("\n".join(map(one_line, lines)), style=style)
+    for line in lines:
+        _link(text, line)
+    return text
+
+
+def _link(text: Text, line: str) -> None:
+    """In a terminal that has links, a code leads to its family."""
+    code = line.strip().partition(":")[0]
+    if code in reason_codes.by_code():
+        text.highlight_words([f"{code}:"], f"link {reason_codes.by_code()[code].url}")
 
 
 def _counted(pattern: PatternReport) -> Text:
@@ -84,7 +95,7 @@ def _table(rows: Sequence[Row]) -> Table:
         "operator": [plain(row.operator, *row.form) for row in rows],
         "kernel": [plain(*row.kernels) for row in rows],
         "error": [plain(row.error) for row in rows],
-        "why": [plain(*row.assumptions, *row.reasons) for row in rows],
+        "why": [plain(*row.assumptions, *row.reasons, *row.remedy) for row in rows],
     }
     filled = {title: column for title, column in cells.items() if any(column)}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

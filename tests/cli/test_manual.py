@@ -132,7 +132,15 @@ def test_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_reason_code_is_explained_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["explain", "--code", "soft-fill"]) == 0
-    assert capsys.readouterr().out.startswith("soft-fill (Reading the attention)\n    Scores are replaced by an ordinary number")
+    assert capsys.readouterr().out.startswith("soft-fill: The mask does not clearly exclude a key (mask-values)\n    Scores are")
+
+
+def test_a_family_of_reason_codes_is_explained_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "--code", "mask-values"]) == 0
+    text = capsys.readouterr().out
+    assert 'masked_fill(~mask, float("-inf"))' in text
+    assert "What to do: Mask once" in text
+    assert "soft-fill" in text
 
 
 @pytest.mark.parametrize(("code", "hint"), [("soft-fil", "did you mean 'soft-fill'?"), ("zzz", "docs/reasons.md lists them")])

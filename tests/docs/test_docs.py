@@ -17,7 +17,8 @@ import onnx_attnfuse
 from docs import provider_pages, readme, reasons, support_matrix
 from onnx_attnfuse.assumptions import ASSUMPTIONS, DEFAULT
 from onnx_attnfuse.kernels.operators import target_names
-from onnx_attnfuse_cli import main, optimize, reason_codes
+from onnx_attnfuse.report import reason_codes
+from onnx_attnfuse_cli import main, optimize
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.options import SECTIONS
 
@@ -44,9 +45,25 @@ def test_every_example_is_shown() -> None:
     }
 
 
-def test_every_reason_code_has_an_entry_and_every_entry_a_code() -> None:
-    assert reasons.codes().keys() == reason_codes.entries().keys()
-    assert all(entry.meaning.endswith(".") and entry.remedy.endswith(".") for entry in reason_codes.entries().values())
+def test_every_reason_code_is_in_one_family() -> None:
+    families = reason_codes.families()
+    named = [code for family in families.values() for code in family.codes]
+    assert reasons.codes() == set(named)
+    assert len(named) == len(set(named))
+    assert families.keys().isdisjoint(named)
+    assert len(families) <= 35
+
+
+@pytest.mark.parametrize("family", reason_codes.families().values(), ids=lambda family: family.name)
+def test_a_family_is_complete_and_fits_a_terminal(family: reason_codes.Family) -> None:
+    texts = [family.meaning, family.remedy, *(text for code in family.codes.values() for text in (code.meaning, code.remedy))]
+    assert all(text.endswith(".") for text in texts)
+    assert family.example
+    for name in (family.name, *family.codes):
+        text = reason_codes.explained(name)
+        assert text is not None
+        assert max(map(len, text.splitlines())) <= readme.COLUMNS
+        assert family.url in text
 
 
 def test_the_index_of_reason_codes_is_as_the_code_has_it() -> None:
@@ -157,7 +174,7 @@ def test_codes_in_the_troubleshooting_guide_exist() -> None:
     text = (_DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE))
     assert len(named) > 3
-    assert named <= reason_codes.entries().keys()
+    assert named <= reason_codes.by_code().keys()
 
 
 def sessions() -> Iterator[tuple[str, str]]:

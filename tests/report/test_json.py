@@ -42,7 +42,7 @@ def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
     assert list(found) == [*counts, *parts]
     assert [found[name] for name in counts] == [1, 2, 0, 0, 1, 1, 0, 1.235]
     assert (found["ops_before"], found["notes"], found["session"]) == ({"Add": 2}, ["a note"], None)
-    assert found["sites"][0]["reasons"] == [{"code": "not-causal", "message": "no triangle", "node": None}]
+    assert found["sites"][0]["reasons"] == [{"code": "not-causal", "message": "no triangle", "node": None, "family": "causality"}]
     assert found["failures"][0]["places"] == ["node_1"]
     assert "trace" not in found["failures"][0]
 

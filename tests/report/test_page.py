@@ -14,9 +14,11 @@ import pytest
 from justhtml import JustHTML
 
 import onnx_attnfuse
+from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.html import page
 from onnx_attnfuse.report.index import index
-from onnx_attnfuse.report.model import CaptureReport, Report
+from onnx_attnfuse.report.model import CaptureReport, Report, SiteReport
+from onnx_attnfuse.report.reason_codes import families
 from tests.support.bundled import BUNDLED, name_of
 from tests.support.small_models import ATTENTION, parsed, written
 
@@ -47,12 +49,14 @@ def texts(found: JustHTML, selector: str) -> list[str]:
 def test_a_page_is_valid_and_needs_nothing_else(path: pathlib.Path) -> None:
     text = page(report_of(path), path.name)
     found = document(text)
-    assert _ELSEWHERE.findall(text) == []
+    reasons = {family.url for family in families().values()}
+    linked = {link.attrs["href"] for link in found.query("a[href]")} & reasons
+    assert _ELSEWHERE.findall(re.sub("|".join(map(re.escape, sorted(reasons, key=len, reverse=True))), "", text)) == []
     ids = [node.attrs["id"] for node in found.query("[id]")]
     assert len(set(ids)) == len(ids)
     pointed = [node.attrs["href"].removeprefix("#") for node in found.query("body [href]")]
     named = [node.attrs["aria-labelledby"] for node in found.query("[aria-labelledby]")]
-    assert set(pointed) | set(named) <= set(ids)
+    assert set(pointed) | set(named) <= {*ids, *linked}
     assert all(node.attrs.get("aria-label") for node in found.query("[role=img]"))
 
 
@@ -258,3 +262,12 @@ def test_an_index_leads_to_every_page() -> None:
         "three.onnx could not be done",
     ]
     assert texts(found, ".headline") == ["2 done, fused 2 of 3 attention sites"]
+
+
+def test_a_code_leads_to_its_family_and_a_pattern_s_own_to_nothing() -> None:
+    left = SiteReport("Softmax_1", "main", "skipped", reasons=(Reason("soft-fill", "masked with 5"), Reason("of-mine", "no")))
+    found = document(page(Report((left,), 0.0), "model.onnx"))
+    assert [link.attrs["href"] for link in found.query(".reasons a")] == [families()["mask-values"].url]
+    assert "to do: Mask with -inf or the lowest finite number" in found.to_text()
+    fused = dataclasses.replace(left, status="fused")
+    assert "to do:" not in document(page(Report((fused,), 0.0), "model.onnx")).to_text()
