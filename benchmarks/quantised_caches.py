@@ -24,7 +24,7 @@ import onnx_ir as ir
 import onnxruntime
 
 import onnx_attnfuse
-from benchmarks.bound import in_turns
+from benchmarks.harness import in_turns
 from benchmarks.whole.ort_runs import session_of
 from onnx_attnfuse.serving.decoder import ServedDecoder
 
@@ -210,9 +210,9 @@ def rows(models: Mapping[str, Made | str], batch: int, chosen: argparse.Namespac
             continue
         held = model.bytes_per_position * chosen.room * batch / 2**20
         step, prompt = (times.get(kind) for times in taken)
-        beside = [f"{times[PLAIN] / times[kind]:.2f}" if {PLAIN, kind} <= times.keys() else "" for times in taken]
-        rate = "" if step is None else f"{batch * 1e3 / step:.1f}"
-        speed = f"{rate} | {beside[0]} | {'' if prompt is None else f'{prompt:.1f}'} | {beside[1]}"
+        beside = [f"{times[kind].gain:.2f}" if {PLAIN, kind} <= times.keys() else "" for times in taken]
+        rate = "" if step is None else f"{batch * 1e3 / step.ms:.1f}"
+        speed = f"{rate} | {beside[0]} | {'' if prompt is None else f'{prompt.ms:.1f}'} | {beside[1]}"
         yield f"| {batch} | {kind} | {held:.1f} | {speed} | {told[kind]} |"
 
 

@@ -1,0 +1,370 @@
+"""What all benchmarks share: variants that take turns, ratios within a run, checks of results, and a page of Markdown.
+
+A benchmark is declared: `Benchmark(title, races)`, where `races` yields a `Race` for each row, with a maker for each variant. The
+first variant is what the others are compared with. `command` makes a command of several of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+from onnx import numpy_helper
+
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+_PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxscript")
+_DISTINCT, _WARM, _READABLE = 65537, 3, 160
+_KERNEL_LOG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
+_ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Where and how long a benchmark runs.
+
+    Attributes:
+        quick: The smallest sizes only, to see that it works.
+        threads: Of a CPU; with 1 the time that the thread computed counts, so that other work changes little. 0: all.
+        folder: For models.
+        kernels: Prints the kernels of each variant that take longest, too.
+        arch: Of the GPU that models are written for.
+        given: Sizes, such as `8x512x12x64,4x2048x32x128`, in the place of the benchmark's own.
+    """
+
+    provider: str = "cuda"
+    quick: bool = False
+    rounds: int = 30
+    threads: int = 0
+    folder: pathlib.Path = pathlib.Path("build/benchmarks")
+    kernels: bool = False
+    arch: str = "sm90"
+    given: str = ""
+
+    @property
+    def cuda(self) -> bool:
+        """Whether there is a GPU."""
+        return self.provider == "cuda"
+
+    @property
+    def type(self) -> str:
+        """The element type, as ONNX text has it: half precision on a GPU."""
+        return "float16" if self.cuda else "float"
+
+    @property
+    def dtype(self) -> Any:
+        """The same for NumPy."""
+        return np.float16 if self.cuda else np.float32
+
+    def sizes(self, known: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        """The sizes to measure."""
+        if self.given:
+            return [tuple(map(int, size.split("x"))) for size in self.given.split(",")]
+        return self.some(known[:-1] if not self.quick else known)
+
+    def some(self, values: Sequence[Any]) -> Sequence[Any]:
+        """All values, or the last where it is quick."""
+        return values[-1:] if self.quick else values
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """A row: variants that take turns.
+
+    Attributes:
+        label: What the row is about.
+        variants: A maker for each name; what it gives is run, and has `output` if results are compared.
+        truth: What results are compared with, NaN where it is not known; by default the first variant's.
+        each: Layers in a run: times are divided by it.
+    """
+
+    label: str
+    variants: Mapping[str, Callable[[], Any]]
+    truth: Any = None
+    each: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """A page: rows of races.
+
+    Attributes:
+        note: A paragraph below the title.
+        measure: Gives the cell of each variant of a race; by default times and differences.
+    """
+
+    title: str
+    races: Callable[[Setting], Iterator[Race]]
+    note: str = ""
+    measure: Callable[[Race, Setting], Mapping[str, str]] | None = None
+
+
+def model(text: str, ends: str, arrays: Mapping[str, Any], opset: int = 20) -> bytes:
+    """A model from the text of its nodes and of its inputs and outputs, with constants by their names."""
+    head = f'<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
+    made = onnx.parser.parse_model(f"{head} benchmark {ends} {{ {text} }}")
+    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    return made.SerializeToString()
+
+
+def numbers(shape: Sequence[int], dtype: Any, scale: float = 1.0, seed: int = 0) -> Any:
+    """Random numbers; a few of them over and over, as there may be millions."""
+    drawn = np.random.default_rng(seed).standard_normal(_DISTINCT, np.float32) * np.float32(scale)
+    return np.resize(drawn.astype(dtype), tuple(shape))
+
+
+class Bound:
+    """A model with its inputs and outputs on the device; inputs are arrays, or tensors of torch that lie there."""
+
+    def __init__(
+        self,
+        source: bytes | pathlib.Path,
+        setting: Setting,
+        feeds: Mapping[str, Any],
+        settings: Mapping[str, str] | None = None,
+        *,
+        captured: bool = False,
+        off: Sequence[str] = (),
+    ) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, setting.threads
+        chosen = {**({"enable_cuda_graph": "1"} if captured and setting.cuda else {}), **(settings or {})}
+        providers = [(PROVIDERS[setting.provider], chosen)] + ([PROVIDERS["cpu"]] if setting.cuda else [])
+        given = str(source) if isinstance(source, pathlib.Path) else source
+        self.session = onnxruntime.InferenceSession(given, options, providers=providers, disabled_optimizers=list(off))
+        if PROVIDERS[setting.provider] not in self.session.get_providers():
+            raise RuntimeError(f"ONNX Runtime could not start its {PROVIDERS[setting.provider]}")
+        self._binding, self._device, self._held = self.session.io_binding(), setting.provider, dict[str, Any]()
+        for item in self.session.get_inputs():
+            self.give(item.name, feeds[item.name])
+        for item in self.session.get_outputs():
+            if captured:
+                room = onnxruntime.OrtValue.ortvalue_from_shape_and_type(item.shape, setting.dtype, setting.provider, 0)
+                self._binding.bind_ortvalue_output(item.name, room)
+            else:
+                self._binding.bind_output(item.name, setting.provider)
+        for _ in range(_WARM):
+            self.run()
+
+    def give(self, name: str, value: Any) -> None:
+        """Binds an input."""
+        self._held[name] = value
+        if hasattr(value, "data_ptr"):
+            code = _ONNX_TYPES[str(value.dtype).removeprefix("torch.")]
+            self._binding.bind_input(name, value.device.type, 0, code, list(value.shape), value.data_ptr())
+            return
+        self._held[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), self._device, 0)
+        self._binding.bind_ortvalue_input(name, self._held[name])
+
+    def run(self) -> None:
+        """Runs the model to its end."""
+        self.session.run_with_iobinding(self._binding)
+        self._binding.synchronize_outputs()
+
+    __call__ = run
+
+    def output(self) -> Any:
+        """The first output, None in a type that NumPy lacks."""
+        value = self._binding.get_outputs()[0]
+        return None if "bfloat16" in value.data_type() else value.numpy()
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """Milliseconds of a run, the median, and how many times as fast it is as the first variant in the same round."""
+
+    ms: float
+    gain: float
+
+
+def in_turns(
+    runs: Mapping[str, Callable[[], object]], rounds: int, *, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, Timed]:
+    """Runs all in each round, another one first in each."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for _ in range(rounds):
+        for name in names:
+            start = clock()
+            runs[name]()
+            times[name].append(1e3 * (clock() - start))
+        names = names[1:] + names[:1]
+    first = next(iter(times.values()), [])
+    return {
+        name: Timed(statistics.median(taken), statistics.median(a / max(b, 1e-9) for a, b in zip(first, taken, strict=True)))
+        for name, taken in times.items()
+    }
+
+
+def apart(found: Any, truth: Any, *, some: bool = False) -> float | None:
+    """The largest difference as a part of the largest number; None where one is not known.
+
+    Args:
+        found: What is compared.
+        truth: What it should be.
+        some: NaN in the truth is what nobody knows, and is left out.
+    """
+    if found is None or truth is None:
+        return None
+    wide, other = np.asarray(found, np.float64), np.asarray(truth, np.float64)
+    if some and wide.shape == other.shape:
+        wide, other = wide[~np.isnan(other)], other[~np.isnan(other)]
+    if wide.shape != other.shape or not np.array_equal(np.isfinite(wide), np.isfinite(other)):
+        return float("inf")
+    return float(np.nanmax(np.abs(wide - other), initial=0) / max(float(np.nanmax(np.abs(other), initial=0)), 1e-30))
+
+
+def one_line(error: BaseException | str) -> str:
+    """An error for a cell of a table."""
+    return " ".join(str(error).split())[:_READABLE].replace("|", "/") or type(error).__name__
+
+
+def cells(race: Race, setting: Setting) -> dict[str, str]:
+    """Milliseconds, how many times as fast, and how far the result is from the truth; what fails is a result."""
+    ready: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    for name, make in race.variants.items():
+        try:
+            ready[name] = make()
+            ready[name]()
+        except Exception as error:  # noqa: BLE001, PERF203 - a failure is a result
+            failed[name] = f"failed: {one_line(error)}"
+            ready.pop(name, None)
+    results = {name: run.output() if hasattr(run, "output") else None for name, run in ready.items()}
+    truth = next(iter(results.values()), None) if race.truth is None else race.truth
+    clock = time.thread_time if setting.threads == 1 else time.perf_counter
+    timed = in_turns(ready, 3 if setting.quick else setting.rounds, clock=clock)
+    if setting.kernels:
+        for name, run in ready.items():
+            click.echo(f"{race.label}, {name}: {profiled(run)}", err=True)
+    shown: dict[str, str] = {}
+    for name, found in timed.items():
+        far = apart(results[name], truth, some=race.truth is not None)
+        words = getattr(ready[name], "words", "")
+        shown[name] = (
+            f"{found.ms / race.each:.4g} ({found.gain:.2f})" + ("" if far is None else f" {far:.0e}") + f" {words}" * bool(words)
+        )
+    return {name: failed.get(name) or shown[name] for name in race.variants}
+
+
+def profiled(run: Callable[[], object]) -> str:
+    """The two kernels of a run that take longest with their milliseconds, by torch's profiler."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+    found = sorted(profile.key_averages(), key=lambda item: -item.device_time_total)
+    return "; ".join(f"{item.key[:70]} {item.device_time_total / 1e3:.3f}" for item in found[:2])
+
+
+def machine() -> str:
+    """What this runs on."""
+    there = {item.name.lower(): item.version for item in importlib.metadata.distributions() if item.name}
+    found = [f"python {platform.python_version()}", *(f"{name} {there[name]}" for name in _PACKAGES if name in there)]
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found.append(subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip())
+    except (OSError, subprocess.CalledProcessError):
+        found.append(f"{os.cpu_count()} processors")
+    return ", ".join(found)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table of Markdown."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [head, ["---"] * len(head), *rows])
+
+
+def page(benchmark: Benchmark, setting: Setting, words: str, to: pathlib.Path | None = None) -> str:
+    """Measures all rows, and gives the page; it is written after each row."""
+    text, found = "", dict[str, Mapping[str, str]]()
+    note = benchmark.note or "Milliseconds (times as fast as the first form), and the largest difference as a part of the result."
+    for race in benchmark.races(setting):
+        found[race.label] = (benchmark.measure or cells)(race, setting)
+        click.echo(f"{race.label}: {dict(found[race.label])}", err=True)
+        columns = list(dict.fromkeys(name for row in found.values() for name in row))
+        rows = [[label, *(row.get(name, "") for name in columns)] for label, row in found.items()]
+        text = (
+            f"# {benchmark.title}\n\n    {words}\n\n{machine()}, {setting.provider}.\n{note}\n\n{table(['', *columns], rows)}\n"
+        )
+        if to is not None:
+            to.write_text(text, encoding="utf-8")
+    return text
+
+
+def child(module: str, *arguments: Any, seconds: float = 600, environment: Mapping[str, str] | None = None) -> Any:
+    """What a module prints in a process of its own: the JSON of its last line.
+
+    Raises:
+        RuntimeError: The process failed.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    env = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env, check=False)
+    if done.returncode:
+        raise RuntimeError(one_line(done.stderr[-_READABLE:]))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def kernels(make: Callable[[], Bound]) -> list[str]:
+    """The kernels of attention that a model runs, as ONNX Runtime prints them."""
+    from onnx_attnfuse.kernels.kernel_log import read_kernel_log
+
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.environ[_KERNEL_LOG] = "1"
+        os.dup2(file.fileno(), 1)
+        try:
+            make()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            os.environ[_KERNEL_LOG] = "0"
+        file.seek(0)
+        return sorted({run.kernel for run in read_kernel_log(file.read().decode(errors="ignore"))})
+
+
+def command(module: str, benchmarks: Mapping[str, Callable[[], Benchmark]], provider: str = "cuda") -> click.Command:
+    """A command that measures one of several benchmarks."""
+
+    @click.command(context_settings={"show_default": True})
+    @click.argument("name", type=click.Choice(sorted(benchmarks)))
+    @click.option("--provider", type=click.Choice(sorted(PROVIDERS)), default=provider)
+    @click.option("--quick", is_flag=True, help="The smallest sizes and three rounds, to see that it works.")
+    @click.option("--rounds", default=30)
+    @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the thread computed counts.")
+    @click.option("--folder", type=pathlib.Path, default=Setting.folder, help="For models.")
+    @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
+    @click.option("--arch", default="sm90", help="Of the GPU that models are written for.")
+    @click.option("--kernels", is_flag=True, help="Print the kernels that take longest, too; needs torch with a GPU.")
+    @click.option("--to", type=pathlib.Path, help="The page; by default it is printed.")
+    def run(name: str, to: pathlib.Path | None, **chosen: Any) -> None:
+        """Measures a benchmark, and writes its page."""
+        setting = Setting(**chosen)
+        if setting.cuda and hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+        setting.folder.mkdir(parents=True, exist_ok=True)
+        flags = "".join(
+            f" --{key} {chosen[key]}" for key in ("provider", "threads", "arch") if chosen[key] != getattr(Setting, key)
+        )
+        flags += f" --sizes {setting.given}" * bool(setting.given) + " --quick" * setting.quick
+        text = page(benchmarks[name](), setting, f"python -m {module} {name}{flags}", to)
+        if to is None:
+            click.echo(text, nl=False)
+
+    return run

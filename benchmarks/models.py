@@ -1,0 +1,249 @@
+"""Models that benchmarks export: attentions by their mask, encoders with padding, models whose bias depends on the input.
+
+    python -m benchmarks.models attention|encoder|bias FOLDER [--only PART]
+
+Batch and length are dynamic. Beside an attention lies what onnxscript makes of it. Exports that are there are used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import pathlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+import torch
+from torch import nn
+from torch.nn import functional
+
+LAYERS, WINDOW = 4, 256
+KINDS = ("none", "causal", "padding", "padding_causal", "window", "alibi", "t5")
+
+
+def bias_of(kind: str, mask: torch.Tensor, heads: nn.Module, dtype: torch.dtype) -> torch.Tensor | None:
+    """What is added to the scores, or which keys are seen; None for no mask and for the plain triangle."""
+    place = torch.arange(mask.shape[1], device=mask.device)
+    behind = place[:, None] - place[None, :]
+    padded = mask[:, None, None, :] != 0
+    if kind == "padding":
+        return padded
+    if kind == "padding_causal":
+        return padded & (behind >= 0)[None, None]
+    if kind == "window":
+        return ((behind >= 0) & (behind < WINDOW))[None, None]
+    if kind == "alibi":
+        slopes = heads.get_buffer("slopes")[None, :, None, None]
+        return torch.where(behind >= 0, -behind * slopes, float("-inf")).to(dtype)
+    if kind == "t5":
+        distance = behind.abs()
+        far = 8 + (torch.log(distance.clamp(min=1).float() / 8) / 2.7726 * 8).long()
+        bucket = torch.where(distance < 8, distance, far.clamp(max=15)) + 16 * (behind < 0)
+        return heads.get_submodule("table")(bucket).permute(2, 0, 1)[None].contiguous().to(dtype)
+    return None
+
+
+class Attentions(nn.Module):
+    """Several attentions under one mask, with operands of their own."""
+
+    def __init__(self, kind: str, num_heads: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.num_heads, self.dtype = kind, num_heads, dtype
+        self.register_buffer("slopes", torch.tensor([2.0 ** (-8 * (n + 1) / num_heads) for n in range(num_heads)]))
+        if kind == "t5":
+            self.table = nn.Embedding(32, num_heads)
+
+    def forward(self, mask: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """One result for every three tensors of shape (b, s, n·h)."""
+        bias = bias_of(self.kind, mask, self, self.dtype)
+        return [self.one(bias, *tensors[at : at + 3]) for at in range(0, len(tensors), 3)]
+
+    def one(self, bias: torch.Tensor | None, *operands: torch.Tensor) -> torch.Tensor:
+        """One attention."""
+        q, k, v = (item.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for item in operands)
+        if self.kind == "t5" and torch.onnx.is_in_onnx_export():
+            mixed = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v  # as transformers writes it
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.kind == "causal")
+        return mixed.transpose(1, 2).contiguous().flatten(2)
+
+
+class Layer(nn.Module):
+    """A layer as BERT has it; an `attention` without its two wide products."""
+
+    def __init__(self, kind: str, heads: int, size: int) -> None:
+        super().__init__()
+        width = heads * size
+        self.heads = heads
+        self.projections = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
+        self.wide = nn.ModuleList([nn.Linear(width, 4 * width), nn.Linear(4 * width, width)] if kind == "encoder" else [])
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+        """The same for padded, (b, s, d), and nested tensors, which have no mask."""
+        *inner, outer = self.projections
+        q, k, v = (item(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for item in inner)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        x = self.norms[0](x + outer(mixed.transpose(1, 2).flatten(2)))
+        return self.norms[1](x + self.wide[1](functional.gelu(self.wide[0](x)))) if self.wide else x
+
+
+class Encoder(nn.Module):
+    """Several layers under one padding mask."""
+
+    def __init__(self, kind: str, heads: int, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([Layer(kind, heads, size) for _ in range(LAYERS)])
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Without a mask for nested tensors."""
+        seen = None if mask is None else (mask != 0)[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+        for layer in self.layers:
+            x = layer(x, seen)
+        return x
+
+
+def export(module: nn.Module, inputs: tuple[torch.Tensor, ...], path: pathlib.Path, **settings: Any) -> pathlib.Path:
+    """Writes an export by dynamo, unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+            program: Any = torch.onnx.export(module.eval(), inputs, dynamo=True, opset_version=18, verbose=False, **settings)
+            program.save(str(path))
+    return path
+
+
+def _dims() -> dict[int, Any]:
+    return {0: torch.export.Dim("b", min=1, max=4096), 1: torch.export.Dim("s", min=2, max=65536)}
+
+
+def attention(folder: pathlib.Path, kind: str, heads: int, head: int, dtype: str) -> pathlib.Path:
+    """Four attentions under a mask."""
+    import onnx_ir as ir
+    from onnxscript.rewriter.ort_fusions import optimize_for_ort
+
+    element = getattr(torch, dtype)
+    tensors = [torch.randn(2, 48, heads * head).to(element) for _ in range(3 * LAYERS)]
+    names = ["mask", *(f"{name}{layer}" for layer in range(LAYERS) for name in "qkv")]
+    dims = _dims()
+    shapes = {"mask": dims, "tensors": tuple(dims for _ in tensors)}
+    inputs = (torch.ones(2, 48, dtype=torch.int64), *tensors)
+    path = folder / f"{kind}-{heads}x{head}-{dtype}.onnx"
+    export(Attentions(kind, heads, element), inputs, path, input_names=names, dynamic_shapes=shapes)
+    other = path.with_suffix(".onnxscript.onnx")
+    if not other.exists():
+        ir.save(optimize_for_ort(ir.load(path))[0], other)
+    return path
+
+
+def encoder(folder: pathlib.Path, kind: str, heads: int, head: int, dtype: str) -> pathlib.Path:
+    """Four layers whose inputs are padded."""
+    element, dims = getattr(torch, dtype), _dims()
+    inputs = (torch.randn(2, 48, heads * head).to(element), torch.ones(2, 48, dtype=torch.int64))
+    shapes = {"x": dims, "mask": dims}
+    path = folder / f"{kind}-{heads}x{head}-{dtype}.layers.onnx"
+    return export(Encoder(kind, heads, head).to(element), inputs, path, input_names=["x", "mask"], dynamic_shapes=shapes)
+
+
+_LARGE = {"num_hidden_layers": 3, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+_RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
+_LENGTH = 96
+Settings = Mapping[str, Any]
+BIASED: Mapping[str, tuple[str, str, Settings]] = {
+    "wav2vec2-bert-relative-key": ("Wav2Vec2Bert", "features", {"position_embeddings_type": "relative_key"}),
+    "wav2vec2-bert-relative": ("Wav2Vec2Bert", "features", {"position_embeddings_type": "relative"}),
+    "wav2vec2-conformer": ("Wav2Vec2Conformer", "hidden", {"position_embeddings_type": "relative"}),
+    "wavlm": ("WavLM", "hidden", {}),
+    "deberta-v2": ("DebertaV2", "text", {**_LARGE, **_RELATIVE, "share_att_key": True, "position_biased_input": False}),
+    "xlnet": ("XLNet", "text", {"n_layer": 3}),
+    "sam-vision": ("SamVision", "picture", {"image_size": 160, "window_size": 0, "global_attn_indexes": [0, 1, 2]}),
+}
+"""Models of transformers whose bias depends on the input: three layers, 16 heads of 64, random weights."""
+
+
+class First(nn.Module):
+    """A model with inputs by position and its first result."""
+
+    def __init__(self, inner: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.inner, self.names = inner, names
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """The hidden states of the last layer."""
+        return self.inner(**dict(zip(self.names, values, strict=True)))[0]
+
+
+def biased(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """A model whose bias depends on the input, by dynamo and by TorchScript."""
+    import transformers
+
+    torch.manual_seed(0)
+    family, given, settings = BIASED[name]
+    base = (
+        {"vocab_size": 1000} if given == "text" else {**_LARGE, **({} if given == "picture" else {"apply_spec_augment": False})}
+    )
+    config = getattr(transformers, f"{family}Config")(**base, **settings)
+    made: Any = getattr(transformers, f"{family}Model")._from_config(config, attn_implementation="eager")
+    inputs: dict[str, torch.Tensor] = {
+        "features": lambda: {"input_features": torch.randn(1, _LENGTH, 160)},
+        "hidden": lambda: {"hidden_states": torch.randn(1, _LENGTH, 1024)},
+        "picture": lambda: {"pixel_values": torch.randn(1, 3, 160, 160)},
+        "text": lambda: {
+            "input_ids": torch.randint(0, 1000, (1, _LENGTH)),
+            "attention_mask": torch.ones(1, _LENGTH, dtype=torch.int64 if family == "DebertaV2" else torch.float32),
+        },
+    }[given]()
+    module, values = First(made.encoder if given == "hidden" else made, tuple(inputs)), tuple(inputs.values())
+    length = torch.export.Dim("s", min=2, max=512)
+    shapes = None if given == "picture" else (tuple({1: length} for _ in values),)
+    path = export(module, values, folder / f"{name}-dynamo.onnx", input_names=list(inputs), dynamic_shapes=shapes)
+    other, axes = folder / f"{name}-torchscript.onnx", None if given == "picture" else {key: {1: "s"} for key in inputs}
+    if not other.exists():
+        names = list(inputs)
+        torch.onnx.export(module, values, str(other), dynamo=False, opset_version=17, input_names=names, dynamic_axes=axes)
+    return path
+
+
+def jobs(family: str, folder: pathlib.Path) -> dict[str, Callable[[], pathlib.Path]]:
+    """What is exported of a family, by name."""
+    if family == "bias":
+        return {name: lambda name=name: biased(folder, name) for name in BIASED}
+    make, kinds = (attention, KINDS) if family == "attention" else (encoder, ("attention", "encoder"))
+    heads = ((32, 128), (12, 64)) if family == "attention" else ((12, 64), (16, 64))
+    types = ("float16", "bfloat16", "float32") if family == "attention" else ("float16", "float32")
+    return {
+        f"{kind}-{n}x{h}-{dtype}": lambda kind=kind, n=n, h=h, dtype=dtype: make(folder, kind, n, h, dtype)
+        for n, h in heads
+        for dtype in types
+        for kind in kinds
+    }
+
+
+def quiet() -> None:
+    """Leaves out what exporters print."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+
+
+@click.command()
+@click.argument("family", type=click.Choice(["attention", "encoder", "bias"]))
+@click.argument("folder", type=pathlib.Path)
+@click.option("--only", default="", help="A part of the names.")
+def main(family: str, folder: pathlib.Path, only: str) -> None:
+    """Exports the models of a family."""
+    quiet()
+    for name, make in jobs(family, folder).items():
+        if only in name:
+            try:
+                click.echo(make().name)
+            except Exception as error:  # noqa: BLE001 - the others are exported all the same
+                click.echo(f"{name}: {' '.join(str(error).split())[:300]}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The harness of the benchmarks, and benchmarks that it runs in their smallest size."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from click.testing import CliRunner
+
+from benchmarks.harness import Benchmark, Bound, Race, Setting, apart, cells, in_turns, model, page
+from benchmarks.on_cpu import main as on_cpu
+from benchmarks.on_gpu.__main__ import SUBJECTS, benchmark
+from benchmarks.on_gpu.__main__ import main as on_gpu
+
+_CPU = Setting("cpu", quick=True, rounds=3, threads=1)
+
+
+def product(text: str = "y = MatMul(x, w)") -> Bound:
+    """A product of ones with a matrix of twos."""
+    weight = np.full((4, 2), 2, np.float32)
+    return Bound(model(text, "(float[3, 4] x) => (float[3, 2] y)", {"w": weight}), _CPU, {"x": np.ones((3, 4), np.float32)})
+
+
+def test_a_model_is_run_with_its_constants() -> None:
+    assert (product().output() == np.full((3, 2), 8)).all()
+
+
+def test_all_take_turns_and_another_one_is_first_in_each_round() -> None:
+    order: list[str] = []
+    runs: dict[str, Callable[[], object]] = {name: lambda name=name: order.append(name) for name in "abc"}
+    in_turns(runs, 3)
+    assert "".join(order) == "abcbcacab"
+
+
+def test_a_gain_is_the_median_of_the_rounds_and_not_of_the_times() -> None:
+    ticks = iter([0, 4, 4, 5, 5, 6, 6, 14, 14, 15, 15, 16])  # a: 4, 8, 1 and b: 1, 1, 1; the second round has b first
+    found = in_turns({"a": lambda: None, "b": lambda: None}, 3, clock=lambda: float(next(ticks)))
+    assert found["a"].ms == 4000
+    assert found["b"].gain == 4
+
+
+@pytest.mark.parametrize(
+    ("found", "truth", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.2], [1.0, 2.0], 0.1),
+        ([1.0, np.nan], [1.0, 2.0], np.inf),
+        ([1.0], [1.0, 2.0], np.inf),
+    ],
+)
+def test_results_are_compared(found: list[float], truth: list[float], expected: float) -> None:
+    assert apart(found, truth) == pytest.approx(expected)
+
+
+def test_what_is_not_known_of_a_truth_is_left_out_and_nothing_else() -> None:
+    assert apart([1.0, 5.0], [1.0, np.nan], some=True) == 0
+    assert apart([np.nan, 5.0], [1.0, np.nan], some=True) == np.inf
+
+
+def test_a_difference_and_a_failure_are_told_in_their_cells() -> None:
+    race = Race(
+        "row", {"right": product, "wrong": lambda: product("z = MatMul(x, w) y = Add(z, z)"), "bad": lambda: product("y = No(x)")}
+    )
+    found = cells(race, _CPU)
+    assert found["right"].endswith(" 0e+00")
+    assert found["wrong"].endswith(" 1e+00")
+    assert found["bad"].startswith("failed: ")
+
+
+def test_a_page_has_its_command_and_a_line_for_each_row(tmp_path: pathlib.Path) -> None:
+    to = tmp_path / "page.md"
+    text = page(
+        Benchmark("Title", lambda _: iter([Race("one", {"a": product}), Race("two", {"b": product})])), _CPU, "make this", to
+    )
+    assert to.read_text(encoding="utf-8") == text
+    assert text.startswith("# Title\n\n    make this\n")
+    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")] == ["| ", "| ---", "| one", "| two"]
+
+
+@pytest.mark.parametrize("subject", ["columns", "rms_norm", "products", "projection", "experts", "capture", "kernels"])
+def test_a_benchmark_for_a_gpu_is_tried_out_on_a_cpu(subject: str, tmp_path: pathlib.Path) -> None:
+    done = CliRunner().invoke(on_gpu, [subject, "--provider", "cpu", "--quick", "--folder", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "failed" not in done.stdout
+    assert f"python -m benchmarks.on_gpu {subject} --provider cpu --quick" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["bias", "norm"])
+def test_forms_on_the_cpu_are_equal(name: str, tmp_path: pathlib.Path) -> None:
+    done = CliRunner().invoke(on_cpu, [name, "--quick", "--threads", "1", "--folder", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    far = [
+        float(cell.split()[-1])
+        for row in done.stdout.splitlines()[9:]
+        if (cells := row.strip("| ").split(" | ")[1:])
+        for cell in cells
+    ]
+    assert len(far) >= 8
+    assert max(far) < 1e-5
+
+
+def test_every_subject_is_a_benchmark() -> None:
+    pytest.importorskip("torch")
+    assert all(isinstance(benchmark(subject), Benchmark) for subject in SUBJECTS)
