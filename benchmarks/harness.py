@@ -91,12 +91,14 @@ class Race:
         variants: A maker for each name; what it gives is run, and has `output` if results are compared.
         truth: What results are compared with, NaN where it is not known; by default the first variant's.
         each: Layers in a run: times are divided by it.
+        single: Each number of a result is compared by itself.
     """
 
     label: str
     variants: Mapping[str, Callable[[], Any]]
     truth: Any = None
     each: int = 1
+    single: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,13 +213,14 @@ def in_turns(
     }
 
 
-def apart(found: Any, truth: Any, *, some: bool = False) -> float | None:
+def apart(found: Any, truth: Any, *, some: bool = False, single: bool = False) -> float | None:
     """The largest difference as a part of the largest number; None where one is not known.
 
     Args:
         found: What is compared.
         truth: What it should be.
         some: NaN in the truth is what nobody knows, and is left out.
+        single: Each number is compared as a part of itself, and not of the largest.
     """
     if found is None or truth is None:
         return None
@@ -226,6 +229,8 @@ def apart(found: Any, truth: Any, *, some: bool = False) -> float | None:
         wide, other = wide[~np.isnan(other)], other[~np.isnan(other)]
     if wide.shape != other.shape or not np.array_equal(np.isfinite(wide), np.isfinite(other)):
         return float("inf")
+    if single:
+        return float(np.nanmax(np.abs(wide - other) / np.maximum(np.abs(other), 1e-30), initial=0))
     return float(np.nanmax(np.abs(wide - other), initial=0) / max(float(np.nanmax(np.abs(other), initial=0)), 1e-30))
 
 
@@ -254,7 +259,7 @@ def cells(race: Race, setting: Setting) -> dict[str, str]:
             click.echo(f"{race.label}, {name}: {profiled(run)}", err=True)
     shown: dict[str, str] = {}
     for name, found in timed.items():
-        far = apart(results[name], truth, some=race.truth is not None)
+        far = apart(results[name], truth, some=race.truth is not None, single=race.single)
         words = getattr(ready[name], "words", "")
         shown[name] = (
             f"{found.ms / race.each:.4g} ({found.gain:.2f})" + ("" if far is None else f" {far:.0e}") + f" {words}" * bool(words)
@@ -263,13 +268,14 @@ def cells(race: Race, setting: Setting) -> dict[str, str]:
 
 
 def profiled(run: Callable[[], object]) -> str:
-    """The two kernels of a run that take longest with their milliseconds, by torch's profiler."""
+    """How long kernels are busy in a run, and the six that take longest, in milliseconds by torch's profiler."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
     found = sorted(profile.key_averages(), key=lambda item: -item.device_time_total)
-    return "; ".join(f"{item.key[:70]} {item.device_time_total / 1e3:.3f}" for item in found[:2])
+    busy = sum(item.self_device_time_total for item in found) / 1e3
+    return "; ".join([f"busy {busy:.3f}", *(f"{item.key[:70]} {item.device_time_total / 1e3:.3f}" for item in found[:6])])
 
 
 def machine() -> str:

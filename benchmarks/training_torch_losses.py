@@ -24,7 +24,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.loss_picture import picture
-from benchmarks.training_torch_models import Block, Case, seen, spelled
+from benchmarks.on_torch._models import Block, Case, seen, spelled
 from onnx_attnfuse.training import wrap
 
 BATCH, LENGTH, WIDTH = 8, 64, 64

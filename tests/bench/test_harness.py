@@ -107,3 +107,9 @@ def test_forms_on_the_cpu_are_equal(name: str, tmp_path: pathlib.Path) -> None:
 def test_every_subject_is_a_benchmark() -> None:
     pytest.importorskip("torch")
     assert all(isinstance(benchmark(subject), Benchmark) for subject in SUBJECTS)
+
+
+def test_numbers_of_different_sizes_are_compared_each_by_itself() -> None:
+    found, truth = [0.002, 1.0], [0.001, 1.0]
+    assert apart(found, truth) == pytest.approx(0.001)
+    assert apart(found, truth, single=True) == pytest.approx(1)

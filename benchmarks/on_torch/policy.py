@@ -1,7 +1,5 @@
 """What every setting of the policy variables comes to on PyTorch: what is chosen, why, and what a profiler saw run.
 
-    PYTHONPATH=.:patterns:cli python benchmarks/training_torch_policy.py OUT.md [--device cpu]
-
 Each setting is put into the environment, and one attention of each mask is trained for a step under the profiler of PyTorch.
 """
 
@@ -11,17 +9,14 @@ import os
 
 os.environ |= {"KINETO_LOG_LEVEL": "5", "ATTNFUSE_DEBUG": "0"}
 
-import argparse
 import contextlib
-import dataclasses
 import itertools
-import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
+from benchmarks.harness import Benchmark, Race, Setting, one_line
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.training import fuse
 
@@ -43,22 +38,6 @@ _OPERATOR = re.compile(
     r"aten::(_scaled_dot_product_\w*|_flash_attention_\w+|_efficient_attention_\w+|_cudnn_attention_\w+|_softmax\w*)"
 )
 _KERNEL = re.compile(r"flash_\w*?(?:fwd|bwd)\w*|fmha_cutlass[FB]|cudnn\w*sdpa\w*|triton_tem\w*|softmax_warp_\w+")
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What a setting came to for one mask."""
-
-    setting: str
-    mask: str
-    kernel: str
-    others: str
-    operators: tuple[str, ...]
-    """What the profiler saw of PyTorch's operators."""
-    kernels: tuple[str, ...]
-    """What it saw of the GPU's kernels."""
-    apart: float
-    """How far the gradient of the queries is from eager's, in parts of its largest number."""
 
 
 class Attention(torch.nn.Module):
@@ -106,7 +85,7 @@ def environment(setting: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(kept)
 
 
-def choice(setting: Mapping[str, str], mask: str, device: str) -> Choice:
+def choice(setting: Mapping[str, str], mask: str, device: str) -> dict[str, str]:
     """Trains one attention for a step, and tells what ran."""
     torch._dynamo.reset()
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -127,68 +106,35 @@ def choice(setting: Mapping[str, str], mask: str, device: str) -> Choice:
     one, other = expected[0].grad, found[0].grad
     assert one is not None
     assert other is not None
-    return Choice(
-        setting=_words(setting),
-        mask=mask,
-        kernel=site.kernel or "none: " + ", ".join(reason.code for reason in site.reasons),
-        others=", ".join(f"{name}: {reason.code}" for name, reason in site.others),
-        operators=_matches(_OPERATOR, seen),
-        kernels=_matches(_KERNEL, seen),
-        apart=float((one - other).abs().max() / one.abs().max()),
-    )
+    return {
+        "chosen": site.kernel or "none: " + ", ".join(reason.code for reason in site.reasons),
+        "not, and why": ", ".join(f"{name}: {reason.code}" for name, reason in site.others),
+        "operators that ran": _matches(_OPERATOR, seen),
+        "kernels of the GPU": _matches(_KERNEL, seen),
+        "from eager": f"{float((one - other).abs().max() / one.abs().max()):.1e}",
+    }
 
 
-def tried(setting: Mapping[str, str], mask: str, device: str) -> dict[str, Any]:
-    """A choice, or why it could not be seen, as plain data."""
+def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+    """A choice, or why it could not be seen."""
+    chosen, mask = race.truth
     try:
-        return dataclasses.asdict(choice(setting, mask, device))
+        return choice(chosen, mask, setting.provider)
     except Exception as error:  # noqa: BLE001 - the others are tried all the same
-        words = f"{type(error).__name__}: {str(error).strip()[:200]}"
-        return dataclasses.asdict(Choice(_words(setting), mask, words, "", (), (), float("nan")))
+        return {"chosen": one_line(error)}
 
 
-def _words(setting: Mapping[str, str]) -> str:
-    given = " ".join(f"{name}={value}" for name, value in setting.items()) or "nothing"
-    return f"{given} ({Policy.from_environment(setting)})"
-
-
-def _matches(pattern: re.Pattern[str], names: Sequence[str]) -> tuple[str, ...]:
+def _matches(pattern: re.Pattern[str], names: Sequence[str]) -> str:
     found = (pattern.search(name) for name in names)
-    return tuple(dict.fromkeys(match.group(match.lastindex or 0) for match in found if match is not None))
+    return ", ".join(dict.fromkeys(f"`{match.group(match.lastindex or 0)}`" for match in found if match is not None))
 
 
-def table(choices: Sequence[Mapping[str, Any]], machine: str) -> str:
-    """All choices, a line for each setting and mask."""
-    lines = [
-        "# Policies on PyTorch",
-        "",
-        f"What each setting of the variables comes to for one attention ({BATCH}, {HEADS}, {LENGTH}, {SIZE}), and what",
-        f"the profiler of PyTorch saw in a forward and a backward pass. {machine}",
-        "",
-        "| setting | mask | chosen | not, and why | operators that ran | kernels of the GPU | from eager |",
-        "|---|---|---|---|---|---|---:|",
-    ]
-    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    order = [_words(setting) for setting in SETTINGS]
-    for item in sorted(choices, key=lambda item: (order.index(item["setting"]), MASKS.index(item["mask"]))):
-        ran, kernels = (", ".join(f"`{name}`" for name in item[field]) for field in ("operators", "kernels"))
-        alike.setdefault((item["setting"], item["kernel"], item["others"], ran, kernels), []).append(item)
-    for (setting, *rest), items in alike.items():
-        masks, apart = ", ".join(item["mask"] for item in items), max(item["apart"] for item in items)
-        lines.append(f"| {setting} | {masks} | {' | '.join(rest)} | {apart:.1e} |")
-    return "\n".join(lines) + "\n"
+def races(setting: Setting) -> Iterator[Race]:
+    """A row for each setting and mask."""
+    for chosen in setting.some(SETTINGS):
+        given = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing"
+        for mask in MASKS:
+            yield Race(f"{given} ({Policy.from_environment(chosen)}), {mask}", {}, (chosen, mask))
 
 
-def main() -> None:
-    """Tries every setting, and writes a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--device", default="cpu")
-    chosen = parser.parse_args()
-    found = [tried(setting, mask, chosen.device) for setting in SETTINGS for mask in MASKS]
-    gpu = torch.cuda.get_device_name() if chosen.device != "cpu" else "CPU"
-    chosen.out.write_text(table(found, f"{gpu}, torch {torch.__version__}."))
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("Policies on PyTorch", races, f"One attention ({BATCH}, {HEADS}, {LENGTH}, {SIZE}).", measure)

@@ -1,27 +1,24 @@
 """DistributedDataParallel and fully sharded training of fused modules: losses beside those of one process on the whole batch.
 
-    PYTHONPATH=.:patterns:cli python benchmarks/training_torch_distributed.py [--device cpu] [--steps 6] [--rest inductor]
-
-Two processes, with NCCL on two GPUs or gloo on a CPU. Prints the losses, and exits with 1 if they differ.
+Two processes, with NCCL on two GPUs or gloo on a CPU. It ends with an error where losses differ.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import json
 import os
 import pathlib
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from benchmarks.training_torch_models import Case, Model, seen, spelled
+from benchmarks.harness import Benchmark, Race, Setting
+from benchmarks.on_torch._models import Case, Model, seen, spelled
 from onnx_attnfuse.training import fuse
 
 WORLD = 2
@@ -83,62 +80,53 @@ def losses(kind: str, mask: str, device: str, steps: int, rest: str) -> list[flo
     return found
 
 
-def worker(rank: int, store: str, chosen: argparse.Namespace) -> None:
-    """One process: every kind and mask, beside one process alone."""
-    device, steps, rest = chosen.device, chosen.steps, chosen.rest
+def worker(rank: int, store: str, out: str, device: str, steps: int, rest: str, mask: str) -> None:
+    """One process: every kind, beside one process alone."""
     if device == "cuda":
         torch.cuda.set_device(rank)
     backend, limit = "nccl" if device == "cuda" else "gloo", dt.timedelta(seconds=180)
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=limit)
-    wrong = False
-    for mask in chosen.masks.split(","):
-        expected = losses("one", mask, device, steps, rest) if rank == 0 else []
-        dist.barrier()
-        for kind in chosen.kinds.split(","):
-            found = losses(kind, mask, device, steps, rest)
-            if rank == 0:
-                apart = max(abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True))
-                wrong |= apart > _APART[device]
-                result = {"kind": kind, "mask": mask, "rest": rest, "first": found[0], "last": found[-1], "apart": apart}
-                words = f"{kind}, {mask}: losses {found[0]:.6f} to {found[-1]:.6f}, beside one process {apart:.1e}"
-                print(json.dumps(result) if chosen.json else words, flush=True)
+    rows: list[tuple[str, float, float, float]] = []
+    expected = losses("one", mask, device, steps, rest) if rank == 0 else []
+    dist.barrier()
+    for kind in KINDS:
+        found = losses(kind, mask, device, steps, rest)
+        if rank == 0:
+            apart = max(abs(one - other) / abs(other) for one, other in zip(found, expected, strict=True))
+            rows.append((kind, found[0], found[-1], apart))
+    if rank == 0:
+        pathlib.Path(out).write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(int(wrong))  # threads of PyTorch that still run end a process that is torn down by an abort
+    os._exit(0)  # threads of PyTorch that still run end a process that is torn down by an abort
 
 
-def table(found: Sequence[Mapping[str, Any]], machine: str) -> str:
-    """All results, a line for each way, mask and backend."""
-    lines = [
-        "# Two processes on PyTorch",
-        "",
-        f"Losses of the first and the last step, and how far all are from those of one process on the whole batch. {machine}",
-        "",
-        "| | mask | rest | first | last | apart |",
-        "|---|---|---|---:|---:|---:|",
-    ]
-    for item in found:
-        numbers = f"{item['first']:.6f} | {item['last']:.6f} | {item['apart']:.1e}"
-        lines.append(f"| {item['kind']} | {item['mask']} | {item['rest']} | {numbers} |")
-    return "\n".join(lines) + "\n"
+class Wrong(Exception):
+    """Losses are not those of one process."""
 
 
-def main() -> None:
-    """Starts two processes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rest", default="eager")
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--masks", default="triangle,padding,documents")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each result")
-    chosen = parser.parse_args()
-    os.environ.setdefault("ATTNFUSE_DEBUG", "0")
+def measure(race: Race, setting: Setting) -> Mapping[str, str]:
+    """The first and the last loss, and how far all are from those of one process."""
+    rest, mask = race.truth
+    found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (str(pathlib.Path(folder) / "store"), chosen)
+        out = pathlib.Path(folder) / "losses"
+        arguments = (str(pathlib.Path(folder) / "store"), str(out), setting.provider, 3 if setting.quick else 6, rest, mask)
         multiprocessing.start_processes(worker, arguments, nprocs=WORLD, start_method="spawn")
+        for kind, first, last, apart in json.loads(out.read_text()):
+            found[kind] = f"{first:.6f} to {last:.6f}, {apart:.1e}"
+            if apart > _APART[setting.provider]:
+                raise Wrong(f"{kind}, {mask}: {apart:.1e} beside one process")
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def races(setting: Setting) -> Iterator[Race]:
+    """A row for each backend for what is no attention, and each mask."""
+    os.environ.setdefault("ATTNFUSE_DEBUG", "0")
+    for rest in ("eager",) if setting.quick else ("eager", "inductor"):
+        for mask in ("triangle", "padding", "documents"):
+            yield Race(f"{mask}, {rest}", {}, (rest, mask))
+
+
+NOTE = "Losses of the first and the last step, and how far all are from those of one process on the whole batch."
+BENCHMARK = Benchmark("Two processes on PyTorch", races, NOTE, measure)
