@@ -45,6 +45,7 @@ class Setting:
         kernels: Prints the kernels of each variant that take longest, too.
         arch: Of the GPU that models are written for.
         given: Sizes, such as `8x512x12x64,4x2048x32x128`, in the place of the benchmark's own.
+        only: A part of the labels of rows that are measured.
     """
 
     provider: str = "cuda"
@@ -55,6 +56,7 @@ class Setting:
     kernels: bool = False
     arch: str = "sm90"
     given: str = ""
+    only: str = ""
 
     @property
     def cuda(self) -> bool:
@@ -300,6 +302,8 @@ def page(benchmark: Benchmark, setting: Setting, words: str, to: pathlib.Path | 
     text, found = "", dict[str, Mapping[str, str]]()
     note = benchmark.note or "Milliseconds (times as fast as the first form), and the largest difference as a part of the result."
     for race in benchmark.races(setting):
+        if setting.only not in race.label:
+            continue
         found[race.label] = (benchmark.measure or cells)(race, setting)
         click.echo(f"{race.label}: {dict(found[race.label])}", err=True)
         columns = list(dict.fromkeys(name for row in found.values() for name in row))
@@ -356,6 +360,7 @@ def command(module: str, benchmarks: Mapping[str, Callable[[], Benchmark]], prov
     @click.option("--threads", default=0, help="Of a CPU; with 1 the time that the thread computed counts.")
     @click.option("--folder", type=pathlib.Path, default=Setting.folder, help="For models.")
     @click.option("--sizes", "given", default="", help="Such as 8x512x12x64, with commas; in the place of the benchmark's own.")
+    @click.option("--only", default="", help="A part of the labels of rows.")
     @click.option("--arch", default="sm90", help="Of the GPU that models are written for.")
     @click.option("--kernels", is_flag=True, help="Print the kernels that take longest, too; needs torch with a GPU.")
     @click.option("--to", type=pathlib.Path, help="The page; by default it is printed.")

@@ -1,7 +1,7 @@
 """Attention on the CPU, each form as one operator and spelled out: `python -m benchmarks.on_cpu attention|bias|norm|models`.
 
 `attention` is exported, by onnxscript and by us; `bias` has a bias that is an input or a product of the queries; `norm` is the
-normalization of a residual sum; `models` those of `python -m benchmarks.models bias`, from the folder, beside ours.
+normalization of a residual sum; `models` those of `python -m benchmarks.exports bias`, from the folder, beside ours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 import onnx_attnfuse
-from benchmarks import models
+from benchmarks import exports
 from benchmarks.harness import Benchmark, Bound, Race, Setting, command, model, numbers
 
 _ROWS = 2
@@ -38,16 +38,18 @@ _NORMS = {
 
 def exported(setting: Setting) -> Iterator[Race]:
     """A row for each mask and length, padding on the right."""
-    models.quiet()
-    for kind in models.KINDS:
-        path = models.attention(setting.folder, kind, 12, 64, "float32")
+    exports.quiet()
+    for kind in exports.KINDS:
+        path = exports.attention(setting.folder, kind, 12, 64, "float32")
         ours = ir.to_proto(onnx_attnfuse.optimize(path, ep="cpu", verify="none").model).SerializeToString()
         forms = {"unfused": path, "onnxscript": path.with_suffix(".onnxscript.onnx"), "ours": ours}
         for length in (32,) if setting.quick else (32, 64, 128, 256, 512, 1024, 2048):
             mask = (np.arange(length)[None] < length - length // 4).astype(np.int64)
-            feeds = {f"{part}{at}": numbers((1, length, 768), np.float32, 1, at) for at in range(models.LAYERS) for part in "qkv"}
+            feeds = {
+                f"{part}{at}": numbers((1, length, 768), np.float32, 1, at) for at in range(exports.LAYERS) for part in "qkv"
+            }
             variants = {name: functools.partial(Bound, form, setting, {"mask": mask, **feeds}) for name, form in forms.items()}
-            yield Race(f"{kind.replace('_', ' + ')}, {length}", variants, each=models.LAYERS)
+            yield Race(f"{kind.replace('_', ' + ')}, {length}", variants, each=exports.LAYERS)
 
 
 def scored(form: str, bias: str, heads: int, head: int, length: int, setting: Setting) -> Bound:
@@ -120,10 +122,10 @@ def feeds_of(path: pathlib.Path) -> dict[str, Any]:
 
 def whole(setting: Setting) -> Iterator[Race]:
     """A row for each model of the folder."""
-    models.quiet()
+    exports.quiet()
     if setting.quick:
-        models.biased(setting.folder, "wavlm")
-    for path in sorted(path for name in models.BIASED for path in setting.folder.glob(f"{name}-*.onnx")):
+        exports.biased(setting.folder, "wavlm")
+    for path in sorted(path for name in exports.BIASED for path in setting.folder.glob(f"{name}-*.onnx")):
         feeds = feeds_of(path)
 
         def ours(path: pathlib.Path = path, feeds: dict[str, Any] = feeds) -> Bound:

@@ -1,6 +1,6 @@
 """Attention by its mask: spelled out, by onnxscript, by us under each policy for padding, and by each backend of torch.
 
-The models are those of `python -m benchmarks.models attention`. With ORT_ENABLE_CUDNN_FLASH_ATTENTION=0 in the environment, and
+The models are those of `python -m benchmarks.exports attention`. With ORT_ENABLE_CUDNN_FLASH_ATTENTION=0 in the environment, and
 `--arch sm80`, kernels are chosen as on cards before Hopper. A cell of ours ends with the kernels that ran, and the forecast
 if it was another one.
 """
@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnx_attnfuse
-from benchmarks import harness, models
+from benchmarks import exports, harness
 from benchmarks.harness import Benchmark, Bound, Race, Setting
 
 SIZES = ((4, 2048, 32, 128), (8, 512, 12, 64), (2, 64, 2, 16))
@@ -37,7 +37,7 @@ def inputs(size: tuple[int, ...], dtype: torch.dtype, pattern: str, setting: Set
     """Tensors on the device; half of every entry but the first is padding."""
     batch, length, heads, head = size
     torch.manual_seed(0)
-    names = [f"{name}{layer}" for layer in range(models.LAYERS) for name in "qkv"]
+    names = [f"{name}{layer}" for layer in range(exports.LAYERS) for name in "qkv"]
     found = {name: torch.randn(batch, length, heads * head).to(setting.provider, dtype) for name in names}
     mask = torch.ones(batch, length, dtype=torch.int64)
     if pattern in {"right", "left"}:
@@ -100,11 +100,11 @@ def by_torch(
     return run
 
 
-def truth(module: models.Attentions, feeds: Mapping[str, torch.Tensor]) -> Any:
+def truth(module: exports.Attentions, feeds: Mapping[str, torch.Tensor]) -> Any:
     """The first result of some entries in float64; NaN in rows without a key, None for tables and long rows."""
     if module.kind == "t5" or feeds["mask"].shape[1] > 8192:
         return None
-    bias = models.bias_of(module.kind, feeds["mask"][:_ENTRIES], module, torch.float32)
+    bias = exports.bias_of(module.kind, feeds["mask"][:_ENTRIES], module, torch.float32)
     bias = bias if bias is None or bias.dtype == torch.bool else bias.double()
     with torch.no_grad():
         found = module.one(bias, *(feeds[name][:_ENTRIES].double() for name in ("q0", "k0", "v0")))
@@ -116,9 +116,9 @@ def truth(module: models.Attentions, feeds: Mapping[str, torch.Tensor]) -> Any:
 def race(kind: str, dtype: str, size: tuple[int, ...], pattern: str, setting: Setting) -> Race:
     """A row."""
     batch, length, heads, head = size
-    path = models.attention(setting.folder, kind, heads, head, dtype)
+    path = exports.attention(setting.folder, kind, heads, head, dtype)
     feeds = inputs(size, getattr(torch, dtype), pattern, setting)
-    module = models.Attentions(kind, heads, getattr(torch, dtype)).to(setting.provider, getattr(torch, dtype)).eval()
+    module = exports.Attentions(kind, heads, getattr(torch, dtype)).to(setting.provider, getattr(torch, dtype)).eval()
     huge = batch * heads * length * length >= MOST_SCORES
     variants: dict[str, Callable[[], Any]] = {} if huge else {"unfused": lambda: Compared(path, setting, feeds)}
     variants["onnxscript"] = lambda: Compared(path.with_suffix(".onnxscript.onnx"), setting, feeds)
@@ -128,15 +128,15 @@ def race(kind: str, dtype: str, size: tuple[int, ...], pattern: str, setting: Se
         if setting.cuda and not (huge and name == "math"):
             variants[f"torch {name}"] = functools.partial(by_torch, module, feeds, backend, setting)
     label = f"{kind.replace('_', ' + ')}{f', {pattern}' * bool(pattern)}, {dtype}, {'x'.join(map(str, size))}"
-    return Race(label, variants, truth(module, feeds), each=models.LAYERS)
+    return Race(label, variants, truth(module, feeds), each=exports.LAYERS)
 
 
 def races(setting: Setting) -> Iterator[Race]:
     """A row for each type, size, mask and kind of padding."""
-    models.quiet()
+    exports.quiet()
     for dtype in ("float16", "bfloat16", "float32") if setting.cuda else ("float32",):
         for size in setting.sizes(SIZES):
-            for kind in models.KINDS:
+            for kind in exports.KINDS:
                 for pattern in PATTERNS.get(kind, ("",)):
                     yield race(kind, dtype, size, pattern, setting)
 

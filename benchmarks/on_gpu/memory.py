@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 
 import onnx_attnfuse
-from benchmarks import models
+from benchmarks import exports
 from benchmarks.harness import Benchmark, Bound, Race, Setting, child, one_line
 from benchmarks.on_gpu.attention import inputs
 
@@ -29,7 +29,7 @@ def taken(path: pathlib.Path, length: int, provider: str) -> float:
 
 def measure(race: Race, setting: Setting) -> Mapping[str, str]:
     """The megabytes of each form."""
-    path = models.attention(setting.folder, "padding_causal", 1, 64, "float16" if setting.cuda else "float32")
+    path = exports.attention(setting.folder, "padding_causal", 1, 64, "float16" if setting.cuda else "float32")
     target = path.with_suffix(".guarded.onnx")
     onnx_attnfuse.optimize(path, ep=setting.provider, verify="none").save(target)
     found: dict[str, str] = {}
@@ -43,7 +43,7 @@ def measure(race: Race, setting: Setting) -> Mapping[str, str]:
 
 def races(setting: Setting) -> Iterator[Race]:
     """A row for each length."""
-    models.quiet()
+    exports.quiet()
     for length in setting.some(LENGTHS):
         yield Race(str(length), {})
 

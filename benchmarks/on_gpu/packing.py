@@ -1,7 +1,7 @@
 """Padding as a bias, as lengths, as lengths with offsets, and removed, beside torch on padded and nested tensors.
 
 Lengths are spread evenly so that half of all tokens is no padding, one entry being full; differences are at tokens that are no
-padding. The models are those of `python -m benchmarks.models encoder`.
+padding. The models are those of `python -m benchmarks.exports encoder`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnx_attnfuse
-from benchmarks import harness, models
+from benchmarks import exports, harness
 from benchmarks.harness import Benchmark, Bound, Race, Setting
 
 FORMS: Mapping[str, Mapping[str, Any]] = {
@@ -74,11 +74,11 @@ def race(kind: str, dtype: str, size: tuple[int, ...], setting: Setting) -> Race
     kept = torch.tensor(lengths_of(batch, length))
     x = torch.randn(batch, length, heads * head).to(setting.provider, getattr(torch, dtype))
     mask = (torch.arange(length) < kept[:, None]).long().to(setting.provider)
-    module = models.Encoder(kind, heads, head).eval().to(setting.provider)
+    module = exports.Encoder(kind, heads, head).eval().to(setting.provider)
     with torch.inference_mode():
         truth = module(x.float(), mask).cpu().numpy()
     truth[mask.cpu().numpy() == 0] = np.nan
-    path = models.encoder(setting.folder, kind, heads, head, dtype)
+    path = exports.encoder(setting.folder, kind, heads, head, dtype)
     feeds = {"x": x, "mask": mask}
     variants: dict[str, Callable[[], Any]] = {"unfused": lambda: Padded(path, setting, feeds)}
     variants |= {form: functools.partial(ours, path, form, feeds, setting) for form in FORMS}
@@ -87,12 +87,12 @@ def race(kind: str, dtype: str, size: tuple[int, ...], setting: Setting) -> Race
     nested = torch.nested.nested_tensor(entries, layout=torch.jagged)
     variants["torch padded"] = lambda: by_torch(module, x, mask, setting=setting)
     variants["torch nested"] = lambda: by_torch(module, nested, setting=setting)
-    return Race(f"{kind}, {dtype}, {'x'.join(map(str, size))}", variants, truth, each=models.LAYERS)
+    return Race(f"{kind}, {dtype}, {'x'.join(map(str, size))}", variants, truth, each=exports.LAYERS)
 
 
 def races(setting: Setting) -> Iterator[Race]:
     """A row for each type, size and kind of layer."""
-    models.quiet()
+    exports.quiet()
     for dtype in ("float16", "float32") if setting.cuda else ("float32",):
         for size in setting.sizes(SIZES):
             for kind in ("attention", "encoder"):

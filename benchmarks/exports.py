@@ -1,6 +1,6 @@
 """Models that benchmarks export: attentions by their mask, encoders with padding, models whose bias depends on the input.
 
-    python -m benchmarks.models attention|encoder|bias FOLDER [--only PART]
+    python -m benchmarks.exports attention|encoder|bias FOLDER [--only PART]
 
 Batch and length are dynamic. Beside an attention lies what onnxscript makes of it. Exports that are there are used again.
 """
