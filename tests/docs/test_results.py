@@ -60,3 +60,11 @@ def test_a_command_that_is_there_is_found() -> None:
     assert exists("benchmarks.on_gpu", "columns")
     assert exists("make", "drift")
     assert importlib.util.find_spec("benchmarks.on_gpu") is not None
+
+
+def test_no_script_hides_a_folder_from_the_scripts_beside_it() -> None:
+    """A script that is run by its path finds modules beside it first."""
+    beside = {path.stem for path in (_ROOT / "benchmarks").glob("*.py")}
+    folders = {path.name for path in _ROOT.iterdir() if path.is_dir()}
+    assert "models" in folders
+    assert not beside & folders
