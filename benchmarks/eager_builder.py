@@ -85,6 +85,9 @@ class EagerBuilder:
         assert op == "ReduceMax"
         return value.amax(tuple(axes), keepdim=keep)
 
+    def holds_along(self, test: torch.Tensor, axes: Sequence[int], *, keep: bool = True) -> torch.Tensor:
+        return test.bool().any(tuple(axes), keepdim=keep)
+
     def transpose(self, value: torch.Tensor, perm: Sequence[int]) -> torch.Tensor:
         return value.permute(*perm).contiguous()
 

@@ -17,8 +17,8 @@ from unittest import mock
 
 import onnx_ir as ir
 import torch
-from eager_builder import DTYPES, EagerBuilder
 
+from benchmarks.eager_builder import DTYPES, EagerBuilder
 from onnx_attnfuse.attention.axes.factors import new_axes
 from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.training.fully_masked_rows import levelled

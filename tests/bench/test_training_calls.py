@@ -1,0 +1,23 @@
+"""The calls of PyTorch that training is planned with are run on the CPU, beside attention in float64."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks import training_on_gpu as calls
+from onnx_attnfuse.training.kernels import CPU_FLASH, FLASH
+from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+
+
+@pytest.mark.parametrize("kind", calls.KINDS, ids=lambda kind: kind.name)
+def test_a_call_is_right_or_not_planned(kind: calls.Kind) -> None:
+    found = calls.outcome(CPU_FLASH, kind, ir.DataType.FLOAT, 77, TrainingDevice("cpu"))
+    assert (found is None) == bool(kind.dropout or kind.trained)
+    assert found is None or found.good, found
+
+
+def test_a_kernel_of_another_device_is_not_planned() -> None:
+    assert calls.outcome(FLASH, calls.KINDS[0], ir.DataType.FLOAT, 77, TrainingDevice("cpu")) is None
