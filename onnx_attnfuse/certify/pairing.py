@@ -153,9 +153,11 @@ class Side:
         own = tuple(self._inside) if self._draws(node) else ""
         attributes = [self._attribute(item) for _, item in sorted(node.attributes.items())]
         self._inside.pop()
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain, op = ("" if node.domain == "ai.onnx" else node.domain), node.op_type
         version, body = self._version(node, domain), self._function(node.op_identifier())
-        return _digest(domain, node.op_type, node.overload, version, own, place, *inputs, "attributes", *attributes, body)
+        if not body and meanings.is_plain_product(node):  # FusedMatMul may be a MatMul
+            domain, op, version, attributes = "", "MatMul", True, []
+        return _digest(domain, op, node.overload, version, own, place, *inputs, "attributes", *attributes, body)
 
     def _version(self, node: ir.Node, domain: str) -> object:
         """What the opset says of a node: of the standard, whether it means what it means today; of others, the version."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
 from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, rounded_views
-from onnx_attnfuse.fusion.enabling import apply_enabling
+from onnx_attnfuse.fusion.enabling import APART, apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
@@ -23,6 +23,7 @@ from onnx_attnfuse.fusion.report_site import as_asked, nodes_by_role, roundings_
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph import no_ops
 from onnx_attnfuse.graph.constants import all_nodes
+from onnx_attnfuse.graph.fixed_sizes import input_sizes
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention
 from onnx_attnfuse.graph.order import is_sorted
@@ -142,11 +143,19 @@ def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
         return 0
     run = graph.run
     known = [rule for rule in rules if run.runtime is None or rule.since <= run.runtime]
+    if graph.shared.candidates or any(item.spec is not None and item.spec.cache is not None for item in graph.candidates):
+        known = [rule for rule in known if rule.with_cache]
     replaced = dict(run.replaced)  # the pass before this one keeps its own, to be put back
     done = apply_enabling(known, graph.graph_context(), run.plan_context.device.provider, replaced)
     run.replaced = replaced
     run.enabled += done
     return sum(done.values())
+
+
+def keep_biases_apart(graph: PassContext) -> int:
+    """Keeps products and biases apart that ONNX Runtime would make slower operators of."""
+    run = graph.run
+    return enable(APART[run.options.cuda_graph or not input_sizes(run.model)], graph)
 
 
 def switch_kernels(graph: PassContext) -> int:

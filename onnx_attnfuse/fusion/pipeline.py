@@ -72,6 +72,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("folding constants", passes.fold_weights, _REWRITE),
     Pass("moving what only some batches need", passes.sink_into_branches, _REWRITE),
     Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, AFTER), _REWRITE),
+    Pass("keeping biases apart from products", passes.keep_biases_apart, _REWRITE),
     Pass("laying indices flat", passes.flatten_indices, _REWRITE),
     Pass("keeping normalizations apart", passes.keep_norms_apart, _REWRITE),
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
@@ -219,11 +220,7 @@ def _report(run: Run) -> Report:
     device, session, capture = run.plan_context.device, None, None
     with contained(Subject("telling what was done")):
         run.notes += _around(run)
-        session = session_for(
-            device if fused else Device(device.ep, device.arch),
-            has_if="If" in ops_after,
-            has_fixed_sizes="MatMul" in ops_after and not input_sizes(run.model),
-        )
+        session = session_for(device if fused else Device(device.ep, device.arch), has_if="If" in ops_after)
     with contained(Subject("telling what can be captured")):
         folded, known = run.options.cuda_graph, {part.scope.graph: part.scope.facts for part in run.graphs}
         stale = folded or cache is not None

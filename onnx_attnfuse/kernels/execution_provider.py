@@ -42,6 +42,10 @@ Paying: TypeAlias = Literal[
     "single-experts",
     "repeated-heads",
     "roundings-first",
+    "fused-products",
+    "split-products",
+    "any-by-sum",
+    "whole-rotations",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for
 each of its operands in the place of one that they would be cut out of; queries, keys and values handed to GroupQueryAttention as
@@ -247,8 +251,6 @@ class ExecutionProvider:
     """Whether an If costs no more than its test; if not, no form of a mask stands behind one."""
     options_for_if: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Options of the provider without which an If takes memory of its own."""
-    config_for_fixed_sizes: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """Entries of a session's configuration without which ONNX Runtime makes models slower whose sizes are all numbers."""
     option_words: Callable[[str, str], str] | None = None
     """What an option of the provider, a name and a value, does, for a reader."""
     pays: frozenset[Paying] = frozenset()

@@ -27,8 +27,6 @@ class Session:
     """The kernels that this switches off."""
     any_length: bool = False
     """Whether kernels are chosen for short sequences too, where ONNX Runtime by itself takes another one."""
-    config: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """Entries of the session's configuration, for `SessionOptions.add_session_config_entry`."""
 
     def lines(self) -> list[str]:
         """The settings for a reader, one a line; none where ONNX Runtime is left to itself."""
@@ -37,8 +35,7 @@ class Session:
             f"{self.provider} {name}={value}{'' if words is None else f' ({words(name, value)})'}"
             for name, value in self.provider_options.items()
         ]
-        config = [f"config entry {name}={value}" for name, value in self.config.items()]
-        return options + config + [f"export {name}={value}" for name, value in self.environment.items()]
+        return options + [f"export {name}={value}" for name, value in self.environment.items()]
 
 
 def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True) -> Switches:
@@ -63,19 +60,17 @@ def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True)
     return Switches(off & switching.kernels if may_switch_off else frozenset(), any_length=switching.narrows and said)
 
 
-def session_for(device: Device, *, has_if: bool = False, has_fixed_sizes: bool = False) -> Session:
+def session_for(device: Device, *, has_if: bool = False) -> Session:
     """The settings that say what `device.switches` says, and those that a model wants.
 
     Args:
         device: What the model will run on.
         has_if: The model has an If.
-        has_fixed_sizes: All sizes of its inputs are numbers.
     """
     off, provider = device.switches.off, device.provider
     options = dict(provider.options_for_if) if has_if else dict[str, str]()
-    config = dict(provider.config_for_fixed_sizes) if has_fixed_sizes else dict[str, str]()
     if device.switches == NOTHING_SAID or provider.switching is None:
-        return Session(provider.ort_name, options, config=config)
+        return Session(provider.ort_name, options)
     found = provider.switching.settings(device.arch, off)
     chosen = {**found.options, **options}
-    return Session(provider.ort_name, chosen, found.environment, tuple(sorted(off)), device.switches.any_length, config)
+    return Session(provider.ort_name, chosen, found.environment, tuple(sorted(off)), device.switches.any_length)

@@ -51,7 +51,6 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
         takes_if=all(item.takes_if for item in members),
         pays=first.pays.intersection(*(item.pays for item in members)),
         options_for_if={},
-        config_for_fixed_sizes={},
         unfused_time=None,
         switching=None,
         capture=None,

@@ -148,24 +148,3 @@ def test_an_input_without_a_shape_cannot_be_fixed() -> None:
     assert str(report.capture) == "CUDA graph: no, the input 'z' has no shape"
     with pytest.raises(ModelError, match="the input 'z' has no shape; export the model with the shapes of its inputs"):
         captured(model, dim={"s": 3})
-
-
-@pytest.mark.parametrize(
-    ("ep", "sizes", "config"),
-    [
-        ("cuda", (2, 32), {"optimization.disable_specified_optimizers": "MatMulAddFusion"}),
-        ("cuda", ("batch", "seq"), {}),
-        ("cpu", (2, 32), {}),
-    ],
-)
-def test_the_session_of_a_model_whose_sizes_are_numbers_leaves_products_and_biases_apart(
-    ep: str, sizes: tuple[int | str, int | str], config: dict[str, str]
-) -> None:
-    model = onnx.load(next(path for path in BUNDLED if name_of(path) == "bert__dyn18__sdpa"))
-    for value in model.graph.input:
-        for dim, size in zip(value.type.tensor_type.shape.dim, sizes, strict=True):
-            if isinstance(size, int):
-                dim.dim_value = size
-    session = onnx_attnfuse.optimize(model, ep=ep, verify="none").report.session
-    assert session is not None
-    assert dict(session.config) == config

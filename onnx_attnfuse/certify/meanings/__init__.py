@@ -10,14 +10,16 @@ from onnx_attnfuse.bodies.table import BODIES
 from onnx_attnfuse.certify.arrays import Array
 from onnx_attnfuse.certify.meanings import bodies, elements, norms, reductions, views
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
-from onnx_attnfuse.graph.ops import CONTRIB, read_as
+from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.ops import CONTRIB, is_contrib, read_as
 
 _STANDARD = {**views.MEANINGS, **elements.MEANINGS, **reductions.MEANINGS, **norms.MEANINGS}
-_CONTRIB = {**views.CONTRIB_MEANINGS, **norms.CONTRIB_MEANINGS}
+_CONTRIB = {**views.CONTRIB_MEANINGS, **norms.CONTRIB_MEANINGS, **reductions.CONTRIB_MEANINGS}
 JOINED = frozenset(["BranchwiseRMSNorm", *norms.CONTRIB_MEANINGS])
 """Operators of which each does what several of the standard do: where one model has one, the other has a sum or a product."""
 HEAVY = JOINED.union(
-    ["MatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"], norms.MEANINGS
+    ["MatMul", "FusedMatMul", "Gemm", "Einsum", "Softmax", "Attention", "MultiHeadAttention", "GroupQueryAttention"],
+    norms.MEANINGS,
 )
 """Operators whose results are left uninterpreted where both models have them."""
 
@@ -31,3 +33,10 @@ def of(node: ir.Node) -> Meaning | None:
 
 def _by_its_body(call: Call) -> Sequence[Array]:
     return bodies.executed(call, of)
+
+
+def is_plain_product(node: ir.Node) -> bool:
+    """Whether a FusedMatMul neither turns nor scales, as a MatMul."""
+    return is_contrib(node, "FusedMatMul") and all(
+        attribute(node, name, default) == default for name, default in reductions.UNCHANGED.items()
+    )

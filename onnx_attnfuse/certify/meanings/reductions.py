@@ -31,6 +31,21 @@ def _gemm(call: Call) -> Sequence[Array]:
     return [arrays.elementwise([scaled, added], result.dtype, compute)]
 
 
+def _fused_matmul(call: Call) -> Sequence[Array]:
+    """A product of matrices that are turned where attributes say so, times a number."""
+    if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
+        raise Unsupported("a FusedMatMul that moves the batch")
+    sides = [call.array(place) for place in (0, 1)]
+    for place, name in enumerate(("transA", "transB")):
+        rank = sides[place].rank
+        if call.attribute(name, 0) and rank > 1:
+            sides[place] = arrays.permuted(sides[place], [*range(rank - 2), rank - 1, rank - 2])
+    alpha, result = call.attribute("alpha", 1.0), arrays.matmul(*sides)
+    if alpha == 1:
+        return [result]
+    return [Array(result.shape, result.dtype, lambda place: multiply(number(alpha, "Real"), result.at(*place)))]
+
+
 def _einsum(call: Call) -> Sequence[Array]:
     text = call.attribute("equation").replace(" ", "")
     inputs = [call.array(place) for place in range(len(call.inputs))]
@@ -135,3 +150,6 @@ MEANINGS: Mapping[str, Meaning] = {
     "ReduceSum": _reduced(sums.total), "ReduceMean": _mean,
     "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
 }  # fmt: skip
+CONTRIB_MEANINGS: Mapping[str, Meaning] = {"FusedMatMul": _fused_matmul}
+UNCHANGED: Mapping[str, float] = {"alpha": 1.0, "transA": 0, "transB": 0, "transBatchA": 0, "transBatchB": 0}
+"""The attributes with which FusedMatMul is MatMul."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable
 
@@ -9,21 +10,24 @@ import onnx_ir as ir
 
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
+from onnx_attnfuse.fusion.enabling.anywhere import as_sum
 from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
-from onnx_attnfuse.fusion.enabling.gelu import as_gelu
+from onnx_attnfuse.fusion.enabling.gelu import as_biased_gelu, as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.masked_branches import as_added_mask
 from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
+from onnx_attnfuse.fusion.enabling.products import as_fused_product, as_own_products
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.separate_norm import as_separate_sum
 from onnx_attnfuse.fusion.enabling.shared_table import with_one_table
 from onnx_attnfuse.fusion.enabling.skip_norm import as_skip_norm
 from onnx_attnfuse.fusion.enabling.split_gelu import as_split_gelu
+from onnx_attnfuse.fusion.enabling.whole_rotations import with_whole_rotation
 from onnx_attnfuse.fusion.enabling.wide_norms import as_wide_norm
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider
@@ -61,6 +65,14 @@ BEFORE: tuple[EnablingRule, ...] = (
     ),
 )
 """Rules that are applied before attention is matched."""
+_APART = "products kept apart from their bias, which ONNX Runtime would make Gemm of"
+APART = {
+    is_fixed: (
+        EnablingRule(_APART, frozenset(["MatMul"]), functools.partial(as_fused_product, is_fixed=is_fixed), "fused-products"),
+    )
+    for is_fixed in (False, True)
+}
+"""Rules that are applied last, for models whose sizes are numbers, and others."""
 AFTER: tuple[EnablingRule, ...] = (
     _SPLIT_GEMM,  # that of the output projection, whose Reshape of (b, s, n, h) is one of (b, s, n·h) now
     EnablingRule(
@@ -125,6 +137,31 @@ AFTER: tuple[EnablingRule, ...] = (
         "separate-norm",
     ),
     EnablingRule("half-precision Gelus fused", frozenset(["Erf"]), as_gelu, "half-gelu"),
+    EnablingRule(
+        "half-precision Gelus fused with their bias, or zeros",
+        frozenset(["Gelu"]),
+        as_biased_gelu,
+        "half-gelu",
+    ),
+    EnablingRule(
+        "tests for any true element computed by ReduceSum",
+        frozenset(["ReduceMax"]),
+        as_sum,
+        "any-by-sum",
+    ),
+    EnablingRule(
+        "rotations of all but the first tokens rewritten as rotations of all",
+        frozenset(["Concat"]),
+        with_whole_rotation,
+        "whole-rotations",
+    ),
+    EnablingRule(
+        "products that are cut into pieces split into one product for each",
+        frozenset(["MatMul"]),
+        as_own_products,
+        "split-products",
+        with_cache=False,
+    ),
     EnablingRule(
         "products padded to a multiple of 64 columns for tensor cores",
         frozenset(["Gemm", "MatMul"]),

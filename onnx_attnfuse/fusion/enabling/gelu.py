@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.constants import attribute, given, is_standard
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
@@ -25,19 +26,41 @@ _CONSTANT_TOLERANCE = 4e-3
 
 
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """The Gelu that an Erf is a part of, as com.microsoft Gelu or BiasGelu."""
+    """The Gelu that an Erf is a part of, as BiasGelu."""
     facts = builder.facts
     found = spelled_gelu(node, facts) if is_standard(node, "Erf") and facts.dtype(node.outputs[0]) in HALVES else None
     if found is None:
         return None
     x, result = found
-    dims, dtype = facts.dims(result), facts.dtype(result)
-    biased = added_bias(x, facts)
-    operand, bias = (x, None) if biased is None else biased
-    op, inputs = ("Gelu", [operand]) if bias is None else ("BiasGelu", [operand, bias])
     builder.at(producer_of(result))
-    new = builder.node(op, inputs, domain=CONTRIB, dims=dims, dtype=dtype, hint=f"{node.name}/{op}")
-    return EnablingChange(((result, new),), (operand,))
+    return _biased(x, result, added_bias(x, facts), f"{node.name}/BiasGelu", builder)
+
+
+def as_biased_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """A Gelu as BiasGelu, with a bias of zeros where there is none: the kernel of Gelu reads one number at a time."""
+    facts, result, x = builder.facts, node.outputs[0], given(node, 0)
+    if (
+        not is_standard(node, "Gelu")
+        or attribute(node, "approximate", "none") != "none"
+        or x is None
+        or facts.dtype(x) not in HALVES
+    ):
+        return None
+    added = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
+    return _biased(x, result, added, f"{node.name}/BiasGelu", builder)
+
+
+def _biased(
+    x: ir.Value, result: ir.Value, added: tuple[ir.Value, ir.Value] | None, hint: str, builder: Builder
+) -> EnablingChange | None:
+    """BiasGelu of a value, or of what it is with a bias; None where neither a bias nor how many zeros it takes is known."""
+    dims, dtype = builder.facts.dims(x), builder.facts.dtype(x)
+    if added is None:
+        if not dims or not isinstance(dims[-1], int) or dtype is None:
+            return None
+        added = x, builder.constant(np.zeros([dims[-1]], dtype.numpy()))
+    new = builder.node("BiasGelu", added, domain=CONTRIB, dims=dims, dtype=dtype, hint=hint)
+    return EnablingChange(((result, new),), (added[0],))
 
 
 def spelled_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:

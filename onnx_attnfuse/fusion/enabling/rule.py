@@ -37,3 +37,5 @@ class EnablingRule:
     """The name by which records of execution providers say that it pays there; None: it is for what reads the graph, on each."""
     since: tuple[int, int] = (0, 0)
     """The version of ONNX Runtime from which on there is what it writes."""
+    with_cache: bool = True
+    """Whether it pays where an attention has a cache too, so that a run may see one position."""

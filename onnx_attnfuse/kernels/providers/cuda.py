@@ -227,10 +227,6 @@ def _alone(arch: int) -> Mapping[str, Settings]:
 _FOR_IF = {"use_ep_level_unified_stream": "1"}
 """Spares 77 MB for each branch that runs (benchmarks/results/branches_h200.md)."""
 
-_FOR_FIXED_SIZES = {"optimization.disable_specified_optimizers": "MatMulAddFusion"}
-"""With sizes that are numbers it makes Gemm of products and biases of three axes: a BERT-base then takes 1.5 times as long, a
-GPT-2-medium 1.2 times (benchmarks/results/whole_models_h200.md)."""
-
 
 def _option_words(name: str, value: str) -> str:
     if name in _FOR_IF:
@@ -323,7 +319,6 @@ PROVIDER = ExecutionProvider(
     rotates=True,
     shares_cache=True,
     options_for_if=_FOR_IF,
-    config_for_fixed_sizes=_FOR_FIXED_SIZES,
     option_words=_option_words,
     pays=frozenset(
         [
@@ -346,6 +341,10 @@ PROVIDER = ExecutionProvider(
             "split-gelu",
             "experts",
             "single-experts",
+            "fused-products",
+            "split-products",
+            "any-by-sum",
+            "whole-rotations",
         ]
     ),
     unfused_time=_unfused_time,

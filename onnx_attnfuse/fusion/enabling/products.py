@@ -1,0 +1,124 @@
+"""Products with a constant weight, written so that ONNX Runtime's kernels for CUDA have least to do.
+
+    x @ w, then + b                        x @ w by FusedMatMul, then + b     ONNX Runtime would make Gemm of MatMul and Add
+    Split(x @ (w1 | w2)) or Slices of it   x @ w1, x @ w2                     each column of a product is computed by itself
+
+Where MatMul and Add become Gemm, BiasGelu and SkipLayerNormalization are not found, and the bias is copied into each row of the
+result first. That fusion looks at matrices, and at tensors whose sizes are all numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.fusion.enabling.helpers import added_bias
+from onnx_attnfuse.fusion.enabling.rule import EnablingChange
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, is_standard
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB
+from onnx_attnfuse.graph.rules.reading import slice_bounds
+
+_MATRIX = 2
+_Piece = tuple[ir.Value, tuple[int, int]]
+"""A value and the columns that it is, from and to."""
+
+
+def as_fused_product(node: ir.Node, builder: Builder, *, is_fixed: bool) -> EnablingChange | None:
+    """MatMul as FusedMatMul where its one reader adds a bias, and ONNX Runtime would make Gemm of both.
+
+    Args:
+        node: A MatMul.
+        builder: What to build with.
+        is_fixed: Whether all sizes of the model's inputs are numbers, or will be.
+    """
+    facts, result = builder.facts, node.outputs[0]
+    x, weight = given(node, 0), given(node, 1)
+    if not is_standard(node, "MatMul") or x is None or weight is None or facts.rank(weight) != _MATRIX:
+        return None
+    rank, readers = facts.rank(x), [user for user, _ in result.uses()]
+    if rank is None or (rank != _MATRIX and not is_fixed) or len(readers) != 1 or result.is_graph_output():
+        return None
+    adder, columns = readers[0], (facts.dims(weight) or (None,))[-1:]
+    if not is_standard(adder, "Add") or constant_tensor(weight) is None:
+        return None
+    addend = adder.inputs[0] if adder.inputs[1] is result else adder.inputs[1]
+    if addend is None or (facts.rank(addend) or 0) not in ({1, _MATRIX} if rank == _MATRIX else {1}):
+        return None
+    if (facts.dims(addend) or (None,))[-1:] != columns:
+        return None
+    dims, dtype = facts.dims(result), facts.dtype(result)
+    product = builder.node(
+        "FusedMatMul", [x, weight], {"alpha": 1.0}, domain=CONTRIB, dims=dims, dtype=dtype, hint=f"{node.name}/FusedMatMul"
+    )
+    return EnablingChange(((result, product),), (x,))
+
+
+def as_own_products(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """A product, or one with a bias, that is cut along its last axis by all its readers, as a product for each of them."""
+    facts = builder.facts
+    x, weight = given(node, 0), given(node, 1)
+    if not is_standard(node, "MatMul") or x is None or weight is None or constant_tensor(weight) is None:
+        return None
+    bias, whole = _with_bias(node.outputs[0], facts)
+    dims, dtype, shape = facts.dims(whole), facts.dtype(whole), facts.dims(weight)
+    if dims is None or dtype is None or shape is None or len(shape) != _MATRIX or not isinstance(shape[1], int):
+        return None
+    pieces = _pieces(whole, shape[1], facts)
+    if pieces is None or len(weight.uses()) > 1:
+        return None
+    pairs: list[tuple[ir.Value, ir.Value]] = []
+    for piece, (start, end) in pieces:
+        columns = builder.slice(weight, 1, start, end)
+        builder.rearranged.append(columns)
+        product = builder.node("MatMul", [x, columns], dims=[*dims[:-1], end - start], dtype=dtype, hint=f"{node.name}/columns")
+        if bias is not None:
+            part = builder.slice(bias, 0, start, end)
+            builder.rearranged.append(part)
+            product = builder.elementwise("Add", [product, part], dtype)
+        pairs.append((piece, product))
+    return EnablingChange(tuple(pairs), (x, weight) if bias is None else (x, weight, bias))
+
+
+def _with_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value | None, ir.Value]:
+    """The constant bias that is all that a product is read for, and the sum; None and the product where there is none."""
+    readers = [user for user, _ in value.uses()]
+    found = added_bias(readers[0].outputs[0], facts) if len(readers) == 1 and not value.is_graph_output() else None
+    return (found[1], readers[0].outputs[0]) if found is not None and found[0] is value else (None, value)
+
+
+def _pieces(whole: ir.Value, width: int, facts: Facts) -> Sequence[_Piece] | None:
+    """What the readers of a value cut out of its last axis, each piece with its columns; None where one reads it otherwise."""
+    readers, maker = [user for user, _ in whole.uses()], whole.producer()
+    if maker is None or whole.is_graph_output() or any(reader.graph is not maker.graph for reader in readers):
+        return None
+    found: list[_Piece] = []
+    for reader in readers:
+        cut = _cut(reader, width, facts) if reader.inputs[0] is whole else None
+        if cut is None:
+            return None
+        found += [piece for piece in cut if piece[0].uses() or piece[0].is_graph_output()]
+    places = sorted({place for _, place in found})
+    is_apart = all(before[1] <= after[0] for before, after in itertools.pairwise(places))
+    return found if is_apart and len(places) > 1 and all(start < end for start, end in places) else None
+
+
+def _cut(node: ir.Node, width: int, facts: Facts) -> list[_Piece] | None:
+    """What a Split or a Slice cuts out of the last axis; None where it is another operator, or cuts elsewhere."""
+    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
+    if not rank or not is_standard(node, "Slice", "Split"):
+        return None
+    if node.op_type == "Split":
+        sizes = [size for size in ((facts.dims(piece) or (None,))[-1] for piece in node.outputs) if isinstance(size, int)]
+        if attribute(node, "axis", 0) % rank != rank - 1 or len(sizes) < len(node.outputs):
+            return None
+        ends = [0, *itertools.accumulate(sizes)]
+        return list(zip(node.outputs, itertools.pairwise(ends), strict=True))
+    bounds = slice_bounds(node, rank, facts) or {}
+    start, end, step = bounds.get(rank - 1, (None, None, None))
+    if len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(end, int):
+        return None
+    return [(node.outputs[0], slice(start, end).indices(width)[:2])]
