@@ -61,5 +61,13 @@ class ServedDecoder:
     cross_values: tuple[str, ...] = ()
     logits_by_entry: bool = False
     """Whether there is one row of logits for each entry, with no axis of positions."""
+    new_tokens: int | None = None
+    """How many tokens are new in each step, where that is a number; None: as many as a caller gives."""
+    counts_alike: bool = False
+    """Whether positions are counted for all entries alike, so that a batch has prompts of one length."""
+    convolutions: tuple[tuple[str, str], ...] = ()
+    """The inputs (b, channels, positions) with states of convolutions, each with the output after the new tokens."""
+    recurrences: tuple[tuple[str, str], ...] = ()
+    """The inputs (b, heads, keys, values) with states of recurrences, likewise."""
     sizes: StepSizes | None = None
     """The sizes, where all of them are numbers; None: some are chosen when the model runs."""

@@ -3,8 +3,9 @@
 planned = plan(decoder, session, pathlib.Path("folder/model.onnx"), read_config(pathlib.Path("config.json")))
 planned.write()
 
-The type is `decoder`, which stands for any decoder of text: what others stand for is in the graph. A window of the attentions
-is in their nodes, and stays out of the config: there it would have the runtime keep no more than a window of the cache.
+The type is `decoder`, that of any decoder of text, as the graph holds what other types add; a decoder with the states of
+convolutions alone is `lfm2`, which hands these in. A window of the attentions is in their nodes and not in the config: there the
+runtime would keep no more than a window of the cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
+from onnx_attnfuse.serving.layer_names import template
 
 FILE = "genai_config.json"
 ENCODER = "encoder.onnx"
@@ -56,7 +57,7 @@ def genai_config(
     """
     if (reason := unfit(decoder, config)) is not None:
         raise OptionError(reason)
-    facts, sizes = _facts(decoder, config or {}), decoder.sizes
+    facts, sizes, states = _facts(decoder, config or {}), decoder.sizes, _states(decoder)
     chosen = [{} if ep == "cpu" else {ep: {**(provider_options or {}), **({} if sizes is None else _CAPTURED)}}]
     names = _templates(decoder)
     inputs = {
@@ -70,9 +71,11 @@ def genai_config(
     if decoder.cross_keys:
         inputs |= {"cross_past_key_names": names[4], "cross_past_value_names": names[5]}
     outputs = {"logits": decoder.logits, "present_key_names": names[2], "present_value_names": names[3]}
+    for kind, (before, after, _) in states.items():
+        inputs[f"past_{kind}_names"], outputs[f"present_{kind}_names"] = before, after
     return {
         "model": {
-            "type": "whisper" if decoder.cross_keys else "decoder",
+            "type": _type(decoder),
             **_given({"bos_token_id": facts.bos}),
             "eos_token_id": list(facts.eos),
             "pad_token_id": facts.pad,
@@ -82,11 +85,12 @@ def genai_config(
             "decoder": {
                 "filename": filename,
                 "session_options": {"log_id": _OURS, "provider_options": [item for item in chosen if item]},
-                "num_hidden_layers": decoder.layers,
+                "num_hidden_layers": max(_layers(decoder)) + 1,
                 "num_attention_heads": decoder.num_heads,
                 "num_key_value_heads": decoder.kv_heads,
                 "head_size": decoder.head_size,
                 **_given({"hidden_size": decoder.hidden_size}),
+                **_given({"layer_types": _layer_types(decoder)}),
                 "inputs": _given(inputs),
                 "outputs": outputs,
             },
@@ -96,9 +100,24 @@ def genai_config(
             "max_length": facts.context_length if sizes is None else sizes.max_length,
             "num_beams": 1,
             "past_present_share_buffer": True,
-            **({} if sizes is None else {"chunk_size": sizes.new}),
+            **_given({"chunk_size": decoder.new_tokens if sizes is None else sizes.new}),
         },
     }
+
+
+def _type(decoder: ServedDecoder) -> str:
+    """The type of a model: that of any decoder of text, but where the runtime has inputs that others have not."""
+    if decoder.cross_keys:
+        return "whisper"
+    return "lfm2" if decoder.convolutions and not decoder.recurrences else "decoder"
+
+
+def _layer_types(decoder: ServedDecoder) -> list[str] | None:
+    """The kind of each layer, which the runtime wants where layers have the state of a convolution and no other."""
+    if _type(decoder) != "lfm2":
+        return None
+    cached = template(decoder.past_keys)[1]
+    return ["full_attention" if layer in cached else "conv" for layer in range(max(_layers(decoder)) + 1)]
 
 
 def _encoder(decoder: ServedDecoder) -> dict[str, Any]:
@@ -123,7 +142,7 @@ def _encoder(decoder: ServedDecoder) -> dict[str, Any]:
 
 
 def assumed(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """One line for each entry that neither the model nor the config tells, with what stands there and what to do about it."""
+    """A line for each entry that neither the model nor the config gives, and for each limit of the model in onnxruntime-genai."""
     return _facts(decoder, config or {}).assumed
 
 
@@ -144,11 +163,30 @@ def unfit(decoder: ServedDecoder, config: Mapping[str, Any] | None = None) -> st
         few = ", ".join(names[0] for names in _cache_names(decoder))
         what = "onnxruntime-genai wants names of caches that differ in the number of the layer alone"
         return f"{what}, unlike {few}, ...; export the model with such names"
+    if (reason := _unfit_states(decoder)) is not None:
+        return reason
     if decoder.vocab_size is None and (config or {}).get("vocab_size") is None:
         return "the model does not say how many tokens there are; name its config.json with --hf-config"
     if decoder.others:
         return f"onnxruntime-genai has nothing to hand in as '{decoder.others[0]}'; run the model with ONNX Runtime by itself"
     return None if decoder.sizes is None else _unfit_sizes(decoder, decoder.sizes, config or {})
+
+
+def _unfit_states(decoder: ServedDecoder) -> str | None:
+    """Why onnxruntime-genai cannot hand in the states of a decoder; None where it can, or there are none."""
+    states, cached = _states(decoder), template(decoder.past_keys)[1]
+    if not all(layers for _, _, layers in states.values()):
+        name = (decoder.convolutions or decoder.recurrences)[0][0]
+        what = "onnxruntime-genai wants names of states that differ in the number of the layer alone"
+        return f"{what}, unlike '{name}', ...; export the model with such names"
+    kinds = {kind: layers for kind, (_, _, layers) in states.items()}
+    if "recurrent" in kinds and kinds["recurrent"] != kinds.get("conv"):
+        what = "onnxruntime-genai takes a state of a recurrence beside that of a convolution in the same layer"
+        return f"{what}; run the model with ONNX Runtime by itself"
+    if "recurrent" not in kinds and not set(cached).isdisjoint(kinds.get("conv", ())):
+        what = "onnxruntime-genai takes the state of a convolution in layers without keys and values alone"
+        return f"{what}; run the model with ONNX Runtime by itself"
+    return None
 
 
 def _unfit_sizes(decoder: ServedDecoder, sizes: StepSizes, config: Mapping[str, Any]) -> str | None:
@@ -260,6 +298,15 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
     if length is None:
         length = CONTEXT_LENGTH
         lines.append(f"context_length is not known of this model and set to {length}; {_REMEDY}")
+    said = _number(config, "context_length", least=1)
+    if said is not None and length < said:
+        what = f"context_length is {length}, as the model's table of positions has {length} rows"
+        lines.append(f"{what}; the Hugging Face config says {said}")
+    if decoder.convolutions or decoder.recurrences:
+        lines.append("prompts of a batch must have one length in onnxruntime-genai, as states take padding in")
+    elif decoder.counts_alike:
+        what = "prompts of a batch must have one length in onnxruntime-genai, as the model counts positions for all entries alike"
+        lines.append(f"{what}; export it with position_ids as an input")
     if decoder.cross_keys:
         outputs = "present_key_cross_N and present_value_cross_N"
         lines.append(f"the encoder is not written; put it beside as {ENCODER}, with outputs encoder_hidden_states, {outputs}")
@@ -313,22 +360,25 @@ def _cache_names(decoder: ServedDecoder) -> tuple[tuple[str, ...], ...]:
 
 
 def _templates(decoder: ServedDecoder) -> list[str]:
-    """The names of each part of the cache as one, with %d where the layer's number stands; none where there are no such."""
-    found = [_template(names) for names in _cache_names(decoder)]
+    """The names of each part of the cache as one, with %d in the place of the layer's number; none where there are no such."""
+    found = [template(names) for names in _cache_names(decoder)]
     (layers, *others) = {layers for _, layers in found}
     return [text for text, _ in found] if layers and not others else []
 
 
-def _template(names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Names as one with %d, and what stands there in each; an empty one where there is none."""
-    parts = [re.split(r"(\d+)", name) for name in names]
-    first = parts[0]
-    for place in range(1, len(first), 2):
-        layers = tuple(part[place] if place < len(part) else "" for part in parts)
-        rest = {tuple(part[:place] + part[place + 1 :]) for part in parts}
-        if len(rest) == 1 and len(set(layers)) == len(layers) and all(str(int(item)) == item for item in layers):
-            return "".join("%d" if at == place else item for at, item in enumerate(first)), layers
-    return "", ()
+def _layers(decoder: ServedDecoder) -> list[int]:
+    """The numbers of the layers that have a cache or a state."""
+    return [*template(decoder.past_keys)[1], *(layer for _, _, layers in _states(decoder).values() for layer in layers)]
+
+
+def _states(decoder: ServedDecoder) -> dict[str, tuple[str, str, tuple[int, ...]]]:
+    """The names of states before and after the new tokens, by the part that entries have for their kind, and their layers."""
+    found = dict[str, tuple[str, str, tuple[int, ...]]]()
+    for kind, states in (("conv", decoder.convolutions), ("recurrent", decoder.recurrences)):
+        if states:
+            (before, layers), (after, same) = (template(names) for names in zip(*states, strict=True))
+            found[kind] = (before, after, layers) if layers == same else ("", "", ())
+    return found
 
 
 def _given(entries: Mapping[str, Any]) -> dict[str, Any]:

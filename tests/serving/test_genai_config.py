@@ -171,6 +171,60 @@ def test_decoders_with_an_encoder_that_onnxruntime_genai_cannot_run_get_no_confi
         content(changed(**fields))
 
 
+def pairs(kind: str, *layers: int) -> tuple[tuple[str, str], ...]:
+    return tuple((f"past.{layer}.{kind}", f"present.{layer}.{kind}") for layer in layers)
+
+
+def test_states_are_named_beside_the_cache_and_count_as_layers() -> None:
+    """onnxruntime-genai ran this kind of decoder token by token, with the tokens that PyTorch gives."""
+    hybrid = changed(convolutions=pairs("conv", 0, 2, 3), recurrences=pairs("memory", 0, 2, 3), new_tokens=1)
+    made = content(hybrid)
+    inner = made["model"]["decoder"]
+    assert (made["model"]["type"], inner["num_hidden_layers"], made["search"]["chunk_size"]) == ("decoder", 4, 1)
+    assert inner["inputs"]["past_conv_names"] == "past.%d.conv"
+    assert inner["inputs"]["past_recurrent_names"] == "past.%d.memory"
+    assert inner["outputs"]["present_recurrent_names"] == "present.%d.memory"
+    assert "layer_types" not in inner
+    assert genai_config.assumed(hybrid, IDS) == (
+        "prompts of a batch must have one length in onnxruntime-genai, as states take padding in",
+    )
+
+
+def test_states_of_convolutions_alone_make_another_type() -> None:
+    cached = {"past_keys": names("past.%d.key")[1:], "past_values": names("past.%d.value")[1:]}
+    cached |= {"present_keys": names("present.%d.key")[1:], "present_values": names("present.%d.value")[1:]}
+    made = content(changed(**cached, convolutions=pairs("conv", 0, 2)))
+    assert made["model"]["type"] == "lfm2"
+    assert made["model"]["decoder"]["layer_types"] == ["conv", "full_attention", "conv"]
+    assert "chunk_size" not in made["search"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"convolutions": (("first", "next_first"), ("second", "next_second"))}, "unlike 'first', ...; export the model"),
+        ({"convolutions": (("past.0.conv", "present.1.conv"),)}, "unlike 'past.0.conv', ...; export the model"),
+        ({"recurrences": pairs("memory", 0)}, "beside that of a convolution in the same layer"),
+        ({"recurrences": pairs("memory", 0), "convolutions": pairs("conv", 2)}, "beside that of a convolution in the same layer"),
+        ({"convolutions": pairs("conv", 1, 2)}, "in layers without keys and values alone"),
+    ],
+    ids=["other names", "other layers", "no convolution", "elsewhere", "with keys"],
+)
+def test_states_that_onnxruntime_genai_does_not_hand_in_get_no_config(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        content(changed(**fields))
+
+
+def test_a_decoder_that_counts_positions_for_all_entries_alike_takes_prompts_of_one_length() -> None:
+    (line,) = genai_config.assumed(changed(counts_alike=True), IDS)
+    assert line.endswith("counts positions for all entries alike; export it with position_ids as an input")
+
+
+def test_a_table_shorter_than_the_config_says_is_named() -> None:
+    (line,) = genai_config.assumed(DECODER, {**IDS, "context_length": 256})
+    assert line == "context_length is 64, as the model's table of positions has 64 rows; the Hugging Face config says 256"
+
+
 @pytest.mark.parametrize(
     ("fields", "what"),
     [

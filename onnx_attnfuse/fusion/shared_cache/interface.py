@@ -11,15 +11,18 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.attend import Attended
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
+from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
+from onnx_attnfuse.fusion.shared_cache.states import State, States, read_states
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dim
 from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
+from onnx_attnfuse.serving.layer_names import template
 from onnx_attnfuse.targets.layout import shared_heads
 from onnx_attnfuse.verify.input_kinds import kinds
 
@@ -41,6 +44,8 @@ class Interface:
     hidden_size: int | None
     vocab_size: int | None
     context_length: int | None
+    counts_alike: bool
+    states: States
 
 
 def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -> Interface:
@@ -58,6 +63,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     tokens, positions = named.get("ids"), named.get("positions")
     if tokens is None and not embedded:
         raise Refused("no-decoder", "the model has no input (batch, new positions) of tokens, or of their embeddings")
+    pasts = {value for site in sites for value in site.past}
     presents = {value for site in sites for value in site.present}
     rest = [value for value in graph.outputs if value not in presents and facts.dtype(value) in FLOATS]
     outputs = [value for value in rest if facts.rank(value) == 3] or [value for value in rest if facts.rank(value) == 2]
@@ -70,6 +76,9 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     hidden = embedding[-1] if embedding else None
     logits = _logits(outputs, table[0] if table else None, hidden, facts)
     width = (facts.dims(logits) or (None,))[-1]
+    by_entry = (positions, *(site.mask for site in sites))
+    shared = frozenset(site.filled.position for site in sites if site.filled is not None)
+    counting = Counting(tokens, frozenset(value for value in by_entry if value is not None), shared)
     return Interface(
         tokens,
         None if tokens is not None else embedded[0],
@@ -78,7 +87,9 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         facts.rank(logits) == 2,
         hidden if isinstance(hidden, int) else None,
         width if isinstance(width, int) else None,
-        _context_length(graph, tokens, facts),
+        context_length(graph, counting, facts),
+        counts_alike(graph, counting, facts),
+        read_states(graph, {*presents, *pasts}, facts),
     )
 
 
@@ -107,31 +118,6 @@ def _tables(tokens: ir.Value) -> Iterator[ir.Value]:
             yield from _tables(node.outputs[0])
 
 
-def _context_length(graph: ir.Graph, tokens: ir.Value | None, facts: Facts) -> int | None:
-    """The rows of the smallest table that is read by position: one of floats that neither tokens nor numbers choose from."""
-    rows: list[int] = []
-    for node in graph:
-        if not is_standard(node, "Gather") or node.inputs[0] is None or node.inputs[1] is tokens:
-            continue
-        tensor = constant_tensor(node.inputs[0])
-        dims = facts.dims(node.inputs[1]) if node.inputs[1] is not None else None
-        if tensor is not None and tensor.dtype.is_floating_point() and dims and len(tensor.shape) == 2:
-            first = tensor.shape[0]
-            rows += [first] if isinstance(first, int) and _counts(node.inputs[1], tokens, facts) else []
-    return min(rows, default=None)
-
-
-def _counts(value: ir.Value | None, tokens: ir.Value | None, facts: Facts) -> bool:
-    """Whether an index is counted: made of integers, and not of tokens; the largest of some scores is none."""
-    while value is not None:
-        dtype = facts.dtype(value)
-        if value is tokens or (dtype is not None and dtype.is_floating_point()):
-            return False
-        node = value.producer()
-        value = None if node is None or not node.inputs else node.inputs[0]
-    return True
-
-
 def encoded(specs: Sequence[AttentionSpec], facts: Facts) -> list[tuple[ir.Value, ir.Value]]:
     """Keys and values that an encoder made for each of the attentions that have no cache: inputs (b, n, positions, h)."""
     found: list[tuple[ir.Value, ir.Value]] = []
@@ -157,11 +143,13 @@ def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
     return value
 
 
-def settle(builder: Builder, attended: Sequence[Attended]) -> None:
-    """Names the parts of the buffer by layer, and gives them its length."""
+def settle(builder: Builder, attended: Sequence[Attended], states: States) -> None:
+    """Names the parts of the buffer by layer, beside states with the source's numbers, and gives them its length."""
+    has_states = states.convolutions or states.recurrences
+    numbers = template([item.site.past[0].name or "" for item in attended])[1] if has_states else ()
     parts = [
         (value, f"{where}.{layer}.{what}")
-        for layer, item in enumerate(attended)
+        for layer, item in zip(numbers or range(len(attended)), attended, strict=True)
         for where, pair in (("past_key_values", item.site.past), ("present", item.present))
         for what, value in zip(("key", "value"), pair, strict=True)
     ]
@@ -193,9 +181,10 @@ def served(
         interface.positions,
         mask,
         *pasts,
+        *(value for value, _ in (*interface.states.convolutions, *interface.states.recurrences)),
         *(value for pair in crossed for value in pair),
     }
-    heads, size = length(shared_heads(spec)), length(spec.axes.h)
+    heads, size, new = length(shared_heads(spec)), length(spec.axes.h), length(spec.axes.i)
     assert isinstance(heads, int)
     assert isinstance(size, int)
     return ServedDecoder(
@@ -218,10 +207,18 @@ def served(
         present_values=tuple(item.present[1].name or "" for item in attended),
         window=windows.pop() if len(windows) == 1 else None,
         mask_ends_anywhere=lengths.ends_anywhere(mask),
+        new_tokens=new if isinstance(new, int) else None,
+        counts_alike=interface.counts_alike,
+        convolutions=_names(interface.states.convolutions),
+        recurrences=_names(interface.states.recurrences),
         cross_keys=tuple(key.name or "" for key, _ in crossed),
         cross_values=tuple(value.name or "" for _, value in crossed),
         others=tuple(value.name or "" for value in graph.inputs if value.const_value is None and value not in known),
     )
+
+
+def _names(states: Sequence[State]) -> tuple[tuple[str, str], ...]:
+    return tuple((before.name or "", after.name or "") for before, after in states)
 
 
 def _name(value: ir.Value | None) -> str | None:

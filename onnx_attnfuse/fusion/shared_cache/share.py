@@ -225,7 +225,7 @@ class _Sharing:
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
-            settle(self._context.builder, attended)
+            settle(self._context.builder, attended, interface.states)
             decoder = self._told(served(graph.model.graph, interface, mask, attended, lengths, crossed))
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = self._check(before, loop)

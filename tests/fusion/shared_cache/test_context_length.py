@@ -12,17 +12,26 @@ from tests.support.decoders import decoder
 _BY_POSITION = "line = Gather(rows_of, position_ids) sum = Add(y1, line) logits = MatMul(sum, head)"
 _BY_SCORE = """four = Slice(y1, zeros, fours, last) count = Unsqueeze(one, zeros) best, chosen = TopK<axis=-1>(four, count)
    expert = Squeeze(chosen, last) line = Gather(rows_of, expert) sum = Add(y1, line) logits = MatMul(sum, head)"""
+_BY_COUNT = """counted = CumSum(attention_mask, one) new = Shape<start=1>(input_ids) back = Neg(new)
+   after = Slice(counted, back, large, last) line = Gather(rows_of, after) sum = Add(y1, line) logits = MatMul(sum, head)"""
+_BY_TYPE = """size = Shape(input_ids) types = Expand(none, size) line = Gather(rows_of, types) sum = Add(y1, line)
+   logits = MatMul(sum, head)"""
 _BY_TOKEN = "line = Gather(rows_of, input_ids) sum = Add(y1, line) logits = MatMul(sum, head)"
 
 
 @pytest.mark.parametrize(
     ("end", "rows", "wanted"),
-    [(_BY_POSITION, 40, 40), (_BY_SCORE, 4, None), (_BY_TOKEN, 99, None)],
-    ids=["position", "score", "token"],
+    [(_BY_POSITION, 40, 40), (_BY_COUNT, 40, 40), (_BY_SCORE, 4, None), (_BY_TYPE, 2, None), (_BY_TOKEN, 99, None)],
+    ids=["position", "count", "score", "type", "token"],
 )
 def test_only_a_table_that_is_read_by_position_tells_how_many_there_are(end: str, rows: int, wanted: int | None) -> None:
     model = decoder(end=end)
-    for name, array in {"rows_of": np.zeros((rows, 64), np.float32), "fours": np.array([4])}.items():
+    for name, array in {
+        "rows_of": np.zeros((rows, 64), np.float32),
+        "fours": np.array([4]),
+        "none": np.array(0),
+        "large": np.array([99]),
+    }.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     result = onnx_attnfuse.optimize(model, ep="cpu", cache="shared", verify="none")
     assert result.report.decoder is not None, result.report.notes
