@@ -22,6 +22,7 @@ from onnx_attnfuse.language.registry.registry import BUILT_IN
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.report.grouping import last_line
 from onnx_attnfuse.report.model import Report
+from onnx_attnfuse.report.notebook import table
 from onnx_attnfuse.transforms.decompose.report import UnfuseReport
 from onnx_attnfuse.transforms.half_precision.options import Conversion
 from onnx_attnfuse.transforms.half_precision.report import ConversionReport
@@ -66,6 +67,9 @@ class Result(_Changed[Report]):
 
     def __repr__(self) -> str:
         return f"<Result: {last_line(self.report, 'fused')}>"
+
+    def _repr_html_(self) -> str:
+        return table(self.report)
 
 
 def _chosen(options: _Options, choices: Mapping[str, Any]) -> _Options:

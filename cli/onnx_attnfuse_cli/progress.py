@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Generator
 
 from onnx_attnfuse.options import Progress
@@ -22,19 +23,14 @@ def progress_bar(*, shown: bool) -> Generator[Progress]:
     Yields:
         The callback.
     """
-    if not shown:
+    if not shown or not sys.stderr.isatty():  # rich takes FORCE_COLOR for a terminal, and logs would hold every frame
         yield _nothing
         return
     from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _nothing
-        return
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    with Bar(console=console, transient=True) as bar:
+    with Bar(console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
         def advance(step: str, done: int, total: int) -> None:

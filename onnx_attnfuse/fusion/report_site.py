@@ -13,7 +13,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.constants import attribute
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.scopes import Scope
-from onnx_attnfuse.graph.uses import label
+from onnx_attnfuse.graph.uses import label, module_of
 from onnx_attnfuse.kernels.operators import qualified
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import NodesOfRole, RoundingReport, SiteReport, Status
@@ -30,6 +30,7 @@ def unfused(candidate: Candidate, scope: Scope) -> SiteReport:
         found = SiteReport(
             label(node), scope.path, "already-fused", op=node.op_type, domain=node.domain, num_heads=heads, kv_num_heads=kv_heads
         )
+    found = dataclasses.replace(found, module=module_of(node))
     if refusal is not None:
         status: Status = "not-attention" if refusal.code == "not-attention" else found.status
         found = dataclasses.replace(found, status=status, reasons=(refusal,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -15,6 +16,16 @@ _VIEWS = REARRANGES | CASTS
 def label(node: ir.Node) -> str:
     """The name of a node for people: its own, or that of its first result where it has none."""
     return node.name or node.outputs[0].name or ""
+
+
+def module_of(node: ir.Node) -> str | None:
+    """The path of the torch module that a node was exported from, for people; None if the exporter wrote none."""
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+    if scopes is not None:
+        paths = re.findall(r"'([^']*)'", scopes)
+    else:
+        paths = [part.partition(":")[0] for part in node.metadata_props.get("namespace", "").split("/")]
+    return next(filter(None, reversed(paths[:-1])), None)  # the last one names the node itself
 
 
 def producer_of(value: ir.Value) -> ir.Node:

@@ -31,9 +31,16 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The common name of the sites: `layer.{0..11} ×12`."""
-        name = common([site.name for site in self.sites])
-        return f"{name} ×{len(self.sites)}" if len(self.sites) > 1 else name
+        """The common path of the sites' modules, or else their common name: `layer.{0..11} ×12`."""
+        if len(self.sites) == 1:
+            return f"{self.site.module} ({self.site.name})" if self.site.module else self.site.name
+        return f"{self.place} ×{len(self.sites)}"
+
+    @property
+    def place(self) -> str:
+        """The common path of the sites' modules, or else their common name."""
+        modules = [site.module for site in self.sites if site.module]
+        return common(modules if len(modules) == len(self.sites) else [site.name for site in self.sites])
 
     @property
     def operator(self) -> str:
@@ -101,7 +108,7 @@ def folded(report: Report, *, fold: bool = True) -> list[Row]:
 
 def _fold_key(site: SiteReport) -> object:
     plain = dataclasses.replace(
-        site, name="", graph=_skeleton(site.graph), layout=type(site.layout)(), verified=None, reasons=(), nodes=()
+        site, name="", module=None, graph=_skeleton(site.graph), layout=type(site.layout)(), verified=None, reasons=(), nodes=()
     )
     plain = dataclasses.replace(plain, roundings=tuple(dataclasses.replace(item, nodes=()) for item in site.roundings))
     texts = [*layouts(site), *(reason.code + str(reason) for reason in site.reasons)]

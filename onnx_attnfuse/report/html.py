@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.report import reason_codes
-from onnx_attnfuse.report.grouping import Row, common, folded, last_line, op_changes
+from onnx_attnfuse.report.grouping import Row, folded, last_line, op_changes
 from onnx_attnfuse.report.model import LaterKernel, Report, SiteReport
 from onnx_attnfuse.report.pictures.drawing import Layout, lay_out, strokes
 from onnx_attnfuse.report.pictures.model import Drawing, MaskPicture
@@ -56,7 +56,7 @@ class _Card:
 
     @property
     def name(self) -> str:
-        return common([site.name for site in self.row.sites])
+        return self.row.place
 
     @property
     def facts(self) -> list[str]:
@@ -74,6 +74,7 @@ class _Card:
             found.append(f"scale {site.scale:.4g}")
         if site.pattern:
             found.append(f"found by {site.pattern}")
+        found += [f"node {site.name}"] if site.module and len(self.row.sites) == 1 else []
         return [*found, f"graph {site.graph}"]
 
     @property

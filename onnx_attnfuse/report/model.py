@@ -122,6 +122,8 @@ class SiteReport:
     graph: str
     """Path of the graph it stands in: the main graph's name, or `If_0/then_branch`, or a function's identifier."""
     status: Status
+    module: str | None = None
+    """Path of the torch module in the source, `encoder.layer.0.attention`, as the exporter wrote it; None if it wrote none."""
     pattern: str | None = None
     """The pattern that found it, with the alternatives it took; None where nothing but steps was needed."""
     op: str | None = None
@@ -207,6 +209,11 @@ class Report(JsonReport):
     """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
     dequantised: DequantisedAttention | None = None
     """What was left out of attentions that were fused without their roundings, and what that costs; None where nothing was."""
+
+    def _repr_html_(self) -> str:
+        from onnx_attnfuse.report.notebook import table
+
+        return table(self)
 
     @property
     def attention_nodes(self) -> tuple[str, ...]:

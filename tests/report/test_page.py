@@ -137,7 +137,7 @@ def layers(count: int, *, alike: bool = True) -> Report:
     """A report as of a model of `count` layers."""
     report = report_of(next(path for path in BUNDLED if "llama" in path.name))
     sites = [
-        dataclasses.replace(report.sites[0], name=f"layer.{number}", num_heads=4 if alike else number + 1)
+        dataclasses.replace(report.sites[0], name=f"layer.{number}", module=None, num_heads=4 if alike else number + 1)
         for number in range(count)
     ]
     return dataclasses.replace(report, sites=tuple(sites), pictures=report.pictures[:1] * count)
