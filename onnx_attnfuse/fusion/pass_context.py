@@ -40,7 +40,7 @@ from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import NodesOfRole, RoundingReport, SiteReport
+from onnx_attnfuse.report.model import MixerReport, NodesOfRole, RoundingReport, SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
@@ -90,6 +90,7 @@ class Run:
         self.replaced: dict[ir.Value, ir.Value] = {}
         """Results that were replaced, in all graphs, and what by."""
         self.sites: list[SiteReport] = []
+        self.mixers: list[MixerReport] = []
         self.notes: list[str] = []
         self.pictures: list[SitePicture | None] = []
         self.widened: list[ir.Node] = []

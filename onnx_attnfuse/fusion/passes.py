@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
-from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, rounded_views
+from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -290,6 +290,12 @@ def tell_sites(graph: PassContext) -> int:
     for site in found:
         log_site(site)
     run.notes += graph.patterns.notes(found)
+    return 0
+
+
+def find_mixers(graph: PassContext) -> int:
+    """Reports the sequence mixers that are no softmax attention; those in the body of a loop belong to the loop."""
+    graph.run.mixers += mixers.found_in(graph.scope, graph.run.model.graph)
     return 0
 
 

@@ -68,6 +68,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("putting roundings back", passes.put_roundings_back, _REWRITE, None),
     Pass("putting operators on quantised numbers back", passes.put_quantised_back, _REWRITE, PassContext.to_origin),
     Pass("telling of sites", passes.tell_sites, _REWRITE, None),
+    Pass("looking for other sequence mixers", passes.find_mixers, _FIND, None),
     Pass(_ROTARY, passes.fuse_standalone_rotary, _REWRITE),
     Pass("folding constants", passes.fold_weights, _REWRITE),
     Pass("moving what only some batches need", passes.sink_into_branches, _REWRITE),
@@ -227,6 +228,7 @@ def _report(run: Run) -> Report:
         capture = capturing.told(run.model, device.provider, folded=folded, known=None if stale else known)
     return Report(
         sites=tuple(run.sites),
+        mixers=tuple(run.mixers),
         seconds=seconds,
         ops_before=before,
         ops_after=ops_after,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report import reason_codes
@@ -191,4 +191,16 @@ def last_line(report: Report, verb: str) -> str:
     }
     rest = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     taken_back = f"; {report.differing} rewrite{'s' * (report.differing != 1)} taken back" if report.differing else ""
-    return f"{line} ({rest}){taken_back}" if rest else f"{line}{taken_back}"
+    count = len(report.mixers)
+    others = f"; {count} other sequence mixer{'s' * (count != 1)} left" if count else ""
+    return f"{line} ({rest}){others}{taken_back}" if rest else f"{line}{others}{taken_back}"
+
+
+def mixer_lines(report: Report) -> Iterator[str]:
+    """A line on the sequence mixers that are no softmax attention, those that are alike together."""
+    alike: dict[str, list[str]] = {}
+    for item in report.mixers:
+        why = "; ".join(reason.message for reason in item.reasons)
+        alike.setdefault(f"{item.kind} left, {why}", []).append(item.name)
+    for line, names in alike.items():
+        yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {line}"

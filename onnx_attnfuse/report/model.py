@@ -15,6 +15,7 @@ from onnx_attnfuse.json_report import JsonReport
 from onnx_attnfuse.kernels.forecast import RefusedKernel, Speedup
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
+from onnx_attnfuse.mixers.candidates import MixerKind
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.report.reason_codes import family_name
@@ -170,12 +171,24 @@ class SiteReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class MixerReport:
+    """One sequence mixer that is no softmax attention."""
+
+    name: str
+    """The node of the source that updates its state, computes its decays, or convolves."""
+    graph: str
+    kind: MixerKind
+    reasons: tuple[Reason, ...]
+    """Why it is left."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Report(JsonReport):
     """Everything a run found, did and refused."""
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds", "ops_before", "ops_after",
-        "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "kv_cache", "dequantised", "sites",
+        "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "kv_cache", "dequantised", "sites", "mixers",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -209,6 +222,9 @@ class Report(JsonReport):
     """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
     dequantised: DequantisedAttention | None = None
     """What was left out of attentions that were fused without their roundings, and what that costs; None where nothing was."""
+
+    mixers: tuple[MixerReport, ...] = ()
+    """The sequence mixers that are no softmax attention."""
 
     def _repr_html_(self) -> str:
         from onnx_attnfuse.report.notebook import table

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from onnx_attnfuse.report import reason_codes
-from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, op_changes
+from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, mixer_lines, op_changes
 from onnx_attnfuse.report.lines import one_line
 from onnx_attnfuse.report.model import PatternReport, Report
 
@@ -42,6 +42,7 @@ class ReportText:
             yield _table(rows)
         else:
             yield from (paragraph for row in rows for paragraph in _paragraphs(row))
+        yield from map(plain, mixer_lines(self.report))
         yield from map(plain, self.report.notes)
         if self.counts:
             yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))

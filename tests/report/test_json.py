@@ -38,6 +38,7 @@ def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
         "kv_cache",
         "dequantised",
         "sites",
+        "mixers",
     ]
     assert list(found) == [*counts, *parts]
     assert [found[name] for name in counts] == [1, 2, 0, 0, 1, 1, 0, 1.235]

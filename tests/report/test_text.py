@@ -10,7 +10,7 @@ from rich.console import Console
 
 from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import CaptureReport, Layouts, Report, SiteReport
+from onnx_attnfuse.report.model import CaptureReport, Layouts, MixerReport, Report, SiteReport
 from onnx_attnfuse.report.text import ReportText
 from onnx_attnfuse.verify.verdict import Verified
 
@@ -168,6 +168,15 @@ def test_last_line_counts_sites_that_differed_apart_from_rewrites_around_them() 
         "fused 1 of 3 attention sites (2 skipped, 1 of these different when verified); 5 rewrites taken back"
     )
     assert shown(report_of(fused(1), differing=1)).splitlines()[-1] == "fused 1 of 1 attention site; 1 rewrite taken back"
+
+
+def test_other_mixers_that_are_alike_share_a_line_and_are_counted() -> None:
+    reasons = (Reason("mixer-chunked", "it is in chunks"),)
+    mixers = tuple(MixerReport(name, "main", "chunked recurrence", reasons) for name in ("sum_1", "sum_2"))
+    assert shown(report_of(fused(1), mixers=mixers)).splitlines()[-2:] == [
+        "sum_1 and 1 more: chunked recurrence left, it is in chunks",
+        "fused 1 of 1 attention site; 2 other sequence mixers left",
+    ]
 
 
 def test_a_report_without_sites_is_one_line() -> None:
