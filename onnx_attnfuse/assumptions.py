@@ -26,7 +26,7 @@ ASSUMPTIONS: Mapping[AssumptionName, str] = {
     "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
     "finite-exponentials": "exponentials do not overflow, nor all of a row vanish, where its maximum is not subtracted first",
     "kept-weights": "where weights are masked behind a softmax and divided by their sum, what is kept is not lost in rounding",
-    "padded-rows-unused": "what a decoder with a shared cache gives for padding is not used, by no other token either",
+    "padded-rows-unused": "what packed encoders and shared caches give for padding is not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
     "small-results": "the result of a product for all tokens, as logits are, has fewer than 2^31 numbers",
     "wide-subgroups": "a GPU that webgpu runs on computes 8 or more lanes of a subgroup at once",

@@ -201,6 +201,28 @@ def share_cache(graph: PassContext) -> int:
     return len(found.sites)
 
 
+def pack_rows(graph: PassContext) -> int:
+    """Removes padding around the attentions by operators of the standard, where that pays and is equal or asked for."""
+    run = graph.run
+    asked, device = run.plan_context.target == packed.NAME, run.plan_context.device
+    is_main, is_shared = graph.scope.graph is run.model.graph, graph.shared.decoder is not None
+    if "packed-rows" not in device.provider.pays or not (asked or run.plan_context.target == "auto"):
+        return 0
+    run.plan_context = dataclasses.replace(run.plan_context, target="auto")
+    if not is_main or is_shared or run.options.dequantise_attention or not graph.candidates:
+        return 0
+    from onnx_attnfuse.fusion.packing.rows import pack_rows as pack
+
+    fuser = graph.new_site_fuser()
+    count, notes = pack(fuser, graph.candidates, run.plan_context, asked=asked)
+    run.notes += notes
+    if count:
+        graph.scope.graph.sort()
+        found = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
+        graph.candidates = [item.called(graph.quantised.names) for item in found]
+    return count
+
+
 def pack_attention(graph: PassContext) -> int:
     """Packs what can be packed, where that is asked for."""
     run = graph.run

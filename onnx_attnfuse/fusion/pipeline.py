@@ -62,6 +62,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("switching kernels off", passes.switch_kernels, undo=None, once=True),
     Pass("drawing what is there", passes.draw, undo=None),
     Pass("sharing the buffer of the cache", passes.share_cache, _REWRITE),
+    Pass("packing what stands around attentions", passes.pack_rows, _REWRITE),
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
     Pass("putting patterns back", passes.put_patterns_back, _REWRITE, PassContext.to_origin),

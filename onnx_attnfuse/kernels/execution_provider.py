@@ -46,12 +46,14 @@ Paying: TypeAlias = Literal[
     "split-products",
     "any-by-sum",
     "whole-rotations",
+    "packed-rows",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for
 each of its operands in the place of one that they would be cut out of; queries, keys and values handed to GroupQueryAttention as
 one tensor where they are pieces of one, and one product of theirs where each has its own; tables of cosines and sines for all
 positions, of which a decoder with a shared cache takes rows; ai.onnx Attention where heads share keys and values, even if that
-takes a newer opset; roundings of operands before their views, which operators then take in."""
+takes a newer opset; roundings of operands before their views, which operators then take in; products and norms
+of the tokens alone that are no padding, by operators of the standard."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 SPELLED_OUT = "SpelledOut"

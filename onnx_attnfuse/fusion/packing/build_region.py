@@ -11,21 +11,17 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Factor
-from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, UnpadRows, UnpadTokens
+from onnx_attnfuse.fusion.packing.forms import AttentionForm
+from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, UnpadRows
 from onnx_attnfuse.fusion.packing.region import Item, Region, Site, anchor
-from onnx_attnfuse.fusion.packing.token_axes import Marks, count_of, others
+from onnx_attnfuse.fusion.packing.token_axes import Marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_tensor
-from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.sweep import take_back
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.targets.base import BuildContext
-from onnx_attnfuse.targets.packed import PackedResult, attend
-from onnx_attnfuse.targets.padding import KeyPadding
 from onnx_attnfuse.verify.verdict import Verified
 
 _MAX_SCALAR_LIKE_ELEMENTS = 16
@@ -39,49 +35,36 @@ class PackedRegion:
     region: Region
     restored: dict[ir.Value, ir.Value]
     """The value, padding restored, that takes the place of each exit of the region."""
-    attended: dict[Site, PackedResult]
+    form: AttentionForm
     verified: dict[Site, Verified | None]
-    exact: ir.Value
-    """One truth value: the batch is padded on the right, with a key in every entry."""
     added: frozenset[ir.Node]
     """The nodes that were built."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RegionContext:
-    """Everything a region is built with: the graph, the verifier, and the padding of its batch."""
-
-    graph: GraphContext
-    context: BuildContext
-    padding: KeyPadding
-    exact: ir.Value
-    """One truth value, see `PackedRegion`."""
-
-
-def build_region(region: Region, region_context: RegionContext) -> PackedRegion:
+def build_region(region: Region, form: AttentionForm, graph: GraphContext) -> PackedRegion:
     """Builds a region, inside a rewrite.
 
     Raises:
         Refused: An item is not equal on packed tokens.
     """
-    return _RegionBuilder(region, region_context).go()
+    return _RegionBuilder(region, form, graph).go()
 
 
 class _RegionBuilder:
-    def __init__(self, region: Region, region_context: RegionContext) -> None:
+    def __init__(self, region: Region, form: AttentionForm, graph: GraphContext) -> None:
         self._region = region
-        self._region_context = region_context
-        self._builder = region_context.graph.builder
-        self._pad_unpad = UnpadTokens(self._builder, region.tokens, region_context.padding.lengths())
+        self._form = form
+        self._graph = graph
+        self._builder = graph.builder
+        self._pad_unpad = form.pad_unpad()
         self._packed: dict[ir.Value, ir.Value] = {}
-        self._attended: dict[Site, PackedResult] = {}
         self._verified: dict[Site, Verified | None] = {}
-        self._trials: list[ir.Value] = []
-        """What was built for the judge only."""
 
     def go(self) -> PackedRegion:
+        builder = self._builder
+        nodes, constants = len(builder.added), len(builder.constants)
         verdicts = [self._judged(item) for item in self._region.items]
-        self._forget_trials()
+        self._forget_trials(nodes, constants)
         for item, verdict in zip(self._region.items, verdicts, strict=True):
             self._builder.at(anchor(item))
             for value, marks in _operands(item):
@@ -90,36 +73,25 @@ class _RegionBuilder:
             operands = [self._packed[value] for value, _ in _operands(item)]
             if isinstance(item, Site):
                 self._verified[item] = verdict
-                self._attended[item] = self._attend(item, operands, self._pad_unpad)
-                self._packed[item.result.value] = self._attended[item].value
+                self._packed[item.result.value] = self._form.attend(item, operands, self._pad_unpad)
             else:
                 self._packed.update(zip(item.node.outputs, _built(item, operands, self._builder), strict=False))
         restored = {value: self._restored(value, marks) for value, marks in self._region.exits.items()}
         added = frozenset(self._builder.added)
-        return PackedRegion(self._region, restored, self._attended, self._verified, self._region_context.exact, added)
+        return PackedRegion(self._region, restored, self._form, self._verified, added)
 
     def _restored(self, value: ir.Value, marks: Marks) -> ir.Value:
         node = producer_of(value)
         self._builder.at(node)
         return self._pad_unpad.pad(self._packed[value], value, marks)
 
-    def _forget_trials(self) -> None:
-        """Removes what was built for the judge, so that its names are free again."""
-        sweep(self._trials)
+    def _forget_trials(self, nodes: int, constants: int) -> None:
+        """Removes what was built for the judge, that is all but so many nodes and constants; their names are free again."""
         builder = self._builder
-        removed = [node for node in builder.added if node.graph is None]
-        builder.names.difference_update(name for node in removed for name in (node.name, *_names(node)) if name is not None)
-        builder.added = [node for node in builder.added if node.graph is not None]
-
-    def _attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: UnpadTokens) -> PackedResult:
-        packed_tokens = Factor(count_of(operands[0], self._builder.facts))
-        indexed = [
-            IndexedValue(operand, ((packed_tokens,), *others(marks, source.indexed.refined().axes)))
-            for operand, marks, source in zip(operands, site.operands, site.chosen, strict=True)
-        ]
-        assert pad_unpad.packing is not None
-        wanted: Axes = others(site.marks, site.result.axes)
-        return attend(self._region_context.context, site.spec, site.meaning, site.chosen, indexed, pad_unpad.packing, wanted)
+        trials = builder.added[nodes:]
+        take_back(trials, builder.constants[constants:])
+        builder.names.difference_update(name for node in trials for name in (node.name, *_names(node)) if name is not None)
+        del builder.added[nodes:], builder.constants[constants:]
 
     def _judged(self, item: Item) -> Verified | None:
         """Has an item judged by itself.
@@ -127,20 +99,19 @@ class _RegionBuilder:
         Raises:
             Refused: It differs, or could not be shown equal.
         """
-        if self._region_context.graph.verifier.level == "none":
+        if self._graph.verifier.level == "none":
             return None
         self._builder.at(anchor(item))
-        keep = self._region_context.padding.keep
-        pad_unpad: PadUnpad = UnpadRows(self._builder, self._region.tokens, keep)
-        given = None
+        keep, given = self._form.keep, None
+        pad_unpad: PadUnpad
         compute: Callable[[Sequence[ir.Value]], Sequence[ir.Value]]
         if isinstance(item, Site):
-            site, inside = item, UnpadTokens(self._builder, self._region.tokens, self._region_context.padding.lengths())
-            pad_unpad, given = inside, self._region_context.exact
-            compute = lambda operands: [self._attend(site, operands, inside).value]  # noqa: E731 - one of two
+            site, inside = item, self._form.pad_unpad()
+            pad_unpad, given = inside, self._form.given
+            compute = lambda operands: [self._form.attend(site, operands, inside)]  # noqa: E731 - one of two
             outputs = [(item.result.value, item.marks)]
         else:
-            step = item
+            step, pad_unpad = item, UnpadRows(self._builder, self._region.tokens, keep)
             compute = lambda operands: _built(step, operands, self._builder)  # noqa: E731 - the other
             outputs = list(zip(item.node.outputs, item.outputs, strict=False))
         news = compute([pad_unpad.unpad(value, marks) for value, marks in _operands(item)])
@@ -149,10 +120,9 @@ class _RegionBuilder:
             for (old, marks), new in zip(outputs, news, strict=False)
         ]
         frontier = [value for value, _ in _operands(item)] + _weights(item)
-        self._trials += [value for pair in pairs for value in pair]
         try:
             name = anchor(item).name or ""
-            return self._region_context.graph.verify(pairs, frontier, name, given)
+            return self._graph.verify(pairs, frontier, name, given)
         except Refused as refused:
             reason = refused.reason
             raise Refused(reason.code, f"on packed tokens: {reason.message}", anchor(item).name) from refused

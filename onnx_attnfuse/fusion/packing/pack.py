@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.packing.packer import Packer
-from onnx_attnfuse.fusion.packing.report import note, packed_params, packed_report
+from onnx_attnfuse.fusion.packing.packer import OperatorPacker
+from onnx_attnfuse.fusion.packing.report import attended_in, note, packed_params, packed_report
 from onnx_attnfuse.fusion.plan import PlanContext
 from onnx_attnfuse.fusion.plan_policy import refuse_packed
 from onnx_attnfuse.fusion.report_site import unfused
@@ -30,7 +30,7 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
     scope = fuser.graph.scope
     if scope.graph is not fuser.graph.model.graph and isinstance(scope.graph, ir.Graph):
         return [fuser.fuse(candidate, usual) for candidate in candidates], []
-    packer = Packer(fuser.graph, fuser.context, plan_context)
+    packer = OperatorPacker(fuser.graph, fuser.context, plan_context)
     found = [unfused(candidate, scope) for candidate in candidates]
     wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
     for place, candidate in enumerate(candidates):
@@ -49,7 +49,8 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
     notes: list[str] = []
     for packed_region in packer.build_region(list(wanted.values()), [item.node for item in candidates]):
         others: dict[int, SiteReport] = {}
-        notes.append(note(packed_region.region, assumed=packer.is_assumed))
+        where = "assumed on the right" if packer.is_assumed else "where it is on the right"
+        notes.append(note(packed_region.region, f", {where},"))
         if packer.is_assumed:
             packer.connect(packed_region)
         else:
@@ -59,7 +60,7 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
         for site in packed_region.region.sites:
             place = places[id(site.spec)]
             found[place] = packed_report(found[place], packed_region, site, plan_context, others.get(place))
-            _draw(fuser, candidates[place], packed_region.attended.get(site))
+            _draw(fuser, candidates[place], attended_in(packed_region).get(site))
         fuser.unsorted = True
     for place, (spec, _) in wanted.items():
         reason = packer.reasons.get(id(spec))

@@ -1,12 +1,13 @@
 """All attentions of one graph on packed tokens, those with the same padding together.
 
-packer = Packer(graph, context, plan_context)
+packer = OperatorPacker(graph, context, plan_context)
 regions = packer.build_region(wanted)   # beside the graph; what is refused is in packer.reasons
 packer.connect(region)                  # in place of the graph, or packer.fork(region, ...) behind a test
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,8 +20,9 @@ from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.commit import inner_values
-from onnx_attnfuse.fusion.packing.build_region import PackedRegion, RegionContext, build_region
-from onnx_attnfuse.fusion.packing.padding_rows import check_padding_rows
+from onnx_attnfuse.fusion.packing.build_region import PackedRegion, build_region
+from onnx_attnfuse.fusion.packing.forms import AttentionForm, OperatorForm
+from onnx_attnfuse.fusion.packing.padding_rows import Around, read_padding_rows
 from onnx_attnfuse.fusion.packing.region import Region, Site, SiteRefused, grow, read_site
 from onnx_attnfuse.fusion.packing.token_axes import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext
@@ -47,8 +49,11 @@ class _Group:
     """The nodes and initializers that were built for it."""
 
 
-class Packer:
+class Packer(abc.ABC):
     """Packs one graph."""
+
+    takes_rotated = False
+    """Whether what rotates queries and keys may belong to the attention."""
 
     def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext) -> None:
         self._graph = graph
@@ -57,10 +62,17 @@ class Packer:
         self.reasons: dict[int, Reason] = {}
         """Why attentions are not packed, by identity of what they mean."""
 
-    @property
-    def is_assumed(self) -> bool:
-        """Whether padding may be assumed on the right without a test."""
-        return "right_padded" in self._plan_context.assumed
+    @abc.abstractmethod
+    def refuse(self, spec: AttentionSpec, meaning: Meaning) -> Reason | None:
+        """Why an attention cannot be packed, or None if it can, by itself."""
+
+    @abc.abstractmethod
+    def form(self, padding: KeyPadding, region: Region, around: Around) -> AttentionForm:
+        """How attention is computed in a region.
+
+        Raises:
+            Refused: What reads the region, or its rows of padding, forbids it.
+        """
 
     def build_region(
         self, wanted: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
@@ -71,25 +83,21 @@ class Packer:
             wanted: The attentions that were understood.
             attentions: A node of each attention of the graph.
         """
+        around = Around(tuple(wanted), tuple(attentions), self._graph.scope.graph)
         for group in self._groups(wanted):
-            packed_region = self._packed_region(group, wanted, attentions)
+            packed_region = self._packed_region(group, around)
             if packed_region is not None:
                 yield packed_region
 
     def _groups(self, wanted: Sequence[tuple[AttentionSpec, Meaning]]) -> list[_Group]:
         groups: dict[object, _Group] = {}
         for spec, meaning in wanted:
-            reason = packed.refuse(spec, meaning, self._context)
-            if reason is None and not (self.is_assumed or self._plan_context.may_test):
-                reason = Reason(
-                    "not-every-batch",
-                    "packed is exact for padding on the right only, and --padding exact allows no run-time check",
-                )
+            reason = self.refuse(spec, meaning)
             if reason is not None:
                 self.reasons[id(spec)] = reason
                 continue
             with self._graph.rewrite(anchor_of(spec), _PACKING, spec.name) as edit:
-                site = read_site(spec, meaning)
+                site = read_site(spec, meaning, rotated=self.takes_rotated)
                 padding = read_padding(spec, meaning, self._context)
                 _check_padding(padding, meaning)
                 key = _padding_key(padding, meaning), length(spec.axes.b), length(spec.axes.i)
@@ -100,9 +108,7 @@ class Packer:
                 self.reasons[id(spec)] = edit.reason
         return list(groups.values())
 
-    def _packed_region(
-        self, group: _Group, others: Sequence[tuple[AttentionSpec, Meaning]], attentions: Sequence[ir.Node]
-    ) -> PackedRegion | None:
+    def _packed_region(self, group: _Group, around: Around) -> PackedRegion | None:
         """Builds a group, or notes why not."""
         first = group.sites[0].spec
         with self._graph.rewrite(anchor_of(first), _PACKING, first.name) as edit:
@@ -110,25 +116,15 @@ class Packer:
             scope = self._graph.scope
             tokens = Tokens(scope.facts, length(first.axes.b), length(first.axes.i), scope.opset)
             region = self._grown(group.sites, tokens)
-            check_padding_rows(region, others, attentions, self._graph.scope.graph)
-            built = self._built(group, region)
+            inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))}
+            check_shapes(list(inner - region.exits.keys()), self._context.builder)
+            self._context.builder.at(anchor_of(first))
+            built = build_region(region, self.form(group.padding, region, around), self._graph)
             edit.keep()
             return built
         assert edit.reason is not None
         self.reasons.update(dict.fromkeys((id(site.spec) for site in group.sites), edit.reason))
         return None
-
-    def _built(self, group: _Group, region: Region) -> PackedRegion:
-        """Builds a group.
-
-        Raises:
-            Refused: It is not equal, or the shape of something inside cannot be told otherwise.
-        """
-        inner = {*region.inner, *(value for site in region.sites for value in inner_values(site.spec))} - region.exits.keys()
-        check_shapes(list(inner), self._context.builder)
-        self._context.builder.at(anchor_of(region.sites[0].spec))
-        exact = group.padding.exact("right_padded")
-        return build_region(region, RegionContext(self._graph, self._context, group.padding, exact))
 
     def _grown(self, sites: list[Site], tokens: Tokens) -> Region:
         """The region around as many of `sites` as are of a sequence with itself.
@@ -153,7 +149,35 @@ class Packer:
         for old, new in packed_region.restored.items():
             asking = [node for node, _ in old.uses() if node.op_type in ASKS_SHAPE and node not in packed_region.added]
             connect(old, new, builder, [*packed_region.region.readers[old], *asking])
-        sweep([packed_region.exact, *reversed(packed_region.region.inner), *packed_region.restored])
+        sweep([packed_region.form.given, *reversed(packed_region.region.inner), *packed_region.restored])
+
+    def _answer(self, region: Region) -> None:
+        """Whoever asks for the shape of an inner value gets it from elsewhere."""
+        builder = self._context.builder
+        for value in _inner(region):
+            answer_shapes(value, builder)
+
+
+class OperatorPacker(Packer):
+    """Packs attentions by PackedMultiHeadAttention."""
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether padding may be assumed on the right without a test."""
+        return "right_padded" in self._plan_context.assumed
+
+    def refuse(self, spec: AttentionSpec, meaning: Meaning) -> Reason | None:
+        """Why an attention cannot be packed, or None if it can, by itself."""
+        reason = packed.refuse(spec, meaning, self._context)
+        if reason is None and not (self.is_assumed or self._plan_context.may_test):
+            message = "packed is exact for padding on the right only, and --padding exact allows no run-time check"
+            return Reason("not-every-batch", message)
+        return reason
+
+    def form(self, padding: KeyPadding, region: Region, around: Around) -> AttentionForm:
+        """The form of a region; see `Packer.form`."""
+        read_padding_rows(region, around)
+        return OperatorForm(region.tokens, self._context, padding)
 
     def fork(self, packed_region: PackedRegion, guards: Guards, moved: Mapping[ir.Value, ir.Value]) -> None:
         """Takes packed values where padding is on the right, else the old ones.
@@ -168,15 +192,10 @@ class Packer:
         last = next(reversed(list(builder.graph)))
         builder.at(last)
         olds = [moved.get(old, old) for old in packed_region.restored]
-        chosen = guards.fork(packed_region.exact, list(packed_region.restored.values()), olds)
+        assert packed_region.form.given is not None
+        chosen = guards.fork(packed_region.form.given, list(packed_region.restored.values()), olds)
         for old, other, new in zip(packed_region.restored, olds, chosen, strict=True):
             connect(other, new, builder, packed_region.region.readers[old])
-
-    def _answer(self, region: Region) -> None:
-        """Whoever asks for the shape of an inner value gets it from elsewhere."""
-        builder = self._context.builder
-        for value in _inner(region):
-            answer_shapes(value, builder)
 
 
 def _padding_key(padding: KeyPadding, meaning: Meaning) -> object:

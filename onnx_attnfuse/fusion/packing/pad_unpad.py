@@ -1,7 +1,7 @@
 """Unpad and pad: tokens into packed form and back, by ONNX Runtime's operators, or, for the verifier, by those of the standard.
 
-The two do the same. RemovePadding wants padding on the right, and nothing but a GPU runs it; what computes every token by itself
-is verified with rows taken out and put back by plain operators, which any runtime has.
+The two do the same. RemovePadding wants padding on the right, and nothing but a GPU runs it. Plain operators take any padding and
+any runtime has them; what computes every token by itself is always verified with those.
 """
 
 from __future__ import annotations
@@ -131,19 +131,43 @@ class UnpadTokens(PadUnpad):
 
 
 class UnpadRows(PadUnpad):
-    """By taking rows out and putting them back."""
+    """By taking rows out and putting them back, with operators of the standard; any padding will do."""
 
     def __init__(self, builder: Builder, tokens: Tokens, keep: ir.Value) -> None:
         super().__init__(builder, tokens)
         self._keep = builder.reshape(keep, [tokens.batch * tokens.length])
+        found = builder.node("NonZero", [self._keep], dtype=_INDEX)
+        builder.facts.record(found, [1, builder.facts.fresh(found, 1)], _INDEX)
+        self._rows = builder.transpose(found, [1, 0])
+        self._count = count_of(self._rows, builder.facts)
+
+    def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
+        """A packed value as `like` is laid out, with copies of tokens at the places of padding."""
+        build, dims = self.builder, self.builder.facts.dims(like)
+        assert dims is not None
+        axes, batch, rows = as_axes(marks, dims, self.tokens)
+        shape = [self.tokens.batch, self.tokens.length, *others(marks, dims)]
+        dtype = build.facts.dtype(packed)
+        gathered = build.node("Gather", [packed, self._nearest()], {"axis": 0}, dims=shape, dtype=dtype)
+        return arrange(build, IndexedValue(gathered, ((batch,), (rows,), *others(marks, axes))), axes)
+
+    def _nearest(self) -> ir.Value:
+        """(b, s): the packed token of each place, at places of padding the one before it."""
+        build, whole = self.builder, [self.tokens.batch * self.tokens.length]
+        counted = [build.cast(self._keep, _INDEX), build.constant(np.asarray(0))]
+        running = build.node("CumSum", counted, dims=whole, dtype=_INDEX)
+        before = build.elementwise("Sub", [running, build.constant([1])], _INDEX)
+        return build.reshape(
+            build.elementwise("Max", [before, build.constant([0])], _INDEX), [self.tokens.batch, self.tokens.length]
+        )
 
     def _removed(self, value: ir.Value) -> ir.Value:
         build, dims = self.builder, self.builder.facts.dims(value)
         assert dims is not None
         rows = build.reshape(value, [self.tokens.batch * self.tokens.length, dims[2]])
-        removed = build.node("Compress", [rows, self._keep], {"axis": 0}, dtype=build.facts.dtype(value), hint="attnfuse/rows")
-        build.facts.record(removed, [build.facts.fresh(removed, 0), dims[2]], build.facts.dtype(value))
-        return removed
+        index = build.reshape(self._rows, [self._count])
+        shape = [self._count, dims[2]]
+        return build.node("Gather", [rows, index], {"axis": 0}, dims=shape, dtype=build.facts.dtype(value))
 
     def _restored(self, packed: ir.Value) -> ir.Value:
         build, dims, dtype = self.builder, self.builder.facts.dims(packed), self.builder.facts.dtype(packed)
@@ -151,6 +175,5 @@ class UnpadRows(PadUnpad):
         assert dtype is not None
         shape = [self.tokens.batch * self.tokens.length, dims[1]]
         zeros = build.expand(build.constant(np.zeros((1, 1), dtype.numpy()), "attnfuse/zero"), shape, [True, True])
-        found = build.node("NonZero", [self._keep], dims=[1, dims[0]], dtype=_INDEX)
-        rows = build.node("ScatterND", [zeros, build.transpose(found, [1, 0]), packed], dims=shape, dtype=dtype)
+        rows = build.node("ScatterND", [zeros, self._rows, packed], dims=shape, dtype=dtype)
         return build.reshape(rows, [self.tokens.batch, self.tokens.length, dims[1]])

@@ -1,59 +1,97 @@
-"""Check that padding rows, which are 0 once padding was restored, reach no other token.
+"""Where rows of padding, which are 0 once padding was restored, reach: other tokens, outputs, or nothing.
 
-Tokens may be computed one by one, chosen by their first position, be keys under the mask of another attention, or be pooled. What
-mixes them and gives tokens again, as a convolution does, gives other numbers beside padding than the source, and is refused.
+Tokens may be computed one by one, chosen by their first position, multiplied by their mask, be keys under the mask of another
+attention, or be pooled. What mixes them and gives tokens again, as a convolution does, gives other numbers beside padding than
+the source, and is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.masks.predicates import Padding
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.packing.masked_rows import MaskedRows
 from onnx_attnfuse.fusion.packing.region import Region, below, users
 from onnx_attnfuse.fusion.packing.token_axes import Marks, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
 from onnx_attnfuse.graph.constants import attribute, constant_array, is_standard
-from onnx_attnfuse.reasons import Refused
+from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.reasons import Reason, Refused
 
 _Other = tuple[AttentionSpec, Meaning]
 
 
-def check_padding_rows(
-    region: Region, others: Iterable[_Other], attentions: Iterable[ir.Node], graph: ir.Graph | ir.Function
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Around:
+    """The graph of a region."""
+
+    understood: tuple[_Other, ...]
+    """All attentions that were understood."""
+    attentions: tuple[ir.Node, ...]
+    """A node of each attention."""
+    graph: ir.Graph | ir.Function
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """What rows of padding may reach."""
+
+    takes_first: bool
+    """The first position of entries is read, whether it is padding or not."""
+    output: Reason | None
+    """Why an output may depend on rows of padding; None: none does."""
+
+
+def read_padding_rows(region: Region, around: Around, masked_rows: MaskedRows | None = None) -> Reached:
     """Looks at what reads the restored values.
 
     Args:
         region: What is packed.
-        others: All attentions of the graph that were understood.
-        attentions: A node of each attention of the graph.
-        graph: The graph.
+        around: Its graph.
+        masked_rows: Tells what is 0 in rows of padding; None: nothing is known to be.
 
     Raises:
         Refused: Something mixes positions, and tokens or an attention follow.
     """
     inside = {id(site.spec) for site in region.sites}
-    masked = {node: other for other in others if id(other[0]) not in inside for node in _path(other[0])}
+    masked = {node: other for other in around.understood if id(other[0]) not in inside for node in _path(other[0])}
     pending = [(node, value, marks) for value, marks in region.exits.items() for node in region.readers[value]]
     seen: set[tuple[ir.Node, ir.Value]] = set()
     by_token, mixing = set[ir.Node](), set[ir.Node]()
+    outputs = [value for value in region.exits if value.is_graph_output()]
+    takes_first = False
     while pending:
         node, value, marks = pending.pop()
         if (node, value) in seen:
             continue
         seen.add((node, value))
+        if masked_rows is not None and masked_rows.forgets(node, value, marks):
+            continue
+        if _takes_first(node, marks, region):
+            takes_first = True
+            continue
         found = _results(node, value, marks, region, masked.get(node))
         (mixing if found is None else by_token).add(node)
         pending += [(user, output, own) for output, own in found or () for user in users(output)]
-    later = {value for node in (*by_token, *attentions) for value in (*node.inputs, *node.outputs) if value is not None}
+        outputs += [output for output, _ in found or () if output.is_graph_output()]
+    later = {value for node in (*by_token, *around.attentions) for value in (*node.inputs, *node.outputs) if value is not None}
     for node in mixing:
-        if not later.isdisjoint(below(node.outputs, graph)):
+        if not later.isdisjoint(below(node.outputs, around.graph)):
             raise Refused("operator-between", f"{node.op_type} mixes positions, and tokens follow", node.name)
+    return Reached(takes_first, _reaching(outputs, mixing, [node for node in by_token if node in masked]))
+
+
+def _reaching(outputs: list[ir.Value], mixing: set[ir.Node], attentions: list[ir.Node]) -> Reason | None:
+    """Why an output may depend on rows of padding."""
+    if outputs:
+        return Reason("padding-returned", f"the output '{outputs[0].name}' has rows of padding")
+    node = next(iter(sorted((*mixing, *attentions), key=lambda node: node.name or "")), None)
+    return None if node is None else Reason("padding-returned", f"{node.op_type} may read rows of padding", node.name)
 
 
 def _path(spec: AttentionSpec) -> list[ir.Node]:
@@ -73,16 +111,17 @@ def _results(
         if own is None or not any(isinstance(item, Padding) for item in meaning.predicates):
             return None
         return [(indexed.value, own)] if region.tokens.is_full(indexed.value, own) else []
-    if _takes_first(node, marks):
-        return []
     step = read_step(node, value, marks, region.tokens)
     return list(zip(node.outputs, step.outputs, strict=False)) if isinstance(step, Step) else None
 
 
-def _takes_first(node: ir.Node, marks: Marks) -> bool:
-    """Whether a node takes the first position, which is never padding."""
-    if not is_standard(node, "Gather"):
-        return False
-    index = constant_array(node.inputs[1])
-    axis: int = attribute(node, "axis", 0)
-    return index is not None and not index.any() and marks[axis % len(marks)] == "s"
+def _takes_first(node: ir.Node, marks: Marks, region: Region) -> bool:
+    """Whether a node takes the first position."""
+    if is_standard(node, "Gather"):
+        index = constant_array(node.inputs[1])
+        axis: int = attribute(node, "axis", 0)
+        return index is not None and not index.any() and marks[axis % len(marks)] == "s"
+    if is_standard(node, "Slice"):
+        bounds = slice_bounds(node, len(marks), region.tokens.facts)
+        return bounds is not None and any(marks[axis] == "s" and bound[:2] == (0, 1) for axis, bound in bounds.items())
+    return False

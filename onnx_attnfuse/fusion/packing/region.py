@@ -72,8 +72,13 @@ class SiteRefused(Exception):
         self.reason = reason
 
 
-def read_site(spec: AttentionSpec, meaning: Meaning) -> Site:
+def read_site(spec: AttentionSpec, meaning: Meaning, *, rotated: bool) -> Site:
     """An attention with its operands as tokens.
+
+    Args:
+        spec: The attention.
+        meaning: Its mask.
+        rotated: What rotates queries and keys may belong to the attention; if not it is computed token by token, or not at all.
 
     Raises:
         Refused: An operand or the result is laid out so that tokens are mixed with something else.
@@ -82,7 +87,7 @@ def read_site(spec: AttentionSpec, meaning: Meaning) -> Site:
     chosen: list[Source] = []
     marks: list[Marks] = []
     for operand, rows, channels in zip(spec.operands(), (axes.i, axes.j, axes.j), (axes.h, axes.h, axes.v), strict=True):
-        plain = [source for source in operand if source.rotary is None]  # rotations are computed token by token, or not at all
+        plain = [source for source in operand if rotated or source.rotary is None]
         fitting = [source for source in plain if read_marks(source.indexed.axes, axes.b, rows) is not None]
         if not fitting:
             raise Refused("layout", f"'{operand[0].indexed.value.name}' is not laid out by tokens")

@@ -7,6 +7,7 @@ import dataclasses
 from onnx_attnfuse.attention.masks.classify import Meaning
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.packing.build_region import PackedRegion
+from onnx_attnfuse.fusion.packing.forms import OperatorForm
 from onnx_attnfuse.fusion.packing.region import Region, Site
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
@@ -16,10 +17,16 @@ from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import multi_head_attention, packed
 from onnx_attnfuse.targets.base import MaskEncoding
+from onnx_attnfuse.targets.packed import PackedResult
 
 _WHEN = "padding is on the right"
 _MAX_LISTED_NAMES = 3
 _SHAPE_ONLY = Reason("shape-used", "only the shape of its result is used, which packing does not need")
+
+
+def attended_in(packed_region: PackedRegion) -> dict[Site, PackedResult]:
+    """The operators that attentions of a region became."""
+    return packed_region.form.attended if isinstance(packed_region.form, OperatorForm) else {}
 
 
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
@@ -40,7 +47,7 @@ def packed_report(
         plan_context: What it was planned for.
         usual: What computes it where padding is not on the right; None if it is taken to be.
     """
-    attended = packed_region.attended.get(site)
+    attended = attended_in(packed_region).get(site)
     if attended is None:
         return usual or dataclasses.replace(found, reasons=(_SHAPE_ONLY,))
     form = "packed + attention_bias" if site.meaning.biases else "packed"
@@ -60,12 +67,11 @@ def packed_report(
     )
 
 
-def note(region: Region, *, assumed: bool) -> str:
+def note(region: Region, where: str) -> str:
     """A line on what is packed together, its values still called as they are in the source."""
     removed = _listed(sorted(value.name or "" for value in region.entries))
     restored = _listed(sorted(value.name or "" for value in region.exits))
-    where = "assumed on the right" if assumed else "where it is on the right"
-    what = f"padding, {where}, is removed from {removed} and restored as 0 in {restored}"
+    what = f"padding{where} is removed from {removed} and restored as 0 in {restored}"
     readers = sorted({node.op_type for found in region.readers.values() for node in found})
     return f"{what}, which {_listed(readers)} reads" if readers else what
 

@@ -91,6 +91,7 @@ PROVIDER = ExecutionProvider(
             "roundings-first",
             "experts",
             "single-experts",
+            "packed-rows",
         ]
     ),
     switching=Switching(

@@ -14,6 +14,7 @@ from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.masks.predicates import Other, Padding
 from onnx_attnfuse.attention.masks.rounded_sums import lowest_sum
+from onnx_attnfuse.attention.masks.visible_diagonal import rows_see_themselves
 from onnx_attnfuse.attention.spec import Added, AttentionSpec, Replaced, mask_values
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.policy import Policy
@@ -24,7 +25,6 @@ from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
-from onnx_attnfuse.training.pytorch.visible_diagonal import rows_see_themselves
 
 Form = Literal["none", "causal", "kept", "bias", "rule"]
 """How a mask is handed over: not at all, by the argument `is_causal`, as truth values, as numbers, as a rule of flex

@@ -24,15 +24,24 @@ from onnx_attnfuse.attention.masks.expression import (
     negation,
     scaled,
 )
+from onnx_attnfuse.attention.masks.fully_masked import implied
 from onnx_attnfuse.attention.spec import AttentionSpec
 
 
-def rows_see_themselves(allowed: Expression, spec: AttentionSpec) -> bool:
-    """Whether key i is certainly seen in row i, of as many keys as rows."""
+def rows_see_themselves(allowed: Expression, spec: AttentionSpec, given: Expression = TRUE) -> bool:
+    """Whether key i is certainly seen in row i, of as many keys as rows.
+
+    Args:
+        allowed: Where a key is seen.
+        spec: The attention.
+        given: What holds of key i anyway.
+    """
     rows, keys = leaves(spec.query_axis), leaves(spec.key_axis)
     if [leaf.size for leaf in rows] != [leaf.size for leaf in keys]:
         return False
-    return _substituted(allowed, dict(zip(keys, rows, strict=True))) == TRUE
+    places = dict(zip(keys, rows, strict=True))
+    seen = _substituted(allowed, places)
+    return seen == TRUE or implied(_substituted(given, places), seen)
 
 
 def _substituted(part: Expression, places: dict[Factor, Factor]) -> Expression:

@@ -1,0 +1,156 @@
+"""Packing by operators of the standard: only rows that are kept go through products, norms and MLPs.
+
+Kept are tokens, all of an entry that has none, and the first position where it is read. Attentions get rows by a Gather and stay
+what they are, so any mask, bias and window is possible. An output that depends on no row of padding is equal for every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.axes.factors import length
+from onnx_attnfuse.attention.masks.classify import Meaning, understand
+from onnx_attnfuse.attention.masks.expression import conjunction
+from onnx_attnfuse.attention.masks.index_reader import Reader
+from onnx_attnfuse.attention.masks.predicates import Padding
+from onnx_attnfuse.attention.masks.traverse import index_factors
+from onnx_attnfuse.attention.masks.visible_diagonal import rows_see_themselves
+from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.packing.build_region import PackedRegion
+from onnx_attnfuse.fusion.packing.forms import AttentionForm, RowsForm, own_nodes
+from onnx_attnfuse.fusion.packing.masked_rows import MaskedRows
+from onnx_attnfuse.fusion.packing.packer import Packer
+from onnx_attnfuse.fusion.packing.padding_rows import Around, read_padding_rows
+from onnx_attnfuse.fusion.packing.region import Region
+from onnx_attnfuse.fusion.packing.report import note
+from onnx_attnfuse.fusion.plan import PlanContext
+from onnx_attnfuse.fusion.site import SiteFuser
+from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.edit import answer_needless, check_shapes
+from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.reasons import Reason, Refused
+from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.padding import KeyPadding
+
+_TRUTH = ir.DataType.BOOL
+
+
+def pack_rows(
+    fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, *, asked: bool
+) -> tuple[int, list[str]]:
+    """Packs what stands around the attentions of one graph; returns how many attentions, and lines on what was done.
+
+    Args:
+        fuser: What is fused with afterwards.
+        candidates: The attentions.
+        plan_context: What they are planned for.
+        asked: Rows of padding may come out as 0, and refusals are reported.
+    """
+    packer = RowsPacker(fuser.graph, fuser.context, plan_context, asked=asked)
+    wanted: list[tuple[AttentionSpec, Meaning]] = []
+    for candidate in candidates:
+        if candidate.spec is not None:
+            fuser.context.builder.at(anchor_of(candidate.spec))
+            meaning = understand(candidate.spec, fuser.context.reader)
+            if packer.refuse(candidate.spec, meaning) is None:
+                meaning = fuser.graph.check_mask(candidate.spec, meaning)
+            wanted.append((candidate.spec, meaning))
+    count, notes = 0, list[str]()
+    for packed_region in packer.build_region(wanted, [item.node for item in candidates]):
+        notes.append(note(packed_region.region, ""))
+        packer.connect(packed_region)
+        _settle(packed_region, fuser.context.builder)
+        count += len(packed_region.region.sites)
+    if asked:
+        notes += [f"padding stays: {reason}" for reason in dict.fromkeys(packer.reasons.values())]
+    return count, notes
+
+
+def _settle(packed_region: PackedRegion, builder: Builder) -> None:
+    """Removes the old nodes of attentions of which only a shape is asked, and gives the copies their names."""
+    assert isinstance(packed_region.form, RowsForm)
+    copies = packed_region.form.copies
+    for old in reversed(copies):
+        for value in old.outputs:
+            answer_needless(value, builder)
+        sweep(old.outputs)
+    for old, new in copies.items():
+        if old.graph is not None or new.graph is None:
+            continue
+        new.name = old.name
+        for before, after in zip(old.outputs, new.outputs, strict=True):
+            before.name, after.name = after.name, before.name
+
+
+class RowsPacker(Packer):
+    """Packs what stands around attentions."""
+
+    takes_rotated = True
+
+    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, *, asked: bool) -> None:
+        super().__init__(graph, context, plan_context)
+        self._asked = asked
+
+    def refuse(self, spec: AttentionSpec, meaning: Meaning) -> Reason | None:
+        """Why an attention cannot be packed, or None if it can, by itself."""
+        axes, paddings = spec.axes, _paddings(meaning)
+        assumed = self._plan_context.taken
+        if not (assumed.bounded_scores and assumed.nonempty_axes):
+            return Reason("not-assumed", "without bounded-scores and nonempty-axes rows of padding may not be finite")
+        if spec.cache is not None:
+            return Reason("cached", "keys and values are appended to earlier ones, which packed tokens cannot be")
+        if length(axes.i) != length(axes.j):
+            return Reason("cross-attention", "queries and keys are not proven to be of the same sequence")
+        if meaning.nan is not None:
+            return meaning.nan
+        if not axes.b or not axes.i:
+            return Reason("one-token", "there is one entry or one position, and so nothing to pack")
+        if meaning.is_distrusted or not any(index_factors(item.predicate) & set(axes.b) for item in paddings):
+            return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
+        if any(map(self._context.bounds.may_mask, meaning.biases)):
+            return Reason("not-padding-only", "what is added to the scores may mask keys, too, so that rows may see none")
+        given = conjunction(item.predicate for item in paddings)
+        if len(paddings) < len(meaning.predicates) and not rows_see_themselves(meaning.allowed, spec, given):
+            return Reason("not-padding-only", f"the mask is {meaning.kind}, in which a token may not see itself")
+        return None
+
+    def form(self, padding: KeyPadding, region: Region, around: Around) -> AttentionForm:
+        """The form of a region; see `Packer.form`."""
+        if padding.of_scores:
+            raise Refused("padding-unread", "padding cannot be read from a mask that is added to the scores as it is")
+        own = [value for site in region.sites for node in own_nodes(site) for value in node.outputs]
+        check_shapes([value for value in own if value not in region.exits], self._context.builder)
+        first = region.sites[0]
+        masked = MaskedRows(Reader(region.tokens.facts), first.spec, first.meaning.predicates)
+        reached = read_padding_rows(region, around, masked)
+        if reached.output is not None and not self._asked:
+            raise Refused(reached.output.code, reached.output.message, reached.output.node)
+        if reached.output is not None and "padded-rows-unused" not in self._plan_context.taken.names:
+            raise Refused("not-assumed", f"{reached.output.message}, which padded-rows-unused would allow")
+        build = self._context.builder
+        anywhere = build.reduce("ReduceMax", build.cast(padding.keep, ir.DataType.INT32), [1])
+        keep = build.logical("Or", [padding.keep, build.elementwise("Not", [build.cast(anywhere, _TRUTH)], _TRUTH)])
+        if reached.takes_first:
+            if any(len(_paddings(site.meaning)) < len(site.meaning.predicates) for site in region.sites):
+                raise Refused("not-padding-only", "the first position is read, which may see no key where it is padding")
+            keep = build.logical("Or", [keep, self._first(region)])
+        form = RowsForm(region, build, keep)
+        sweep([padding.clean])
+        return form
+
+    def _first(self, region: Region) -> ir.Value:
+        """(1, s): the first position."""
+        build = self._context.builder
+        end = build.reshape(build.shape([region.tokens.length]), [])
+        inputs = [build.constant(np.asarray(0)), end, build.constant(np.asarray(1))]
+        line = build.node("Range", inputs, dims=[region.tokens.length], dtype=ir.DataType.INT64)
+        return build.reshape(build.elementwise("Equal", [line, build.constant([0])], _TRUTH), [1, region.tokens.length])
+
+
+def _paddings(meaning: Meaning) -> list[Padding]:
+    return [item for item in meaning.predicates if isinstance(item, Padding)]
