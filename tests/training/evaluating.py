@@ -17,6 +17,7 @@ from onnx.reference.op_run import OpRun
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.support.contrib_operators import FusedMatMul
 from tests.training import kernels_in_torch
 from tests.training.kernels_in_torch import KERNELS
 from tests.training.modules import CASES, Case
@@ -99,14 +100,6 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> tuple[list[n
 
 class _Contrib(OpRun):
     op_domain = "com.microsoft"
-
-
-class FusedMatMul(_Contrib):
-    def _run(self, left, right, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):  # noqa: N803
-        assert not transBatchA
-        assert not transBatchB
-        left, right = left.swapaxes(-1, -2) if transA else left, right.swapaxes(-1, -2) if transB else right
-        return ((alpha * (left @ right)).astype(left.dtype),)
 
 
 class SoftmaxGrad_13(_Contrib):  # noqa: N801
