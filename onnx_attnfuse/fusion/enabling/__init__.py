@@ -14,7 +14,7 @@ from onnx_attnfuse.fusion.enabling.anywhere import as_sum
 from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
-from onnx_attnfuse.fusion.enabling.gelu import as_biased_gelu, as_gelu
+from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.masked_branches import as_added_mask
 from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
@@ -136,13 +136,7 @@ AFTER: tuple[EnablingRule, ...] = (
         as_separate_sum,
         "separate-norm",
     ),
-    EnablingRule("half-precision Gelus fused", frozenset(["Erf"]), as_gelu, "half-gelu"),
-    EnablingRule(
-        "half-precision Gelus fused with their bias, or zeros",
-        frozenset(["Gelu"]),
-        as_biased_gelu,
-        "half-gelu",
-    ),
+    EnablingRule("half-precision Gelus fused with their bias, or zeros", frozenset(["Erf", "Gelu"]), as_gelu, "half-gelu"),
     EnablingRule(
         "tests for any true element computed by ReduceSum",
         frozenset(["ReduceMax"]),

@@ -26,28 +26,23 @@ _CONSTANT_TOLERANCE = 4e-3
 
 
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """The Gelu that an Erf is a part of, as BiasGelu."""
+    """A Gelu, or the one that an Erf is a part of, as BiasGelu.
+
+    It gets zeros where it has no bias: the kernel of Gelu reads one number at a time.
+    """
     facts = builder.facts
-    found = spelled_gelu(node, facts) if is_standard(node, "Erf") and facts.dtype(node.outputs[0]) in HALVES else None
+    if facts.dtype(node.outputs[0]) not in HALVES:
+        return None
+    x = given(node, 0)
+    if is_standard(node, "Gelu") and attribute(node, "approximate", "none") == "none" and x is not None:
+        added = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
+        return _biased(x, node.outputs[0], added, f"{node.name}/BiasGelu", builder)
+    found = spelled_gelu(node, facts) if is_standard(node, "Erf") else None
     if found is None:
         return None
     x, result = found
     builder.at(producer_of(result))
     return _biased(x, result, added_bias(x, facts), f"{node.name}/BiasGelu", builder)
-
-
-def as_biased_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """A Gelu as BiasGelu, with a bias of zeros where there is none: the kernel of Gelu reads one number at a time."""
-    facts, result, x = builder.facts, node.outputs[0], given(node, 0)
-    if (
-        not is_standard(node, "Gelu")
-        or attribute(node, "approximate", "none") != "none"
-        or x is None
-        or facts.dtype(x) not in HALVES
-    ):
-        return None
-    added = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
-    return _biased(x, result, added, f"{node.name}/BiasGelu", builder)
 
 
 def _biased(
