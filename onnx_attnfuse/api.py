@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import onnx_ir as ir
@@ -30,7 +28,6 @@ from onnx_attnfuse.verify.model_result import Verification
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.verifier import Verifier
 
-_Options = TypeVar("_Options", Options, Trials, Conversion)
 _Reported = TypeVar("_Reported")
 
 
@@ -72,21 +69,6 @@ class Result(_Changed[Report]):
         return table(self.report)
 
 
-def _chosen(options: _Options, choices: Mapping[str, Any]) -> _Options:
-    """Options with some fields of other values.
-
-    Raises:
-        OptionError: There is no such field.
-    """
-    names = [field.name for field in dataclasses.fields(options)]
-    for name in choices:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            remedy = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(names)}"
-            raise OptionError(f"{type(options).__name__} has no field {name!r}; {remedy}")
-    return dataclasses.replace(options, **choices)
-
-
 def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Result:
     """Fuses every attention of a model that can be fused exactly.
 
@@ -103,7 +85,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
         OptionError: An option has no such value, or contradicts another.
         VerificationError: `verify="model"`, and the whole models differ.
     """
-    fusion = Fusion(_chosen(options or Options(), choices))
+    fusion = Fusion(dataclasses.replace(options or Options(), **choices))
     loaded, kind = fusion.read(model)
     verifier = fusion.verifier
     before = _original(model, loaded, fusion.options) if verifier.level == "model" else None
@@ -130,7 +112,7 @@ def _original(model: io.AnyModel, loaded: ir.Model, options: Options | None = No
 
 def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Report:
     """A report on all that `optimize` would do and refuse; nothing is written. Arguments and errors are those of `optimize`."""
-    fusion = Fusion(_chosen(options or Options(), choices), keep_evidence=False)
+    fusion = Fusion(dataclasses.replace(options or Options(), **choices), keep_evidence=False)
     return fusion.fuse(fusion.read(model)[0])
 
 
@@ -156,7 +138,7 @@ def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -
     """
     from onnx_attnfuse.transforms.decompose.decompose import Decomposer
 
-    options = _chosen(options or Options(), choices)
+    options = dataclasses.replace(options or Options(), **choices)
     verifier = Verifier(options)
     loaded, kind = io.from_any(model)
     before = _original(model, loaded) if verifier.level == "model" else None
@@ -185,7 +167,7 @@ def verify_models(first: io.AnyModel, second: io.AnyModel, trials: Trials | None
     """
     from onnx_attnfuse.verify.compare_models import verify_models
 
-    return verify_models(_source(first), _source(second), _chosen(trials or Trials(), choices))
+    return verify_models(_source(first), _source(second), dataclasses.replace(trials or Trials(), **choices))
 
 
 def _source(model: io.AnyModel) -> Any:
@@ -216,7 +198,7 @@ def convert(model: io.AnyModel, conversion: Conversion | None = None, **choices:
     """
     from onnx_attnfuse.transforms.half_precision import convert as half_precision
 
-    conversion = _chosen(conversion or Conversion(), choices)
+    conversion = dataclasses.replace(conversion or Conversion(), **choices)
     loaded, kind = io.from_any(model)
     before = _original(model, loaded)
     report = half_precision.verified(before, loaded, conversion)
@@ -228,7 +210,7 @@ class AttentionFusionPass(ir.passes.InPlacePass):
 
     def __init__(self, options: Options | None = None, **choices: Any) -> None:
         super().__init__()
-        self.options = _chosen(options or Options(), choices)
+        self.options = dataclasses.replace(options or Options(), **choices)
         self.report: Report | None = None
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from onnx_attnfuse.assumptions import Assumed
+from onnx_attnfuse.choices import Choices
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy
@@ -34,7 +35,7 @@ def _no_progress(step: str, done: int, total: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Choices):
     """Choices for `optimize` and `explain`; fields whose metadata says `command: False` are no options of the command."""
 
     ep: str = dataclasses.field(default="auto", metadata={"choices": _provider_names, "several": True})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from onnx_attnfuse.choices import Choices
+
 
 @dataclasses.dataclass(frozen=True)
-class Trials:
+class Trials(Choices):
     """Choices for comparing two models."""
 
     cases: int | None = None

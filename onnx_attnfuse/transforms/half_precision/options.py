@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from onnx_attnfuse.choices import Choices
+
 
 @dataclasses.dataclass(frozen=True)
-class Conversion:
+class Conversion(Choices):
     """Choices for `convert`."""
 
     dtype: Literal["float16", "bfloat16"] = "float16"
