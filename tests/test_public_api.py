@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -81,13 +84,41 @@ def test_without_onnxruntime_verification_is_left_out_or_refused(tmp_path: pathl
     source = written(ATTENTION, tmp_path / "model.onnx")
     code = """
         import onnx_attnfuse
-        print(onnx_attnfuse.optimize(sys.argv[1]).report.sites[0].verified)
+        report = onnx_attnfuse.optimize(sys.argv[1]).report
+        print(report.sites[0].verified, sum("nothing was verified" in note for note in report.notes))
+        print(len(onnx_attnfuse.optimize(sys.argv[1], verify="none").report.notes))
         try:
             onnx_attnfuse.optimize(sys.argv[1], verify="sites")
         except onnx_attnfuse.MissingDependencyError as error:
             print("refused")
     """
-    assert in_a_process_of_its_own(code, str(source)).split() == ["None", "refused"]
+    assert in_a_process_of_its_own(code, str(source)).split() == ["None", "1", "0", "refused"]
+
+
+@pytest.mark.parametrize("error", ["ImportError('libcudart.so.12: not found')", "OSError('no memory in static TLS')"])
+def test_an_onnxruntime_that_cannot_be_imported_ends_what_verifies_in_one_line(tmp_path: pathlib.Path, error: str) -> None:
+    source = written(ATTENTION, tmp_path / "model.onnx")
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text(f"raise {error}\n")
+    paths = [tmp_path, *(pathlib.Path(__file__).parents[1] / folder for folder in (".", "patterns", "cli"))]
+    for level, status in (("sites", 2), ("none", 0)):
+        out = tmp_path / f"{level}.onnx"
+        command = [sys.executable, "-m", "onnx_attnfuse", "optimize", str(source), "-o", str(out), "--verify", level]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert done.returncode == status, done.stderr
+        assert out.exists() == (status == 0)
+        if status:
+            assert done.stderr.startswith(f"Error: onnxruntime cannot be imported, {error.partition('(')[0]}: ")
+            assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("attnfuse-error*"))
+
+
+@pytest.mark.parametrize("options", [onnx_attnfuse.Options, onnx_attnfuse.Trials, onnx_attnfuse.Conversion])
+def test_a_field_that_options_do_not_have_is_named_with_the_nearest(options: type[Any]) -> None:
+    with pytest.raises(onnx_attnfuse.OptionError, match=r"has no field 'verfy'; (did you mean 'verify'|choose )"):
+        options(verfy="none")
+    assert options() == copy.copy(options()) == pickle.loads(pickle.dumps(options()))
 
 
 def test_importing_the_package_loads_no_engine() -> None:

@@ -40,7 +40,7 @@ from onnx_attnfuse.options import CachePolicy, Options
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.verify.verifier import Verifier
+from onnx_attnfuse.verify.verifier import NOT_VERIFIED, Verifier
 
 _FIND, _REWRITE = "find", "plan and rewrite"
 _NO_ATTENTION = "no attention in the model could be read"
@@ -326,6 +326,8 @@ def _patterns(run: Run) -> tuple[PatternReport, ...]:
 
 def _around(run: Run) -> Iterator[str]:
     """Lines on what was done that belongs to no single site."""
+    if run.options.verify is None and run.verifier.level == "none":
+        yield NOT_VERIFIED
     if not run.verifier.doubts and any(not entry.is_built_in for entry in run.catalogue.entries):
         yield "rewrites by user patterns are not verified: onnxruntime is not installed"
     if believed := run.verifier.believed:

@@ -16,6 +16,7 @@ from onnx_attnfuse.report import reason_codes
 from onnx_attnfuse.report.grouping import Row, folded, last_line, meaning, mixer_lines, op_changes
 from onnx_attnfuse.report.lines import one_line
 from onnx_attnfuse.report.model import PatternReport, Report
+from onnx_attnfuse.verify.verifier import NOT_VERIFIED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +44,7 @@ class ReportText:
         else:
             yield from (paragraph for row in rows for paragraph in _paragraphs(row))
         yield from map(plain, mixer_lines(self.report))
-        yield from map(plain, self.report.notes)
+        yield from (plain(note, style="yellow" if note == NOT_VERIFIED else "") for note in self.report.notes)
         if self.counts:
             yield from map(_counted, sorted(self.report.patterns, key=lambda pattern: -pattern.seconds))
         if self.report.session is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import onnx
 
+from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.kernels.operators import find
 from onnx_attnfuse.verify import subprocess_runner
 from onnx_attnfuse.verify.inputs import Array
@@ -50,9 +51,28 @@ def available() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
+def loaded() -> Any:
+    """The module onnxruntime.
+
+    Raises:
+        MissingDependencyError: It is not installed, or its import fails.
+    """
+    try:
+        return importlib.import_module("onnxruntime")
+    except Exception as error:  # an import runs code of others, and libraries of the system
+        remedy = "run pip install --force-reinstall 'onnx-attnfuse[cpu]'"
+        raise MissingDependencyError(
+            f"onnxruntime cannot be imported, {type(error).__name__}: {one_line(error)}; {remedy}"
+        ) from error
+
+
 def installed() -> str:
-    """The version of the installed onnxruntime."""
-    return str(importlib.import_module("onnxruntime").__version__)
+    """The version of the installed onnxruntime.
+
+    Raises:
+        MissingDependencyError: Its import fails.
+    """
+    return str(loaded().__version__)
 
 
 def is_old(version: str) -> bool:
@@ -72,9 +92,10 @@ class PieceSession:
             folder: Where a serialized model's data files lie.
 
         Raises:
+            MissingDependencyError: The import of onnxruntime fails.
             RuntimeRefusal: ONNX Runtime does not take it.
         """
-        onnxruntime: Any = importlib.import_module("onnxruntime")
+        onnxruntime = loaded()
         options: Any = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.intra_op_num_threads = options.inter_op_num_threads = 1

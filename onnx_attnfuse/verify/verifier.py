@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from onnx_attnfuse.verify.verdict import Verdict
 
 _EVIDENCE = pathlib.Path("attnfuse-evidence")
+NOT_VERIFIED = "nothing was verified: onnxruntime is not installed; run pip install 'onnx-attnfuse[cpu]'"
+"""The note of a run that would verify by default, and cannot."""
 
 
 class Definition(Protocol):
