@@ -52,6 +52,8 @@ class Rewriter:
         axes = site.spec.axes
         made = (axes.b, axes.n, axes.i, axes.v)
         old, target = layout.end(site.spec.output, self._known, made)
+        if old in self._traced.transformed:
+            raise Refused("inner-value", "it is computed inside of torch.vmap or another transform of torch.func")
         before = set(self._graph.nodes)
         self._place, self._mode = self._places[old], self._traced.modes.get(old)
         try:

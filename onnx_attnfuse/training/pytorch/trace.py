@@ -22,6 +22,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +35,7 @@ Constants = Mapping[int, Callable[[], npt.NDArray[Any] | None]]
 """By the id of a fake tensor what the tensor holds, for buffers of the module."""
 _DROPOUTS = frozenset([torch.nn.functional.dropout, torch.dropout, torch.ops.aten.dropout.default])
 _HOLDS_GRAPHS: Any = importlib.import_module("torch._ops").HigherOrderOperator
+_TRANSFORMS: Any = importlib.import_module("torch._C._functorch")
 _SWITCH: Any = importlib.import_module("torch._C")._set_grad_enabled
 _SDPA = frozenset([torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default])
 
@@ -70,7 +72,9 @@ class Traced:
     bounds: dict[ir.Value, tuple[float, float]]
     """Intervals of values that are computed from nothing that is given."""
     modes: dict[fx.Node, Hashable]
-    """The mode in which each node runs: whether gradients are recorded, and autocast."""
+    """The mode in which each node runs: whether gradients are recorded, autocast, and the transforms of torch.func around it."""
+    transformed: set[fx.Node]
+    """Nodes that run inside of torch.vmap or another transform of torch.func."""
 
 
 def trace(
@@ -87,7 +91,7 @@ def trace(
     """
     recorder = Recorder(constants, gradients or Gradients.of(inputs))
     interpreter = _Interpreter(module, recorder)
-    with mode, torch.no_grad(), _ambient(), recorder:
+    with mode, torch.no_grad(), _ambient(), recorder, enable_python_dispatcher():
         interpreter.run(*inputs)
     ends = [value for node in interpreter.results for value in [recorder.known(interpreter.fakes.get(node))] if value is not None]
     return Traced(
@@ -102,16 +106,18 @@ def trace(
         recorder.reached,
         recorder.bounds,
         interpreter.modes,
+        interpreter.transformed,
     )
 
 
 @contextlib.contextmanager
 def _ambient() -> Generator[None]:
-    """Puts autocast back as it was, whatever nodes of a graph switch."""
-    before = _autocast()
+    """Puts autocast and the transforms of torch.func back as they were, wherever a graph ends."""
+    before, depth = _autocast(), _depth()
     try:
         yield
     finally:
+        _TRANSFORMS.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         for kind, enabled, dtype in before:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
@@ -120,6 +126,11 @@ def _ambient() -> Generator[None]:
 def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
     """For each kind of device whether autocast is on, and its type."""
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+def _depth() -> int:
+    """How many transforms of torch.func are around what runs now."""
+    return _TRANSFORMS.get_dynamic_layer_stack_depth()
 
 
 class Recorder(TorchDispatchMode):
@@ -245,6 +256,8 @@ class _Interpreter(fx.Interpreter):
         self.fakes: dict[fx.Node, torch.Tensor] = {}
         self.nested: list[Nested] = []
         self.modes: dict[fx.Node, Hashable] = {}
+        self.transformed: set[fx.Node] = set()
+        self._depth = _depth()
         self.results: list[fx.Node] = []
         """Nodes that are looked at by more than what is written down."""
         self._node: fx.Node | None = None
@@ -252,7 +265,9 @@ class _Interpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Runs a node; one that holds a graph, or that fakes cannot run, has what Dynamo noted for it."""
         self._node = n
-        self.modes[n] = self._recorder.gradients.are_recorded, *_autocast()
+        self.modes[n] = self._recorder.gradients.are_recorded, *_autocast(), _depth()
+        if _depth() > self._depth:
+            self.transformed.add(n)
         if n.op == "output":
             self.results += n.all_input_nodes
         if n.op == "call_function" and isinstance(n.target, _HOLDS_GRAPHS):
@@ -264,7 +279,7 @@ class _Interpreter(fx.Interpreter):
             except Exception:  # noqa: BLE001 - what fakes cannot run is opaque
                 self.results += n.all_input_nodes
                 found = n.meta.get("example_value")
-        if isinstance(found, torch.Tensor):
+        if isinstance(found, torch.Tensor) and not _TRANSFORMS.is_functorch_wrapped_tensor(found):
             self.fakes[n] = found
             if n.op != "output":
                 self._recorder.nodes.setdefault(self._recorder.value(found), n)
