@@ -28,6 +28,10 @@ ROUNDS = -2e3
 """Added in float32, a number from here down rounds an ordinary score visibly: by more than verification tolerates."""
 ROUNDS_ALL = -1e9
 """Added in float32, a number from here down leaves nothing of scores between -32 and 32: floats lie 64 apart there."""
+ROUNDS_DOUBLE = -1e5
+"""Added in float64, a number from here down rounds an ordinary score by more than gradients may differ: by 1e-11."""
+ROUNDS_ALL_DOUBLE = -5e17
+"""Added in float64, a number from here down leaves nothing of scores between -32 and 32: floats lie 64 apart there."""
 
 LOWEST_FLOAT32 = -3.4028234663852886e38
 LARGEST_FLOAT16 = 65504.0

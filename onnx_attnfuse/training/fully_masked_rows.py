@@ -37,7 +37,7 @@ from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.dtypes import largest
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL
+from onnx_attnfuse.thresholds import ABSORBS_HALF, MASKS, ROUNDS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE, ROUNDS_DOUBLE
 
 Treatment = Literal["none", "added", "replaced", "zeroed", "added or zeroed"]
 """The treatment of rows without a key: none, since there are none; or that for numbers that are added to the scores, or put in
@@ -83,10 +83,15 @@ def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bou
         return "zeroed"
     masked = masked_keys(spec.mask, reader, bounds)
     numbers = {number for key in masked.keys for number in (key.low, key.high)}
-    numbers |= {number for bias in meaning.biases if bounds.may_mask(bias) for number in outcomes(bias)}
-    rounding = sorted(number for number in numbers if ROUNDS_ALL < number < ROUNDS)
+    biases = {number for bias in meaning.biases if bounds.may_mask(bias) for number in outcomes(bias)}
+    numbers |= biases
+    double = spec.dtype == ir.DataType.DOUBLE
+    first, last = (ROUNDS_DOUBLE, ROUNDS_ALL_DOUBLE) if double else (ROUNDS, ROUNDS_ALL)
+    summed = biases | {number for key in masked.keys if key.scored for number in (key.low, key.high)} if double else numbers
+    rounding = sorted(number for number in summed if last < number < first)
     if rounding and spec.dtype != ir.DataType.FLOAT16:
-        raise Refused("rounded-mask", f"with {rounding[0]:g} added, fully masked rows depend on the order of float32 additions")
+        kind = "float64" if double else "float32"
+        raise Refused("rounded-mask", f"with {rounding[0]:g} added, fully masked rows depend on the order of {kind} additions")
     if not replaces(spec.mask):
         return "added or zeroed" if zeroed else "added"
     alike = len([number for number in numbers if math.isfinite(number)]) < 2 and not any(key.scored for key in masked.keys)
@@ -94,6 +99,11 @@ def treatment(spec: AttentionSpec, meaning: Meaning, reader: Reader, bounds: Bou
         return "replaced"
     message = "some scores are replaced and others have a mask added; the gradient of rows that lose all keys is of neither kind"
     raise Refused("mixed-mask", message)
+
+
+def swallows_from(dtype: ir.DataType | None) -> float:
+    """The number from which down nothing is left of an ordinary score that it is added to, in a type."""
+    return {ir.DataType.FLOAT16: ABSORBS_HALF, ir.DataType.DOUBLE: ROUNDS_ALL_DOUBLE}.get(dtype or ir.DataType.FLOAT, ROUNDS_ALL)
 
 
 def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
@@ -111,7 +121,7 @@ def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     zero = builder.scalar(0.0, own)
     low = builder.elementwise("And", [low, finite], truth)
     shifted = builder.elementwise("Sub", [bias.value, builder.elementwise("Where", [low, top, zero], own)], own)
-    limit = ABSORBS_HALF if own == ir.DataType.FLOAT16 else ROUNDS_ALL
+    limit = swallows_from(own)
     swallowed = builder.elementwise("LessOrEqual", [top, builder.scalar(limit, own)], truth)
     fully_masked = builder.elementwise("And", [swallowed, finite], truth)
     highest = builder.elementwise("Equal", [shifted, zero], truth)

@@ -19,9 +19,8 @@ from onnx_attnfuse.attention.spec import Added, AttentionSpec, Replaced, mask_va
 from onnx_attnfuse.graph.dtypes import HALVES
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.reasons import Reason, Refused
-from onnx_attnfuse.thresholds import ABSORBS_HALF, ROUNDS_ALL
 from onnx_attnfuse.training.differentiable import check_differentiable
-from onnx_attnfuse.training.fully_masked_rows import treatment
+from onnx_attnfuse.training.fully_masked_rows import swallows_from, treatment
 from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, TrainingKernel
 from onnx_attnfuse.training.kernels.pytorch import CPU_FLASH_CHOSEN, EFFICIENT, FLASH
 from onnx_attnfuse.training.pytorch.sites import CapturedSite
@@ -217,8 +216,7 @@ class Planner:
         alike = fill == -math.inf or (len(steps) == 1 and lowest_sum(steps[0], self._reader, self._bounds) == fill)
         if not alike:
             return "levelled"
-        half = self._reader.facts.dtype(steps[0].indexed.value) == ir.DataType.FLOAT16
-        limit = ABSORBS_HALF if half else ROUNDS_ALL
+        limit = swallows_from(self._reader.facts.dtype(steps[0].indexed.value))
         return "infinite" if fill == -math.inf else "added" if fill <= limit else "shifted"
 
     def _no_flex(self, site: CapturedSite, *, trained: bool) -> Reason | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from onnx_attnfuse.thresholds import MASKS, ROUNDS_ALL
+from onnx_attnfuse.thresholds import MASKS, ROUNDS_ALL, ROUNDS_ALL_DOUBLE
 from onnx_attnfuse.training.pytorch.runtime_calls import Kernels, attend
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _levelled(bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     void = counts.any(-1, keepdim=True).logical_not()
     top = torch.where(counts, bias.detach(), lowest).amax(-1, keepdim=True)
     shifted = bias - torch.where((top <= MASKS) & ~void, top, 0.0)
-    empty = (top <= ROUNDS_ALL) & ~void
+    empty = (top <= (ROUNDS_ALL_DOUBLE if bias.dtype == torch.float64 else ROUNDS_ALL)) & ~void
     level = torch.where(shifted.detach() == 0, 0.0, -math.inf)
     if bias.requires_grad:
         straight = torch.where(counts, bias, 0.0)

@@ -26,6 +26,7 @@ def leaves_nothing(low: float, score: float, dtype: type[np.floating]) -> bool:
     [
         (thresholds.ABSORBS, thresholds.ORDINARY, 65536.0, np.float32),
         (thresholds.ROUNDS_ALL, 31.0, 33.0, np.float32),
+        (thresholds.ROUNDS_ALL_DOUBLE, 31.0, 33.0, np.float64),
         (thresholds.ABSORBS_HALF, 7.0, 9.0, np.float16),
         (thresholds.MASKS_ANY_SCORE, 1e22, 1e24, np.float32),
     ],

@@ -218,3 +218,16 @@ def test_blocks_of_a_rule_that_reads_nothing_are_made_once_for_each_length() -> 
     marks[:, 150:] = 1
     other = flex.block_mask(documents, [marks], query, query, False)
     assert not all(torch.equal(one, two) for one, two in zip(read, other, strict=True) if isinstance(one, torch.Tensor))
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+@pytest.mark.parametrize("fill", [-1e9, -1e12, -1e15, -1e30])
+def test_numbers_that_leave_scores_of_float64_are_not_taken_for_masks_that_swallow_them(is_added, fill) -> None:
+    def spell(scores, i, j, module, given):
+        seen = masked.padding(i, j, module, given)
+        return scores + torch.where(seen, 0.0, fill).to(scores.dtype) if is_added else scores.masked_fill(~seen, fill)
+
+    inputs = given("mask", padding="all")
+    (site,) = check(Masked(None, spell=spell).double(), {**inputs, "x": inputs["x"].double()}).sites
+    stays = is_added and fill > -1e17
+    assert [reason.code for reason in site.reasons] == ["rounded-mask"] * stays
