@@ -48,6 +48,7 @@ def cases() -> Iterator[Case]:
     yield from _packed_cases()
     yield from _gelu_cases()
     yield from _norm_cases()
+    yield from _product_cases()
 
 
 def _plain(op: str, name: str, makers: Sequence[Callable[[Draw], Array | None]], **rest: Any) -> Case:
@@ -391,3 +392,15 @@ def _norm_cases() -> Iterator[Case]:
 
 def _branches(draw: Draw, *, dims: Sequence[int], scale: Sequence[int]) -> Inputs:
     return [draw.normal(*dims, factor=3.0), *([draw.normal(*scale)] if scale else [])]
+
+
+def _product_cases() -> Iterator[Case]:
+    for turned, (b, m, k, n) in itertools.product(((0, 0), (1, 0), (0, 1), (1, 1)), ((1, 1, 8, 8), (2, 7, 24, 5))):
+        left, right = (b, k, m) if turned[0] else (b, m, k), (n, k) if turned[1] else (k, n)
+        attributes = {"alpha": 0.5, "transA": turned[0], "transB": turned[1]}
+        make = functools.partial(_operands, left=left, right=right)
+        yield Case("FusedMatMul", f"{b}x{m}x{k}x{n}{_words(attributes)}", attributes, make)
+
+
+def _operands(draw: Draw, *, left: Sequence[int], right: Sequence[int]) -> Inputs:
+    return [draw.normal(*left), draw.normal(*right)]

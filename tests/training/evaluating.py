@@ -17,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.support.contrib_operators import FusedMatMul
+from onnx_attnfuse.verify.references.fused_mat_mul import FusedMatMul
 from tests.training import kernels_in_torch
 from tests.training.kernels_in_torch import KERNELS
 from tests.training.modules import CASES, Case

@@ -15,11 +15,12 @@ from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.kernels.operators import load, records
 from onnx_attnfuse.verify.references.by_body import by_body
 from onnx_attnfuse.verify.references.core import Operator
+from onnx_attnfuse.verify.references.fused_mat_mul import FusedMatMul
 
 _IN_NUMPY = tuple(cast("type[Operator]", load(info.reference)) for info in records().values() if info.reference is not None)
 _NAMED = {(operator.op_domain, operator.__name__) for operator in _IN_NUMPY}
-OPERATORS: tuple[type[Operator], ...] = (*_IN_NUMPY, *(by_body(*key) for key in BODIES if key not in _NAMED))
-"""The references that the records of operators name, and the bodies of others."""
+OPERATORS: tuple[type[Operator], ...] = (*_IN_NUMPY, FusedMatMul, *(by_body(*key) for key in BODIES if key not in _NAMED))
+"""The references that the records of operators name, a product of ours, and the bodies of others."""
 
 
 def operator(op: str, domain: str = CONTRIB) -> type[Operator]:

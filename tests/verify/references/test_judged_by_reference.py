@@ -89,7 +89,7 @@ def test_padding_on_another_side_is_caught() -> None:
 
 
 def test_an_original_that_the_references_do_not_know_is_run_by_the_runtime() -> None:
-    spelled = ZEROED.replace("qk = MatMul(", "qk = com.microsoft.FusedMatMul(")
+    spelled = ZEROED.replace("qk = MatMul(", "qk = com.microsoft.TransposeMatMul(")
     verdict = judged(graph(spelled + PACKED, inputs=INPUTS, closed=LOWEST), given="right")
     assert verdict.equal, verdict.detail
 

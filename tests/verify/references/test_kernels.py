@@ -1,4 +1,4 @@
-"""The references of the attention operators against their kernels on the CPU."""
+"""The references of attention operators, and of a product, against their kernels on the CPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.support.kernel_cases import cases_of, check
 OPERATORS = (
     "ai.onnx.Attention",
     "com.microsoft.Attention",
+    "com.microsoft.FusedMatMul",
     "com.microsoft.GroupQueryAttention",
     "com.microsoft.MultiHeadAttention",
 )
