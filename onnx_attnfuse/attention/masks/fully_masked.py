@@ -340,7 +340,7 @@ def _floored(scored: bool, number: Interval, floor: float, limit: float, absorbs
     raise Refused("floor-near-fill", message)
 
 
-def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int) -> bool:
+def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int = _LOWEST_ADDED) -> bool:
     """Whether versions of ONNX Runtime may disagree on rows without a key under a mask that an ai.onnx Attention adds.
 
     Its kernel of opset 25, which 1.32 has, adds the lowest number of a type as any other; older kernels, and older versions of

@@ -10,7 +10,7 @@ import math
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, new_axes, regroup
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, leaves, length, new_axes, regroup
 from onnx_attnfuse.attention.axes.views import IndexedValue, aligned
 from onnx_attnfuse.attention.masks.fully_masked import DISAGREEING, rows_disagree
 from onnx_attnfuse.attention.masks.index_reader import Reader
@@ -26,6 +26,13 @@ from onnx_attnfuse.graph.ops import CONTRIB, is_other_attention
 from onnx_attnfuse.graph.schemas import why_unknown
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.reasons import Refused
+
+_MATRIX = 2
+"""The last axes of scores and masks, those of rows and of keys."""
+_SOMETIMES_REPEATED = (
+    "of rows that the lowest number masks throughout ONNX Runtime gives 0 where the mask is as large as the scores, "
+    "and the standard their mean where it is repeated; here that depends on a length"
+)
 
 
 def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
@@ -156,10 +163,8 @@ def _mask(node: ir.Node, mask: ir.Value | None, scores: Axes, facts: Facts) -> t
         return (Replaced(indexed, True, -math.inf),), (RowRule(None),)
     if rows_disagree(indexed, Reader(facts), Bounds(facts), facts.opset):
         raise Refused("kernels-disagree", DISAGREEING, node.name)
-    return (Added(indexed),), (RowRule(None, lowest_counts=runs_as_is(mask, facts)),)
-
-
-def runs_as_is(mask: ir.Value | None, facts: Facts) -> bool:
-    """Whether ONNX Runtime's kernel takes a mask of this shape: no axis of the score matrix may be 1."""
-    dims = None if mask is None else facts.dims(mask)
-    return dims is None or len(dims) < 2 or 1 not in dims[-2:]
+    matrix = zip(reversed(facts.dims(mask) or ()), reversed(scores[-_MATRIX:]), strict=False)
+    repeated = {length(axis) for dim, axis in matrix if dim == 1}
+    if not all(isinstance(size, int) for size in repeated) and rows_disagree(indexed, Reader(facts), Bounds(facts)):
+        raise Refused("kernels-disagree", _SOMETIMES_REPEATED, node.name)
+    return (Added(indexed),), (RowRule(None, lowest_counts=repeated <= {1}),)
