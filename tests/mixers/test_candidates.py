@@ -1,8 +1,7 @@
-"""Sequence mixers in what PyTorch exports of transformers' functions, and in graphs that differ from one in one thing."""
+"""Sequence mixers in exports of PyTorch, and in graphs that differ from one in one thing."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,31 +55,27 @@ def exported(function: Callable[..., Any], *inputs: torch.Tensor) -> ir.Model:
     return program.model
 
 
-def _gated_delta(rule: str, *inputs: torch.Tensor, **settings: int) -> Any:
-    from transformers.models.qwen3_next import modeling_qwen3_next as modeling
+def _gated_delta(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gated delta rule, token by token."""
+    query, key, value, decay, rate, state = inputs
+    results: list[torch.Tensor] = []
+    for now in range(query.shape[1]):
+        state = state * decay[:, now].exp()[..., None, None]
+        change = (value[:, now] - (state * key[:, now, ..., None]).sum(-2)) * rate[:, now, ..., None]
+        state = state + key[:, now, ..., None] * change[..., None, :]
+        results.append((state * query[:, now, ..., None]).sum(-2))
+    return torch.stack(results, 1), state
 
-    *operands, state = inputs
-    return getattr(modeling, rule)(*operands, initial_state=state.clone(), output_final_state=True, **settings)
 
-
-def _operands(length: int) -> list[torch.Tensor]:
+def operands(length: int) -> list[torch.Tensor]:
+    """Queries, keys, values, decays, rates and a state."""
     wide = [torch.randn(2, length, 2, 8) for _ in range(3)]
     return [*wide, -torch.rand(2, length, 2), torch.rand(2, length, 2), torch.randn(2, 2, 8, 8)]
 
 
-def test_a_step_of_a_gated_delta_rule() -> None:
-    step = functools.partial(_gated_delta, "torch_recurrent_gated_delta_rule")
-    assert kinds(exported(step, *_operands(1))) == ["recurrence"]
-
-
-def test_unrolled_tokens_of_a_gated_delta_rule_are_one_mixer() -> None:
-    step = functools.partial(_gated_delta, "torch_recurrent_gated_delta_rule")
-    assert kinds(exported(step, *_operands(3))) == ["unrolled recurrence"]
-
-
-def test_chunks_of_a_gated_delta_rule_are_one_mixer() -> None:
-    rule = functools.partial(_gated_delta, "torch_chunk_gated_delta_rule", chunk_size=4)
-    assert kinds(exported(rule, *_operands(7))) == ["chunked recurrence"]
+@pytest.mark.parametrize(("length", "kind"), [(1, "recurrence"), (3, "unrolled recurrence")])
+def test_tokens_of_a_gated_delta_rule_are_one_mixer(length: int, kind: str) -> None:
+    assert kinds(exported(_gated_delta, *operands(length))) == [kind]
 
 
 def test_a_recurrence_in_a_scan_is_that_of_the_scan() -> None:
