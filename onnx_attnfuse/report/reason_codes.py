@@ -63,7 +63,7 @@ def family_name(code: str) -> str | None:
 
 
 def remedy(code: str) -> str:
-    """What to do about a code in one sentence; empty if nothing can be done, or the code is a pattern's own."""
+    """The remedy of a code in one sentence; empty if nothing can be done, or the code is a pattern's own."""
     family = by_code().get(code)
     first = family.codes[code].remedy.partition(". ")[0] if family else ""
     return "" if first.startswith("No ") else first.removesuffix(".")

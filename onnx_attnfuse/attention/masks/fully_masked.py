@@ -344,7 +344,8 @@ def rows_disagree(mask: IndexedValue, reader: Reader, bounds: Bounds, opset: int
     """Whether versions of ONNX Runtime may disagree on rows without a key under a mask that an ai.onnx Attention adds.
 
     Its kernel of opset 25, which 1.32 has, adds the lowest number of a type as any other; older kernels, and older versions of
-    ONNX Runtime at any opset, take it for -inf and give 0.
+    ONNX Runtime at any opset, take it for -inf and give 0. Without an opset the question is whether a mask
+    may hold that number at all.
     """
     dtype = reader.facts.dtype(mask.value)
     if opset < _LOWEST_ADDED or dtype == ir.DataType.BOOL:

@@ -91,7 +91,7 @@ def _with_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value | None, ir.Value
 
 
 def _pieces(whole: ir.Value, width: int, facts: Facts) -> Sequence[_Piece] | None:
-    """What the readers of a value cut out of its last axis, each piece with its columns; None where one reads it otherwise."""
+    """The pieces that readers cut out of the last axis of a value, each with its columns; None where one reads it otherwise."""
     readers, maker = [user for user, _ in whole.uses()], whole.producer()
     if maker is None or whole.is_graph_output() or any(reader.graph is not maker.graph for reader in readers):
         return None
@@ -107,7 +107,7 @@ def _pieces(whole: ir.Value, width: int, facts: Facts) -> Sequence[_Piece] | Non
 
 
 def _cut(node: ir.Node, width: int, facts: Facts) -> list[_Piece] | None:
-    """What a Split or a Slice cuts out of the last axis; None where it is another operator, or cuts elsewhere."""
+    """The pieces that a Split or a Slice cuts out of the last axis; None where it is another operator, or cuts elsewhere."""
     rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
     if not rank or not is_standard(node, "Slice", "Split"):
         return None

@@ -54,7 +54,7 @@ def with_whole_rotation(node: ir.Node, builder: Builder) -> EnablingChange | Non
 
 
 def _read(node: ir.Node, facts: Facts) -> _Rotation | None:
-    """What a Concat joins, where that is a rotation of all tokens but the first ones."""
+    """The parts that a Concat joins, where that is a rotation of all tokens but the first ones."""
     if not is_standard(node, "Concat") or len(node.inputs) != 2 or attribute(node, "axis") not in {_TOKENS, _TOKENS - 4}:
         return None
     first, second = node.inputs
@@ -117,7 +117,7 @@ def _with_rows(table: ir.Value | None, count: int, number: float, builder: Build
 
 
 def _flat(whole: ir.Value, joined: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
-    """What heads were brought to the front of, and what has them back; None where they are in front for others too."""
+    """The value before heads go to the front, and that after they are back; None where they are in front for others too."""
     turning, back = whole.producer(), only_use(joined, "Transpose")
     if not is_standard(turning, "Transpose") or back is None or turning.inputs[0] is None:
         return None

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
 
 _TABLE_RANK = 2
 
@@ -64,7 +65,7 @@ def _sources(value: ir.Value) -> set[ir.Value]:
             continue
         seen.add(item)
         node = item.producer()
-        if node is not None and not is_standard(node, "Shape", "Size"):
+        if node is not None and not is_standard(node, *ASKS_SHAPE):
             pending += [given for given in node.inputs if given is not None]
     return seen
 

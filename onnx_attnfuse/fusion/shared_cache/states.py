@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.constants import is_standard, subgraphs
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
 
 State = tuple[ir.Value, ir.Value]
 """An input with the state before the new tokens, and the output with it after them."""
@@ -71,7 +72,7 @@ def _reached(graph: ir.Graph, states: Collection[ir.Value]) -> dict[ir.Value | N
     found = collections.defaultdict[ir.Value | None, set[ir.Value]](set, {state: {state} for state in states})
     for node in graph:
         inner = [value for branch in subgraphs(node) for item in branch.all_nodes() for value in item.inputs]
-        given = () if is_standard(node, "Shape", "Size") else (*node.inputs, *inner)
+        given = () if is_standard(node, *ASKS_SHAPE) else (*node.inputs, *inner)
         sources = set[ir.Value]().union(*(found[value] for value in given if value in found))
         found.update(dict.fromkeys(node.outputs, sources))
     return found

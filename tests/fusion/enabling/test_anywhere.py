@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -11,9 +9,9 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-import onnx_attnfuse
 from onnx_attnfuse.certify.certificate import certify
 from tests.support.bundled import run
+from tests.support.rewrites import counts, optimized
 
 _TEXT = """<ir_version: 9, opset_import: ["" : {opset}]>
 model (float16[b, s, 8] x, float16[b, s, 8] z) => (float16[b, s, 8] seen, float16[b, s, 8] y{outputs})
@@ -31,16 +29,6 @@ def model_of(nodes: str, outputs: str = "", opset: int = 20) -> onnx.ModelProto:
     for name, number in {"scale": 0.35, "low": 100, "high": 65504}.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(number, np.float16), name))
     return model
-
-
-def counts(model: onnx.ModelProto) -> collections.Counter[str]:
-    return collections.Counter(node.op_type for node in model.graph.node)
-
-
-def optimized(model: onnx.ModelProto, ep: str = "cuda") -> onnx.ModelProto:
-    result = onnx_attnfuse.optimize(model, ep=ep, verify="sites")
-    assert (result.report.fused, result.report.differing, result.report.failures) == (1, 0, ())
-    return result.model
 
 
 @pytest.mark.parametrize(

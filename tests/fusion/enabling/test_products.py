@@ -16,6 +16,7 @@ from onnx import numpy_helper
 import onnx_attnfuse
 from onnx_attnfuse.certify.certificate import certify
 from tests.support.bundled import BUNDLED, run
+from tests.support.rewrites import counts, optimized
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
 model ({type}[{sizes}, 8] x{inputs}) => ({type}[{sizes}, 8] seen, {outputs})
@@ -36,16 +37,6 @@ def model_of(nodes: str, outputs: str, *, sizes: str = "b, s", kind: str = "floa
         if name not in {entry.name for entry in model.graph.input}:
             model.graph.initializer.append(numpy_helper.from_array(array.astype(_KINDS[kind]), name))
     return model
-
-
-def counts(model: onnx.ModelProto) -> collections.Counter[str]:
-    return collections.Counter(node.op_type for node in model.graph.node)
-
-
-def optimized(model: onnx.ModelProto, ep: str = "cuda") -> onnx.ModelProto:
-    result = onnx_attnfuse.optimize(model, ep=ep, verify="sites")
-    assert (result.report.fused, result.report.differing, result.report.failures) == (1, 0, ())
-    return result.model
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:

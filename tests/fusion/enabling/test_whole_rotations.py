@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -12,6 +10,7 @@ from onnx import numpy_helper
 
 import onnx_attnfuse
 from tests.support.bundled import run
+from tests.support.rewrites import counts, optimized
 
 _TEXT = """<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
 model (float[b, 7, 16] x{inputs}) => (float[b, 7, 16] seen, {outputs})
@@ -33,16 +32,6 @@ def model_of(nodes: str, outputs: str = _FLAT) -> onnx.ModelProto:
     for name, array in {"cos": np.cos(angles), "sin": np.sin(angles), "scale": np.float32(0.35)}.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
     return model
-
-
-def counts(model: onnx.ModelProto) -> collections.Counter[str]:
-    return collections.Counter(node.op_type for node in model.graph.node)
-
-
-def optimized(model: onnx.ModelProto, ep: str = "cuda") -> onnx.ModelProto:
-    result = onnx_attnfuse.optimize(model, ep=ep, verify="sites")
-    assert (result.report.fused, result.report.differing, result.report.failures) == (1, 0, ())
-    return result.model
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
