@@ -82,7 +82,18 @@ def test_a_page_has_its_command_and_a_line_for_each_row(tmp_path: pathlib.Path) 
     assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")] == ["| ", "| ---", "| one", "| two"]
 
 
-@pytest.mark.parametrize("subject", ["columns", "rms_norm", "products", "projection", "experts", "capture", "kernels"])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "columns",
+        pytest.param("rms_norm", marks=pytest.mark.newest),
+        "products",
+        "projection",
+        "experts",
+        "capture",
+        "kernels",
+    ],
+)
 def test_a_benchmark_for_a_gpu_is_tried_out_on_a_cpu(subject: str, tmp_path: pathlib.Path) -> None:
     done = CliRunner().invoke(on_gpu, [subject, "--provider", "cpu", "--quick", "--folder", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -96,9 +107,8 @@ def test_forms_on_the_cpu_are_equal(name: str, tmp_path: pathlib.Path) -> None:
     assert done.exit_code == 0, done.output
     far = [
         float(cell.split()[-1])
-        for row in done.stdout.splitlines()[9:]
-        if (cells := row.strip("| ").split(" | ")[1:])
-        for cell in cells
+        for row in done.stdout.split("| --- |\n")[1].splitlines()
+        for cell in row.strip("| ").split(" | ")[1:]
     ]
     assert len(far) >= 8
     assert max(far) < 1e-5
