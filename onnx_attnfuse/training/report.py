@@ -24,6 +24,8 @@ class TrainingSiteReport:
     dropout: float = 0.0
     handed: str = ""
     """How the mask is handed over."""
+    own_call: bool = False
+    """The attention is a call of PyTorch that the module makes itself, and that stays."""
     buffers: tuple[str, ...] = ()
     """Inputs whose content the attention was read with, by their names in the graph."""
     reasons: tuple[Reason, ...] = ()
@@ -75,7 +77,7 @@ class TrainingReport:
 
     @property
     def fused(self) -> int:
-        """How many sites are fused."""
+        """How many sites a kernel computes, calls of the module's own included."""
         return sum(site.fused for site in self.sites)
 
     @property
@@ -87,8 +89,11 @@ class TrainingReport:
         """The report as text."""
         if self.defect is not None:
             return [f"attnfuse: the graph was left as it was: {self.defect}"]
-        head = (
-            f"attnfuse: {self.fused} of {len(self.sites)} attentions fused, forward and backward, on {self.device}{self.policy}"
-        )
+        if not self.sites:
+            return [f"attnfuse: found no attention in a captured graph on {self.device}{self.policy}"]
+        own = sum(site.own_call for site in self.sites)
+        kept = f", {own} kept as the module's own call" if own else ""
+        done = f"{self.fused - own} of {len(self.sites)} attentions fused{kept}"
+        head = f"attnfuse: {done}, forward and backward, on {self.device}{self.policy}"
         last = [f"attnfuse: {self.first_step}"] if self.first_step else []
         return [head, *(f"attnfuse: {site.line()}" for site in self.sites), *last]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.errors import OptionError
@@ -28,12 +29,13 @@ from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.pytorch.captured_graph import rewrite_graph
 from onnx_attnfuse.training.pytorch.comparison import compare
 from onnx_attnfuse.training.pytorch.plan import Wishes
-from onnx_attnfuse.training.pytorch.reports import Reports
+from onnx_attnfuse.training.pytorch.reports import Captured, announce, keep
 from onnx_attnfuse.training.pytorch.trace import as_array, is_plain
 from onnx_attnfuse.training.report import TrainingReport
+from onnx_attnfuse.training.reporting import tell
 
-REPORTS = Reports()
-"""The reports on graphs of modules that nobody keeps reports for."""
+_KEPT = 8
+"""How many versions of one graph are kept, for as many contents of its buffers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +50,13 @@ class Settings:
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
     verify: bool = False
     """The first step of each graph is held against the graph as it was captured, which is taken where they differ."""
-    reports: Reports = dataclasses.field(default_factory=lambda: REPORTS, compare=False)
-    """Takes the reports."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> Settings:
         """The settings in a mapping.
 
         Raises:
-            OptionError: There is no such option, or no such backend.
+            OptionError: There is no such option or backend, or a variable of the environment is neither 0 nor 1.
         """
         given = dict(options or {})
         names = [field.name for field in dataclasses.fields(cls)]
@@ -67,6 +67,8 @@ class Settings:
         known = torch.compiler.list_backends(exclude_tags=())
         if settings.rest not in known or settings.rest == "attnfuse":
             raise OptionError(f"rest is {settings.rest!r}; choose inductor, eager or another backend of torch.compile")
+        if settings.policy is None:
+            read_environment()
         return settings
 
 
@@ -84,28 +86,42 @@ def attnfuse(
     Raises:
         OptionError: There is no such option.
     """
-    return _Compiled(module, inputs, Settings.of(options), mode).first
+    return _Compiled(module, inputs, Settings.of(options), mode)
 
 
 class _Buffer:
-    """A buffer whose contents a rewritten graph rests on."""
+    """A buffer whose contents decide what a rewritten graph computes."""
 
     def __init__(self, place: int, tensor: torch.Tensor) -> None:
         self._place, self._contents = place, tensor.detach().clone()
-        self._last, self._version = tensor, tensor._version
+        self._compared: Any = WeakIdKeyDictionary()  # by tensor: the version that was compared, and what came of it
+        self._compared[tensor] = (tensor._version, True)
 
     def holds(self, inputs: Sequence[Any]) -> bool:
-        """Whether a call still has these contents."""
+        """Whether a call still has these contents; a tensor is compared again once it was written to."""
         tensor: torch.Tensor = inputs[self._place]
-        if tensor is self._last and tensor._version == self._version:
-            return True
         same = tensor.shape == self._contents.shape and tensor.dtype == self._contents.dtype
-        if isinstance(tensor, FakeTensor):
+        if not same or isinstance(tensor, FakeTensor):
             return same  # DistributedDataParallel runs the parts of a graph on fakes, for their shapes
-        if not same or not torch.equal(tensor.detach().to(self._contents.device), self._contents):
-            return False
-        self._last, self._version = tensor, tensor._version
-        return True
+        version, found = self._compared.get(tensor, (None, False))
+        if version != tensor._version:
+            found = torch.equal(tensor.detach().to(self._contents.device), self._contents)
+            self._compared[tensor] = (tensor._version, found)
+        return bool(found)
+
+
+@dataclasses.dataclass(eq=False)
+class _Version:
+    """A captured graph as it is run while its buffers hold what they did."""
+
+    run: Callable[..., Any]
+    captured: Captured
+    buffers: list[_Buffer]
+    to_verify: bool
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call has the contents that the graph was read with."""
+        return all(buffer.holds(inputs) for buffer in self.buffers)
 
 
 class _Compiled:
@@ -113,53 +129,57 @@ class _Compiled:
 
     def __init__(self, module: fx.GraphModule, inputs: Sequence[Any], settings: Settings, mode: str | None) -> None:
         self._module, self._settings, self._mode = module, settings, mode
-        self._buffers: list[_Buffer] = []
-        self._to_verify: TrainingReport | None = None
         places = [node for node in module.graph.nodes if node.op == "placeholder"]
         held = {place: node.meta["grapharg"].example for place, node in enumerate(places) if _is_buffer(node)}
-        self._held = frozenset(held)  # told only while Dynamo captures
+        self._held = frozenset(held)  # known only while Dynamo captures
         self._first = {place: tensor for place, tensor in held.items() if is_plain(tensor)}
-        self._run: Callable[..., Any] = self._build(inputs)
+        self._versions = [self._build(inputs)]
         self._first = {}
-        self.first = self if self._buffers or self._to_verify else self._run
 
     def __call__(self, *inputs: Any) -> Any:
-        """Runs the graph; where a buffer was written to, it is read again first."""
-        if not all(buffer.holds(inputs) for buffer in self._buffers):
-            self._run = self._build(inputs)
-        if self._to_verify is not None and not any(isinstance(item, FakeTensor) for item in inputs):
-            self._verify(self._to_verify, inputs)
-        return self._run(*inputs)
+        """Runs the graph; where no version has the contents of its buffers, they are read first."""
+        version = next((version for version in self._versions if version.holds(inputs)), None)
+        if version is None:
+            version = self._build(inputs)
+            self._versions = [version, *self._versions[: _KEPT - 1]]
+        keep(version.captured)
+        if version.to_verify and not any(isinstance(item, FakeTensor) for item in inputs):
+            self._verify(version, inputs)
+        return version.run(*inputs)
 
-    def _verify(self, report: TrainingReport, inputs: Sequence[Any]) -> None:
+    def _verify(self, version: _Version, inputs: Sequence[Any]) -> None:
         """Holds the graph against the one that was captured, and takes that one where they differ."""
-        self._to_verify = None
+        version.to_verify = False
+        report = version.captured.report
         try:
-            comparison = compare(self._run, _copied(self._module), inputs)
+            comparison = compare(version.run, _copied(self._module), inputs)
         except Refused as refused:
-            self._settings.reports.amend(report, report.unverified(refused.reason))
-            return
+            report = report.unverified(refused.reason)
         except Exception as error:  # noqa: BLE001 - training goes on
-            self._settings.reports.amend(report, report.unverified(failed(error, Subject("verifying a first step"))))
-            return
-        if not comparison.differs:
-            self._settings.reports.amend(report, report.verified(comparison.words))
-            return
-        self._settings.reports.amend(report, report.taken_back(Reason("differs", comparison.words)))
-        self._buffers = []
-        self._run = self._backend()(_copied(self._module), list(inputs))
+            report = report.unverified(failed(error, Subject("verifying a first step")))
+        else:
+            if comparison.differs:
+                report = report.taken_back(Reason("differs", comparison.words))
+                version.buffers = []
+                version.run = self._backend()(_copied(self._module), list(inputs))
+            else:
+                report = report.verified(comparison.words)
+        version.captured.report = report
+        tell([f"attnfuse: {report.first_step}"])
 
-    def _build(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _build(self, inputs: Sequence[Any]) -> _Version:
         module = _copied(self._module)
         device = next((str(item.device) for item in inputs if isinstance(item, torch.Tensor)), "cpu")
+        buffers: list[_Buffer] = []
         try:
-            report = self._rewrite(module, inputs)
+            report, buffers = self._rewrite(module, inputs)
         except Exception as error:  # noqa: BLE001 - training goes on with the graph as it came
             module = _copied(self._module)
             report = TrainingReport(device, (), defect=failed(error, Subject("fusing a captured graph")))
-        self._settings.reports.tell(report)
-        self._to_verify = report if self._settings.verify and report.fused else None
-        return self._backend()(module, list(inputs))
+        captured = Captured(report)
+        announce(captured)
+        run = self._backend()(module, list(inputs))
+        return _Version(run, captured, buffers, self._settings.verify and report.fused > 0)
 
     def _backend(self) -> Callable[..., Any]:
         """The backend for what is no attention."""
@@ -169,14 +189,14 @@ class _Compiled:
             return functools.partial(backend, mode=self._mode)
         return backend
 
-    def _rewrite(self, module: fx.GraphModule, inputs: Sequence[Any]) -> TrainingReport:
-        """Replaces attention in a copy of the graph."""
+    def _rewrite(self, module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[TrainingReport, list[_Buffer]]:
+        """Replaces attention in a copy of the graph; the report, and the buffers that the graph was read with."""
         policy = self._settings.policy or Policy.from_environment()
         places = [node for node in module.graph.nodes if node.op == "placeholder"]
         fakes: list[Any] = [node.meta.get("example_value") for node in places]
         mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
         if mode is None:
-            return TrainingReport("cpu", ())
+            return TrainingReport("cpu", ()), []
         held = {
             id(fake): (place, tensor)
             for place, fake in enumerate(fakes)
@@ -187,10 +207,9 @@ class _Compiled:
         constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
         wishes, compiled = Wishes(policy, self._settings.flex), self._settings.rest != "eager"
         found = rewrite_graph(module, fakes, mode, constants, wishes, compiled=compiled)
-        self._buffers = [_Buffer(*held[mark]) for mark in found.relied]
         environment = read_environment()
         words = f" ({environment.line(policy)})" if environment.seen and self._settings.policy is None else ""
-        return TrainingReport(_device_name(inputs), found.sites, words)
+        return TrainingReport(_device_name(inputs), found.sites, words), [_Buffer(*held[mark]) for mark in found.relied]
 
 
 def _device_name(inputs: Sequence[Any]) -> str:

@@ -89,7 +89,8 @@ class _Run:
             plan = self._replaced(planner, site)
             if plan.is_new:
                 self.relied.update(self._buffers(site.spec))
-            return dataclasses.replace(report, kernel=plan.kernel, handed=plan.words, others=plan.others)
+            words = {"kernel": plan.kernel, "handed": plan.words, "others": plan.others}
+            return dataclasses.replace(report, **words, own_call=not plan.is_new)
         assert attempt.reason is not None
         if site.call is not None:
             return _kept(report, attempt.reason)
@@ -149,7 +150,7 @@ class _Run:
 def _kept(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
     """A call of the module that stays."""
     others = (("another call", reason),)
-    return dataclasses.replace(report, kernel="as PyTorch chooses", handed="the module's own call", others=others)
+    return dataclasses.replace(report, kernel="as PyTorch chooses", handed="the module's own call", own_call=True, others=others)
 
 
 def _may_have_a_gradient(value: ir.Value) -> bool:

@@ -34,8 +34,9 @@ def fuse(
 ) -> _Module:
     """Fuses the attention of a module, forward and backward, wherever it is called from now on.
 
-    The module stays what it is, with its parameters, hooks and state; it gets an attribute `attention_reports`, a list with a
-    report for each graph that was captured.
+    The module stays what it is, with its parameters, hooks and state; it gets an attribute `attention_reports`, a sequence with a
+    report for each graph that it ran. Modules of one class with equal options share their graphs, as under `module.compile`.
+    A copy of the module is not compiled, by PyTorch's own rule, until it is fused.
 
     Args:
         module: The module.
@@ -53,13 +54,12 @@ def fuse(
     Raises:
         OptionError: There is no such backend, or an axis of an argument that is not there.
     """
-    reports = Reports()
-    options = {"rest": rest, "policy": policy, "flex": flex, "verify": verify, "reports": reports}
+    options = {"rest": rest, "policy": policy, "flex": flex, "verify": verify}
     Settings.of(options)
     module.compile(backend=attnfuse, options=options)
-    if dynamic_shapes is not None:
-        compiled: Any = module.__dict__["_compiled_call_impl"]
-        module.__dict__["_compiled_call_impl"] = _marking(module, compiled, dynamic_shapes)
+    reports = Reports()
+    call = reports.around(module.__dict__["_compiled_call_impl"])
+    module.__dict__["_compiled_call_impl"] = call if dynamic_shapes is None else _marking(module, call, dynamic_shapes)
     module.__dict__["attention_reports"] = reports
     if example_inputs is not None:
         _capture(module, example_inputs)

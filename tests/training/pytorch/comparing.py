@@ -18,7 +18,7 @@ def compiled(module: torch.nn.Module, **options: Any) -> tuple[Any, Reports]:
     """The module compiled by the backend, the rest left eager, with its reports."""
     torch._dynamo.reset()
     reports = Reports()
-    return torch.compile(module, backend=attnfuse, options={"rest": "eager", "reports": reports, **options}), reports
+    return reports.around(torch.compile(module, backend=attnfuse, options={"rest": "eager", **options})), reports
 
 
 def outcome(module: torch.nn.Module, call: Any, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:

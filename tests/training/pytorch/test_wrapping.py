@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_fused_module_is_the_module_with_its_state_and_hooks() -> None:
 
 def test_torch_compile_knows_the_backend_by_its_name() -> None:
     module, reports = Masked(masked.triangle), Reports()
-    call = torch.compile(module, backend="attnfuse", options={"rest": "eager", "reports": reports})
+    call = reports.around(torch.compile(module, backend="attnfuse", options={"rest": "eager"}))
     same(outcome(module, module, given()), outcome(module, call, given()))
     assert [report.fused for report in reports] == [1]
     torch._dynamo.reset()
@@ -211,6 +212,67 @@ def test_torchs_own_layers_are_read_through() -> None:
     call, reports = compiled(module)
     same(*(outcome(module, lambda x, run=run: run(x), {"x": given()["x"]}) for run in (module, call)))
     assert [(site.kernel, site.handed) for site in reports[-1].sites] == [("flash (CPU)", "the module's own call")] * 2
+
+
+def test_blocks_that_are_fused_one_by_one_share_their_graphs_and_each_reports_them() -> None:
+    blocks = [fused(Masked(masked.buffer)) for _ in range(12)]
+    twins = [copy.deepcopy(block) for block in blocks]
+    x, y = given()["x"], given()["x"]
+    for block, twin in zip(blocks, twins, strict=True):
+        x, y = block(x).detach(), twin(y).detach()
+    torch.testing.assert_close(x, y)
+    assert [[report.fused for report in block.attention_reports] for block in blocks] == [[1]] * 12
+    assert {id(block.attention_reports[0]) for block in blocks} == {id(blocks[0].attention_reports[0])}
+
+
+def test_blocks_that_share_a_graph_keep_the_masks_of_their_own_buffers() -> None:
+    blocks = [fused(Masked(masked.buffer)) for _ in range(3)]
+    blocks[1].triangle.fill_(True)
+    twins = [copy.deepcopy(block) for block in blocks]
+    for _ in range(2):
+        for block, twin in zip(blocks, twins, strict=True):
+            same(outcome(twin, twin, given()), outcome(block, block, given()))
+    handed = [[report.sites[0].handed for report in block.attention_reports] for block in blocks]
+    assert handed == [["causal by attribute"], ["its mask as truth values"], ["causal by attribute"]]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda module: torch.optim.swa_utils.AveragedModel(module).module])
+def test_a_copy_is_not_compiled_and_reports_nothing_until_it_is_fused(duplicate) -> None:
+    module = fused(Masked(masked.triangle))
+    module(**given())
+    other = duplicate(module)
+    other(**given())
+    assert (len(module.attention_reports), len(other.attention_reports)) == (1, 0)
+    fused(other)(**given())
+    assert [report.fused for report in other.attention_reports] == [1]
+
+
+class WithoutAttention(torch.nn.Module):
+    """A product of two inputs' channels, which weighs nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.mT).relu()
+
+
+def test_a_module_without_attention_is_reported_in_one_line(caplog) -> None:
+    caplog.set_level("INFO", "onnx_attnfuse.training")
+    fused(WithoutAttention())(torch.ones(1, 4))
+    lines = [record.message for record in caplog.records if record.name == "onnx_attnfuse.training"]
+    assert lines == ["attnfuse: found no attention in a captured graph on cpu"]
+
+
+def test_calls_of_the_module_itself_are_counted_apart() -> None:
+    module = fused(CASES["torch_causal"].module())
+    module(**CASES["torch_causal"].inputs())
+    (report,) = module.attention_reports
+    assert report.lines()[0].startswith("attnfuse: 0 of 1 attentions fused, 1 kept as the module's own call, ")
+
+
+def test_a_variable_that_cannot_be_read_is_one_error_before_anything_is_captured(monkeypatch) -> None:
+    monkeypatch.setenv("ATTNFUSE_USE_FLASH_ATTENTION", "yes")
+    with pytest.raises(OptionError, match="ATTNFUSE_USE_FLASH_ATTENTION"):
+        fused(Masked(masked.triangle))
+    fused(Masked(masked.triangle), policy=Policy())(**given())
 
 
 def test_policies_switch_kernels_off_and_say_so(monkeypatch) -> None:
