@@ -12,7 +12,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import hashlib
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
+from onnx_attnfuse.training.pytorch import rows, runtime_calls
 from onnx_attnfuse.training.pytorch.captured_graph import rewrite_graph
 from onnx_attnfuse.training.pytorch.comparison import compare
 from onnx_attnfuse.training.pytorch.plan import Wishes
@@ -161,7 +164,7 @@ class _Compiled:
             if comparison.differs:
                 report = report.taken_back(Reason("differs", comparison.words))
                 version.buffers = []
-                version.run = self._backend()(_copied(self._module), list(inputs))
+                version.run = self._rest(_copied(self._module), inputs)
             else:
                 report = report.verified(comparison.words)
         version.captured.report = report
@@ -178,16 +181,17 @@ class _Compiled:
             report = TrainingReport(device, (), defect=failed(error, Subject("fusing a captured graph")))
         captured = Captured(report)
         announce(captured)
-        run = self._backend()(module, list(inputs))
-        return _Version(run, captured, buffers, self._settings.verify and report.fused > 0)
+        return _Version(self._rest(module, inputs), captured, buffers, self._settings.verify and report.fused > 0)
 
-    def _backend(self) -> Callable[..., Any]:
-        """The backend for what is no attention."""
+    def _rest(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph compiled by the backend for what is no attention; PyTorch keeps it on disk with the functions of ours in it."""
         dynamo: Any = importlib.import_module("torch._dynamo")
+        inductor: Any = importlib.import_module("torch._inductor.config")
         backend = dynamo.lookup_backend(self._settings.rest)
-        if self._mode is not None:
-            return functools.partial(backend, mode=self._mode)
-        return backend
+        mode = {} if self._mode is None else {"mode": self._mode}
+        name = "unsafe_marked_cacheable_functions"
+        with inductor.patch({name: getattr(inductor, name) | _traced_functions()} if hasattr(inductor, name) else {}):
+            return backend(module, list(inputs), **mode)
 
     def _rewrite(self, module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[TrainingReport, list[_Buffer]]:
         """Replaces attention in a copy of the graph; the report, and the buffers that the graph was read with."""
@@ -210,6 +214,15 @@ class _Compiled:
         environment = read_environment()
         words = f" ({environment.line(policy)})" if environment.seen and self._settings.policy is None else ""
         return TrainingReport(_device_name(inputs), found.sites, words), [_Buffer(*held[mark]) for mark in found.relied]
+
+
+@functools.cache
+def _traced_functions() -> dict[str, str]:
+    """Functions of ours that depend on their arguments alone, with a version of each: PyTorch may keep what they compile to."""
+    modules = (runtime_calls, rows)
+    version = hashlib.sha256("".join(map(inspect.getsource, modules)).encode()).hexdigest()
+    functions = [item for module in modules for item in vars(module).values() if inspect.isfunction(item)]
+    return {f"{item.__module__}.{item.__name__}": version for item in functions if item.__module__.startswith(__package__ or "")}
 
 
 def _device_name(inputs: Sequence[Any]) -> str:

@@ -89,8 +89,8 @@ class _Run:
             plan = self._replaced(planner, site)
             if plan.is_new:
                 self.relied.update(self._buffers(site.spec))
-            words = {"kernel": plan.kernel, "handed": plan.words, "others": plan.others}
-            return dataclasses.replace(report, **words, own_call=not plan.is_new)
+            report = dataclasses.replace(report, kernel=plan.kernel, handed=plan.words, others=plan.others)
+            return dataclasses.replace(report, own_call=not plan.is_new)
         assert attempt.reason is not None
         if site.call is not None:
             return _kept(report, attempt.reason)

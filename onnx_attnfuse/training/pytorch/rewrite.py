@@ -63,6 +63,8 @@ class Rewriter:
             self._undo(before)
             raise
         old.replace_all_uses_with(new, propagate_meta=False)
+        if "example_value" in old.meta:
+            new.meta.setdefault("example_value", old.meta["example_value"])  # PyTorch's cache asks whether it is a tensor
         self._known[next(value for value, node in self._known.items() if node is old)] = new
         self._places[new], self._traced.modes[new] = self._place, self._mode
         self._sweep(old)
