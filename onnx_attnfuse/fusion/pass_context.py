@@ -199,14 +199,18 @@ class PassContext:
         facts = self.scope.facts
         return BuildContext(graph.builder, Bounds(facts), Reader(facts), self.run.plan_context.device, self.run.opset)
 
-    def _kind_of(self, node: ir.Node) -> str | None:
-        """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+    def read_at(self, node: ir.Node) -> Candidate | None:
+        """The attention at a node as it can be read now; None where the node is no Softmax."""
         run, scope = self.run, self.scope
         softmax = find_softmax(node, scope.facts, scope.opset)
         if softmax is None:
             return None
-        found = read_candidate(node, with_sink(softmax, scope.facts), scope, run.catalogue.readers, run.options.keep_outputs)
-        if found.spec is None:
+        return read_candidate(node, with_sink(softmax, scope.facts), scope, run.catalogue.readers, run.options.keep_outputs)
+
+    def _kind_of(self, node: ir.Node) -> str | None:
+        """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+        run, found = self.run, self.read_at(node)
+        if found is None or found.spec is None:
             return None
         graph = self.graph_context()
         context = self._build_context(graph)

@@ -10,6 +10,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
 from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
+from onnx_attnfuse.fusion.enabling.normal_scores import with_plain_scores
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
@@ -135,6 +136,29 @@ def put_roundings_back(graph: PassContext) -> int:
     if put:
         graph.scope.graph.sort()
     return put
+
+
+def normalize_scores(graph: PassContext) -> int:
+    """Rewrites the scores of attentions that could not be read in normal form, where they can be read then."""
+    run, scope, context, count = graph.run, graph.scope, graph.graph_context(), 0
+    for candidate in graph.candidates:
+        if candidate.softmax is None or candidate.read is not None:
+            continue
+        node, scores = candidate.node, candidate.softmax.scores
+        with context.rewrite(scores.producer(), Subject("reading scores in normal form"), label(node)) as edit:
+            change = with_plain_scores(scores, context.builder)
+            if change is None:
+                continue
+            before = Snapshot(scope.graph)
+            edit.replace(change.results, change.frontier, label(node))
+            found = graph.read_at(node)
+            if found is not None and found.read is not None:
+                run.replaced = {**run.replaced, **dict(change.results)}
+                run.enabled[change.described("attentions read in normal form")] += 1
+                count += 1
+            else:
+                before.restore()
+    return count
 
 
 def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:

@@ -57,6 +57,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("looking for attention", passes.find_attention, _FIND, None),
     Pass("moving roundings", passes.move_roundings, _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
+    Pass("reading scores in normal form", passes.normalize_scores, _FIND),
     Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, BEFORE), _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
     Pass("switching kernels off", passes.switch_kernels, undo=None, once=True),

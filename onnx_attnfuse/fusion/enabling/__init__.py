@@ -16,7 +16,6 @@ from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotatio
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
 from onnx_attnfuse.fusion.enabling.gemm import as_product
-from onnx_attnfuse.fusion.enabling.masked_branches import as_added_mask
 from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
@@ -42,12 +41,6 @@ BEFORE: tuple[EnablingRule, ...] = (
         "sums written back into a slice rewritten as sums with a padded addend",
         frozenset(["ScatterND"]),
         as_padded_sum,
-        None,
-    ),
-    EnablingRule(
-        "Where(c, x + m, x) rewritten as x + Where(c, m, 0)",
-        frozenset(["Add", "Where"]),
-        as_added_mask,
         None,
     ),
     _SPLIT_GEMM,
@@ -195,6 +188,6 @@ def apply_enabling(
                 if change is not None:
                     edit.replace(change.results, change.frontier, node.name or node.op_type)
                     replaced.update(change.results)
-                    done[rule.does if not change.assumes else f"{rule.does}; assumes {', '.join(change.assumes)}"] += 1
+                    done[change.described(rule.does)] += 1
         fold(graph.builder.rearranged, graph.builder, "attnfuse/weight")  # the next rule may ask for constants
     return done

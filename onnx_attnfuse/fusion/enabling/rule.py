@@ -22,6 +22,10 @@ class EnablingChange:
     assumes: tuple[AssumptionName, ...] = ()
     """Assumptions that the change rests on."""
 
+    def described(self, does: str) -> str:
+        """The effect of a change, with its assumptions."""
+        return f"{does}; assumes {', '.join(self.assumes)}" if self.assumes else does
+
 
 @dataclasses.dataclass(frozen=True)
 class EnablingRule:
