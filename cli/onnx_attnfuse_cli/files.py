@@ -104,7 +104,12 @@ def are_several(arguments: Sequence[pathlib.Path]) -> bool:
 
 
 def several(
-    arguments: Sequence[pathlib.Path], output: pathlib.Path | None, reports: pathlib.Path | None, *, dry_run: bool
+    arguments: Sequence[pathlib.Path],
+    output: pathlib.Path | None,
+    reports: pathlib.Path | None,
+    *,
+    dry_run: bool,
+    whole: pathlib.Path | None = None,
 ) -> list[Files]:
     """The files to read and to write for every model that the arguments name.
 
@@ -116,16 +121,17 @@ def several(
         output: Folder for the models; None: each beside its source.
         reports: Folder for the reports; None: there are none.
         dry_run: Models are not written.
+        whole: The folder of the models, where the output becomes its like; results then keep the names of their models.
     """
     for name, folder in (("-o", output), ("--report", reports)):
         if folder is not None and ((folder.exists() and not folder.is_dir()) or folder.suffix in {".onnx", ".json", ".html"}):
             raise click.UsageError(f"{name} is {folder}, a file, and there are several models; give a folder")
     models = list(dict.fromkeys(path for argument in arguments for path in _models(argument)))
-    root = pathlib.Path(os.path.commonpath([path.parent.absolute() for path in models]))
+    root = whole.absolute() if whole else pathlib.Path(os.path.commonpath([path.parent.absolute() for path in models]))
     found: list[Files] = []
     for model in models:
         place = model.absolute().relative_to(root)
-        out = (output / place if output else model).with_suffix(SUFFIX)
+        out = output / place if output and whole else (output / place if output else model).with_suffix(SUFFIX)
         reported = (reports / place.with_suffix(".html"), reports / place.with_suffix(".json")) if reports else ()
         found.append(Files(model, None if dry_run else out, reported, place.as_posix()))
     _check_apart(found)

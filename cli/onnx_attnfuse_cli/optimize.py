@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from onnx_attnfuse.options import Options
-from onnx_attnfuse_cli import certificates, genai
+from onnx_attnfuse_cli import certificates, folders, genai
 from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
+from onnx_attnfuse_cli.pipes import STREAM, piped
 from onnx_attnfuse_cli.policy import policy_options
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
@@ -30,7 +31,7 @@ class _Wanted:
     """Options of `attnfuse optimize` besides the fields of `onnx_attnfuse.Options`."""
 
     output: pathlib.Path | None = dataclasses.field(default=None, metadata={"short": "o"})
-    """Output path: a file, or a folder for several models.  [default: MODEL's name with .attnfuse.onnx]"""
+    """Output path: a file, - for standard output, or a folder for several models.  [default: MODEL's name with .attnfuse.onnx]"""
     report: pathlib.Path | None = None
     """Write a report: an HTML page with pictures if the name ends in .html, else JSON. For several models a folder with both."""
     hf_config: pathlib.Path | None = None
@@ -58,6 +59,7 @@ _EXAMPLES = [
     Example("attnfuse optimize model.onnx -o fused.onnx --report report.html", "The same with another name and an HTML report."),
     Example("attnfuse optimize model.onnx --ep cuda --arch sm90 --dim seq=2048", "For an H100 and sequences of about 2048."),
     Example("attnfuse optimize model.onnx --require-all -q", "In CI: exits with 1 if an attention is left unfused."),
+    Example("attnfuse optimize exported -o fused", "The whole folder of an export, with its configuration and tokenizer."),
     Example(
         "attnfuse optimize exports 'more/**/*.onnx' -o fused --report reports",
         "A folder and a pattern, with separate folders for results and reports.",
@@ -84,27 +86,53 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
     The result is written even if --min-fused or --require-all is not met. Attention that is already fused counts as fused.
 
     MODEL may be several files, folders and quoted patterns. Each then has its own result, a failure of one does not stop the
-    others, and the exit status is the highest of all.
+    others, and the exit status is the highest of all. A folder with a config.json is written anew as a whole with -o, other files
+    included. - is standard input, and -o - is standard output.
     """
     wanted: _Wanted = taken(_Wanted, chosen)
     if wanted.verbose and wanted.quiet:
         raise click.UsageError("-v and -q contradict each other; choose one")
-    config = genai.hf_config(wanted.hf_config, chosen["cache"], several=are_several(model))
+    several_models = are_several(model)
+    whole = folders.folder_of_model(model, wanted.output)
+    config = genai.hf_config(wanted.hf_config, chosen["cache"], several=several_models and whole is None)
+    config = config or folders.config_of(whole, chosen["cache"])
     chosen["context_length"] = chosen["context_length"] or genai.context_length(config)
     chosen["past_length"] = chosen["past_length"] or genai.tells_past_length(config)
     proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
-    several_models = are_several(model)
+    if STREAM in (*model, wanted.output):
+        return _streamed(model, wanted, chosen, context.obj)
     out = None if wanted.dry_run or several_models else wanted.output or model[0].with_name(f"{model[0].stem}{SUFFIX}")
     proofs.check(model[0], out, Options(**chosen), several=several_models)
     if several_models:
-        files = several(model, wanted.output, wanted.report, dry_run=wanted.dry_run)
+        files = several(model, wanted.output, wanted.report, dry_run=wanted.dry_run, whole=whole)
+        if whole and len(files) == 1:
+            genai.check(files[0].out, chosen["cache"])
+            files = [dataclasses.replace(files[0], hf_config=config, is_alone=True)]
         start_logging(verbose=wanted.verbose)
-        return _all(files, wanted, chosen, context.obj)
+        return _all(files, wanted, chosen, context.obj, whole)
     files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
     genai.check(out, chosen["cache"])
     start_logging(verbose=wanted.verbose)
     return _one(dataclasses.replace(files, hf_config=config, is_alone=True), wanted, chosen, context.obj)
+
+
+def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
+    """A run on standard input or output; where that is the result, the report goes to stderr."""
+    if len(models) > 1:
+        raise click.UsageError("- is one model, and there are several; give one model")
+    if wanted.certify or wanted.require_proof or chosen["cache"] == "shared":
+        raise click.UsageError("proofs and --cache shared write files beside the model; give files instead of -")
+    with piped(models[0], STREAM if wanted.dry_run else wanted.output) as (model, out):
+        files = Files(model, None if wanted.dry_run else out, (wanted.report,) if wanted.report else ())
+        files.check()
+        start_logging(verbose=wanted.verbose)
+        report, files = _optimized(files, wanted, chosen)
+        if not wanted.quiet:
+            is_result = wanted.output == STREAM and not wanted.dry_run
+            show(report, verb="fused", verbose=wanted.verbose, err=is_result)
+            echo(*([] if is_result else [files.written]), err=True)
+        return max(_status(report, wanted), failed(report.failures, args))
 
 
 def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
@@ -115,10 +143,15 @@ def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequenc
     return max(_status(report, wanted), failed(report.failures, args))
 
 
-def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
-    """Each model by itself; what ends one does not end the others."""
+def _all(
+    files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str], whole: pathlib.Path | None
+) -> Exit:
+    """Each model by itself; what ends one does not end the others. A whole folder gets the other files, too."""
     for item in files:
         item.check_packages()
+    output = None if wanted.dry_run else wanted.output
+    if whole and output:
+        folders.check_free(whole, output, {item.model for item in files})
     reported: dict[str, Report | None] = {}
     worst = Exit.DONE
     for item in files:
@@ -137,8 +170,13 @@ def _all(files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], arg
         from onnx_attnfuse.report.index import write_index
 
         write_index(reported, wanted.report / "index.html")
+    copied = ""
+    if whole and output:
+        done = {item.model for item in files if reported[item.title] is not None}
+        copied = folders.copy_others(whole, output, done, {item.model for item in files} - done)
     if not wanted.quiet:
         show_summary(reported.values())
+        echo(*filter(None, [copied]))
     return worst
 
 

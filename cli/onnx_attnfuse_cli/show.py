@@ -31,13 +31,13 @@ def start_logging(*, verbose: int) -> None:
         logging.getLogger(SELECTION).setLevel(logging.INFO if debug == 1 else logging.DEBUG)
 
 
-def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: int) -> None:
+def show(report: Report, *, verb: Literal["fused", "would fuse"], verbose: int, err: bool = False) -> None:
     """Print a report; lines are cut nowhere, and wrapped only where a terminal asks for it."""
     from rich.console import Console
 
     from onnx_attnfuse.report.text import ReportText
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=err)
     console.print(ReportText(report, verb=verb, fold=not verbose, counts=verbose > 1), soft_wrap=not console.is_terminal)
 
 
@@ -59,9 +59,9 @@ def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
     if verbose:
         echo(f"{files.model}:")
         show(report, verb="fused", verbose=verbose)
-        echo(files.written, err=True)
+        echo(files.written, *files.told, err=True)
     else:
-        echo(f"{files.model}: {last_line(report, 'fused')}{where}")
+        echo(f"{files.model}: {last_line(report, 'fused')}{where}", *files.told)
 
 
 def show_summary(reports: Iterable[Report | None]) -> None:
