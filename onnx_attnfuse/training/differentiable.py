@@ -21,6 +21,12 @@ def check_differentiable(spec: AttentionSpec) -> None:
         raise Refused("computed-scale", f"the scores are scaled by '{name}', which is not a plain number")
     if not spec.scale > 0:
         raise Refused("scale-not-positive", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
+    if spec.renormalized is not None:
+        raise Refused("renormalized", "the weights are masked after the softmax and divided by their sum, which may vanish")
+    if spec.unshifted:
+        raise Refused(
+            "unshifted-exponentials", "no row maximum is subtracted before exponentials, which overflow where kernels do not"
+        )
     if spec.result_scales:
         raise Refused("scaled-weights", "the weights are multiplied after the softmax, which no kernel differentiates")
     if spec.dtype is None or spec.output_dtype != spec.dtype:

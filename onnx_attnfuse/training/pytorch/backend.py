@@ -51,6 +51,8 @@ class Settings:
     """Which kernels may be used; None: what the environment says when a graph is captured."""
     flex: bool | None = None
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
+    patterns: tuple[Any, ...] = ()
+    """Patterns besides the built-in ones: files, folders, or what `onnx_attnfuse.register` takes."""
     verify: bool = False
     """The first step of each graph is held against the graph as it was captured, which is taken where they differ."""
 
@@ -209,7 +211,7 @@ class _Compiled:
             if tensor is not None
         }
         constants = {mark: functools.partial(as_array, tensor) for mark, (_, tensor) in held.items()}
-        wishes, compiled = Wishes(policy, self._settings.flex), self._settings.rest != "eager"
+        wishes, compiled = Wishes(policy, self._settings.flex, tuple(self._settings.patterns)), self._settings.rest != "eager"
         found = rewrite_graph(module, fakes, mode, constants, wishes, compiled=compiled)
         environment = read_environment()
         words = f" ({environment.line(policy)})" if environment.seen and self._settings.policy is None else ""

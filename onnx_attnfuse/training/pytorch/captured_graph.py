@@ -59,7 +59,7 @@ def rewrite_graph(
     """
     open_calls(module, mode)
     traced = trace(module, inputs, mode, constants, gradients)
-    reader = SiteReader(traced)
+    reader = SiteReader(traced, wishes.patterns)
     run = _Run(traced, reader, wishes, Rewriter(traced, reader.facts, compiled=compiled))
     sites = [run.site(reading) for reading in list(reader.read())]
     relied = set(run.relied)

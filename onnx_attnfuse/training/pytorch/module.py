@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.language.registry.discovery import load
+from onnx_attnfuse.options import Options
 from onnx_attnfuse.training.pytorch.backend import Settings, attnfuse
 from onnx_attnfuse.training.pytorch.reports import Reports
 
@@ -30,6 +32,7 @@ def fuse(
     *,
     rest: str = "inductor",
     flex: bool | None = None,
+    patterns: Sequence[Any] = (),
     verify: bool = False,
 ) -> _Module:
     """Fuses the attention of a module, forward and backward, wherever it is called from now on.
@@ -45,6 +48,7 @@ def fuse(
         policy: Which kernels may be used; by default what the environment says when a graph is captured.
         rest: The backend of torch.compile for everything else; `eager` leaves it alone.
         flex: Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA.
+        patterns: Patterns besides the built-in ones, by the same files and objects that `onnx_attnfuse.optimize` takes.
         verify: The first step of each graph is run without fusing as well; where results or gradients differ, nothing is fused.
             That step takes the time and the memory of the module as it is, and of a copy of its parameters.
 
@@ -52,9 +56,10 @@ def fuse(
         The module.
 
     Raises:
-        OptionError: There is no such backend, or an axis of an argument that is not there.
+        OptionError: There is no such backend or pattern, or an axis of an argument that is not there.
     """
-    options = {"rest": rest, "policy": policy, "flex": flex, "verify": verify}
+    load(Options(patterns=tuple(patterns)))
+    options = {"rest": rest, "policy": policy, "flex": flex, "patterns": tuple(patterns), "verify": verify}
     Settings.of(options)
     module.compile(backend=attnfuse, options=options)
     reports = Reports()

@@ -33,7 +33,7 @@ def translate(func: Any, given: Arguments, results: Sequence[torch.Tensor], reco
     """The values of a call's results, or None where ONNX has no such operator or no rule knows it."""
     name = func._schema.name.removeprefix("aten::")
     in_place = name.endswith("_") and not name.endswith("__")
-    many = PARTS.get(name)
+    many = (PARTS | {"max": _largest}).get(name)
     if many is not None:
         return many(recorder, given, results)
     rule = RULES.get(name.removesuffix("_") if in_place else name)
@@ -255,9 +255,33 @@ def _sum_and_product(first: str, second: str) -> Rule:
     return rule
 
 
-def _softmax(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value:
-    source = recorder.emitter.cast(recorder.value(given["self"]), DTYPES[result.dtype])
-    return recorder.emitter.op("Softmax", [source], {"axis": given["dim"] % result.dim()}, result)
+def _softmax(name: str) -> Rule:
+    def rule(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+        source = recorder.emitter.cast(recorder.value(given["self"]), DTYPES[result.dtype])
+        return recorder.emitter.op(name, [source], {"axis": given["dim"] % result.dim()}, result)
+
+    return rule
+
+
+def _reduction(name: str) -> Rule:
+    def rule(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
+        source, axes = recorder.emitter.cast(recorder.value(given["self"]), DTYPES[result.dtype]), given["dim"]
+        if axes is None or source.dtype == ir.DataType.BOOL:
+            return None
+        where = [axis % given["self"].dim() for axis in ([axes] if isinstance(axes, int) else axes)]
+        inputs = [source, recorder.emitter.constant(np.asarray(where, np.int64), "axes", ir.DataType.INT64)]
+        return recorder.emitter.op(name, inputs, {"keepdims": int(given["keepdim"])}, result) if where else None
+
+    return rule
+
+
+def _largest(recorder: Recorder, given: Arguments, results: Sequence[torch.Tensor]) -> list[ir.Value] | None:
+    """The largest elements along an axis, and their places, which no rule reads."""
+    if "dim" not in given or len(results) != 2 or results[0].dtype not in DTYPES:
+        return None
+    value = _reduction("ReduceMax")(recorder, given, results[0])
+    places = recorder.emitter.op("opaque", [recorder.value(given["self"])], None, results[1], domain="aten")
+    return None if value is None else [value, places]
 
 
 def _tensor_constant(recorder: Recorder, given: Arguments, result: torch.Tensor) -> ir.Value | None:
@@ -283,7 +307,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], _full(0)),
     **{name: _unary(name.capitalize()) for name in ("neg", "abs", "exp", "tanh", "sqrt", "floor", "log")},
     **{name: _binary(name.capitalize()) for name in ("add", "sub", "mul", "div")},
-    "_softmax": _softmax,
+    "_log_softmax": _softmax("LogSoftmax"),
+    "_softmax": _softmax("Softmax"),
+    "amax": _reduction("ReduceMax"),
+    "amin": _reduction("ReduceMin"),
+    "logsumexp": _reduction("ReduceLogSumExp"),
+    "sum": _reduction("ReduceSum"),
     "addmm": _sum_and_product("mat1", "mat2"),
     "arange": _arange,
     "baddbmm": _sum_and_product("batch1", "batch2"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import onnx_ir as ir
 
@@ -45,6 +45,8 @@ class Wishes:
     policy: Policy
     flex: bool | None = None
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
+    patterns: tuple[Any, ...] = ()
+    """Patterns besides the built-in ones, as `Options` has them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,15 @@ from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
+from onnx_attnfuse.fusion.pattern_rewrites.statistics import PatternStatistics
+from onnx_attnfuse.fusion.pattern_rewrites.undoable_rewrite import PatternRewriter
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS
 from onnx_attnfuse.graph.scopes import Scope, all_names
 from onnx_attnfuse.language.registry.discovery import load
+from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
@@ -59,18 +63,36 @@ class Reading:
 class SiteReader:
     """Reads the attentions of a captured graph."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, patterns: tuple[Any, ...] = ()) -> None:
         self.traced = traced
         graph = traced.graph
         self.facts = Facts(graph)
         self.bounds, self.reader = Bounds(self.facts, traced.bounds), Reader(self.facts)
-        self._readers = load(Options()).readers
+        catalogue = load(Options(patterns=patterns))
+        self._readers = catalogue.readers
         model = ir.Model(graph, ir_version=_IR_VERSION)
         scope = Scope(graph.name or "captured", graph, self.facts, OPSET)
         builder = Builder(graph, self.facts, OPSET, all_names(model))
         verifier = Verifier(Options(ep="cpu", verify=None if available() else "none"), keep_evidence=False)
         self._context = GraphContext(scope, model, builder, verifier)
+        self._read_formulas(catalogue)
         self._ends = {node.name for node in graph if node.op_type == APART and _is_multiplied(node.outputs[0])}
+
+    def _read_formulas(self, catalogue: Catalogue) -> None:
+        """Writes the formulas of patterns as what they mean, in the description alone."""
+        for node in self.traced.graph:
+            if node.op_type == APART:
+                _follow_largest(node)
+        drops = [node for node, (share, training) in self.traced.drops.items() if training and share]
+        for node in drops:  # no formula reads through one
+            node.op_type = "Dropped"
+        rewriter = PatternRewriter(self._context, catalogue, PatternStatistics(), keep_outputs=False)
+        write_formulas(rewriter)
+        for node in drops:
+            node.op_type = "Identity"
+        for change in rewriter.done:
+            if change.old in self.traced.nodes:
+                self.traced.nodes[change.new] = self.traced.nodes[change.old]
 
     def read(self) -> Iterator[Reading]:
         """Every softmax that is an attention, in the order of the graph."""
@@ -126,6 +148,23 @@ class SiteReader:
         path = [place for place, _ in stack.values()]
         own = "softmax" if call is None else call.name
         return f"{_path(path[-1])}/{own}" if path else own
+
+
+def _follow_largest(apart: ir.Node) -> None:
+    """Reads through the end of a gradient at a row's maximum that is subtracted from the row: a softmax does not depend on it."""
+    way, largest = list[ir.Node](), apart
+    while largest is not None and largest.op_type in {APART, "Identity"}:
+        way.append(largest)
+        (source,) = largest.inputs
+        largest = None if source is None else source.producer()
+    if largest is None or largest.op_type != "ReduceMax":
+        return
+    for user, place in apart.outputs[0].uses():
+        if user.op_type == "Sub" and place == 1 and user.inputs[0] is largest.inputs[0]:
+            user.replace_input_with(1, largest.outputs[0])
+    for node in way:
+        if node.graph is not None and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
+            node.graph.remove(node, safe=True)
 
 
 def _is_multiplied(value: ir.Value) -> bool:
