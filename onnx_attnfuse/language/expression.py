@@ -79,6 +79,9 @@ class Tensor:
     def __pow__(self, other: Operand) -> Tensor:
         return apply("Pow", self, other)
 
+    def __rpow__(self, other: Operand) -> Tensor:
+        return apply("Pow", other, self)
+
     def __neg__(self) -> Tensor:
         return apply("Neg", self)
 

@@ -9,6 +9,8 @@ the operator does not: that it does not happen is the assumption `finite-exponen
 logarithm of the sum such a row is one thing by ReduceLogSumExp and another by operators that spell it out: `shifted=None`.
 """
 
+import math
+
 from onnx_attnfuse.language import (
     Equation,
     Tensor,
@@ -18,6 +20,7 @@ from onnx_attnfuse.language import (
     log,
     log_softmax,
     pattern,
+    sigmoid,
     softmax,
     sum,  # noqa: A004
     where,
@@ -46,6 +49,19 @@ def softmax_of_logarithms(scores: Tensor) -> Equation:
 def softmax_divided_late(scores: Tensor, v: Tensor) -> Equation:
     """Values are summed by exponentials, and the sums divided by those of the exponentials."""
     return equation(exp(scores) @ v / sum(exp(scores)), softmax(scores, shifted=False) @ v)
+
+
+@pattern
+def softmax_of_base_two(scores: Tensor) -> Equation:
+    """Powers of two over their sum."""
+    return equation(2**scores / sum(2**scores), softmax(scores * math.log(2), shifted=False))
+
+
+@pattern
+def sink_behind_product(scores: Tensor, v: Tensor, sink: Tensor) -> Equation:
+    """The share that a sink leaves of the weights as a factor of the result; as a factor of the weights it is read as a sink."""
+    share = sigmoid(log(sum(exp(scores))) - sink)
+    return equation(softmax(scores) @ v * share, (softmax(scores) * share) @ v)
 
 
 @pattern(priority=-1)  # without a mask it is the first one
