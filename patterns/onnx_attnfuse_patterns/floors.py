@@ -28,19 +28,6 @@ def maximum(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     return ()
 
 
-@score_step("Min")
-def minimum(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
-    """`min(scores, high)` with a ceiling that no score reaches."""
-    if len(node.inputs) != 2:
-        return ()
-    left, right = node.inputs
-    for scores, bound in ((left, right), (right, left)):
-        high = facts.number(bound) if bound is not None else None
-        if high is not None and high >= _CEILING and facts.assumed.bounded_scores and scores is not None:
-            return (steps.Passed(scores),)
-    return ()
-
-
 @score_step("Clip")
 def clip(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     """`clip(scores, low, high)` with a ceiling that no score reaches."""

@@ -22,14 +22,14 @@ def add(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
 
 @score_step("Sub")
 def subtract(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
-    """`scores - m` or `m - scores`; `m` may be the scores' own maximum, which Softmax does not see if it is one for all keys."""
+    """`scores - m`; `m` may be the scores' own maximum, which Softmax does not see if it is one for all keys."""
     left, right = node.inputs
     if left is None or right is None:
         return ()
     maximum = steps.maximum_of(left, right, facts)
     if maximum:
         return (steps.Shifted(left, right, also=maximum),)
-    return steps.Added(left, right, negative=True), steps.Added(right, left, mirrored=True)
+    return (steps.Added(left, right, negative=True),)
 
 
 @score_step("Where")

@@ -155,8 +155,6 @@ class _Folder:
         self._cap *= number
 
     def _added(self, step: steps.Added, taken: Taken[ScoreStep]) -> None:
-        if step.mirrored:
-            self._multiplied(-1.0, taken)
         number = self._facts.number(step.operand)
         if number is not None and self._alone and abs(number) <= _NEXT_TO_NOTHING:
             self._is_moved |= number != 0

@@ -48,8 +48,6 @@ class Added:
     scores: ir.Value
     operand: ir.Value
     negative: bool = False
-    mirrored: bool = False
-    """The scores are subtracted from `operand` instead."""
 
 
 @dataclasses.dataclass(frozen=True)

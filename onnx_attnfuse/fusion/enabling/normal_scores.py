@@ -21,7 +21,19 @@ from onnx_attnfuse.certify.arrays import aligned, axes_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.magnitudes import are_small
-from onnx_attnfuse.certify.terms import NINF, Number, Polynomial, Term, polynomial, size, substitute, truth, walk
+from onnx_attnfuse.certify.terms import (
+    NINF,
+    Number,
+    Polynomial,
+    Term,
+    multiply,
+    number,
+    polynomial,
+    size,
+    substitute,
+    truth,
+    walk,
+)
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_constant, is_standard
@@ -164,8 +176,9 @@ def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> Enablin
     if form.factor != 1:
         made = builder.elementwise("Mul", [made, builder.scalar(float(form.factor), dtype)], dtype)
     frontier = [*product.operands] if product.equation else [product.value]
-    frontier += [item for item in form.ends if not is_constant(item) and item is not product.value]
-    if form.has_rest:
+    ends = [item for item in form.ends if not is_constant(item) and item is not product.value]
+    frontier += ends
+    if form.has_rest or ends:
         rest = _copied(nodes, product.value, scores, builder, 0.0)
         made = builder.node("Add", [made, rest], dims=facts.dims(scores), dtype=dtype, hint=f"{scores.name}/masked")
         if form.fill is not None:
@@ -223,24 +236,26 @@ def _form(scores: ir.Value, product: ir.Value, nodes: Sequence[ir.Node], facts: 
             return None
         has_rest, is_bounded = has_rest or bool(parts), is_bounded or depth > 0
         is_large = is_large or case is NINF or (factor != 0 and _large(case))
-    if len(factors) != 1 or len(fills) > (not is_large) or any(_rounds(node, score, reading) for node in nodes):
+    if len(factors) != 1 or len(fills) > (not is_large) or not all(_is_exact(node, score, reading) for node in nodes):
         return None
     assumes: tuple[AssumptionName, ...] = ("large-fills", "bounded-scores") if is_bounded else ()
     return _Form(factors.pop(), tuple(reading.read.values()), has_rest, fills.pop() if fills else None, assumes)
 
 
-def _rounds(node: ir.Node, score: Term, reading: Execution) -> bool:
-    """Whether a score is rounded beside a large number, and something else is done to it, before or after that."""
-    if node.op_type not in ELEMENTWISE or node.op_type in _CHOOSES:
-        return False
+def _is_exact(node: ir.Node, score: Term, reading: Execution) -> bool:
+    """Whether floats come to what real numbers do: a score is moved alone beside a large number, and stands in nothing else."""
     arrays = [reading.array(item) for item in (node.outputs[0], *node.inputs) if item is not None]
-    place = axes_of(arrays[0])
-    for (made, *given), _ in _cases(tuple(array.at(*aligned(place, array.shape)) for array in arrays)):
-        moved = polynomial(made) and made not in given
+    place, moves = axes_of(arrays[0]), node.op_type in ELEMENTWISE and node.op_type not in _CHOOSES
+    terms = (array.at(*aligned(place, array.shape)) for array in (arrays if moves else arrays[:1]))
+    for (made, *given), _ in _cases(tuple(terms)):
+        atoms = [atom for atoms in polynomial(made) for atom in atoms if len(atoms) > 1 or atom.op != "element"]
+        if any(item.op == "element" and item.data == score.data for atom in atoms for item in walk(atom)):
+            return False
+        moved = moves and polynomial(made) and not {made, multiply(number(-1, made.sort), made)}.intersection(given)
         mixed = any((score,) in parts and len(parts) > 1 for parts in map(polynomial, given))
         if moved and mixed and any(map(_large, (made, *given))):
-            return True
-    return False
+            return False
+    return True
 
 
 def _large(term: Term) -> bool:

@@ -162,8 +162,7 @@ class _Writer:
     @staticmethod
     def _adding(step: Added, operand: ir.Value | float) -> Step:
         def adding(emitter: ExpressionEmitter, value: ir.Value) -> ir.Value:
-            operands = [operand, value] if step.mirrored else [value, operand]
-            return emitter.elementwise("Sub" if step.negative or step.mirrored else "Add", operands)
+            return emitter.elementwise("Sub" if step.negative else "Add", [value, operand])
 
         return adding
 
