@@ -22,7 +22,7 @@ def check_differentiable(spec: AttentionSpec) -> None:
     if not spec.scale > 0:
         raise Refused("scale-not-positive", f"the scores are scaled by {spec.scale:g}, with which kernels of PyTorch give NaN")
     if spec.renormalized is not None:
-        raise Refused("renormalized", "the weights are masked after the softmax and divided by their sum, which may vanish")
+        raise Refused("scaled-weights", "the weights are masked after the softmax and divided by their sum, which may vanish")
     if spec.unshifted:
         raise Refused(
             "unshifted-exponentials", "no row maximum is subtracted before exponentials, which overflow where kernels do not"

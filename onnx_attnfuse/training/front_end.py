@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
-from onnx_attnfuse.errors import OptionError
+from onnx_attnfuse.errors import MissingDependencyError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,8 @@ def wrap(module: torch.nn.Module, backend: Backend = "auto", policy: Policy | No
 
     Args:
         module: The module.
-        backend: `torch` compiles the module where it is; `ortmodule` wraps it in ONNX Runtime's; `auto` takes ORTModule where
-            onnxruntime-training is installed, else torch.
+        backend: `torch` compiles the module where it is; `ortmodule` wraps it in ONNX Runtime's; `auto` takes torch, or ORTModule
+            where torch is too old and onnxruntime-training is installed.
         policy: Which kernels may be used; by default what the environment says.
         options: What the back end takes besides: `fuse`'s, or `ORTModule`'s.
 
@@ -31,15 +31,20 @@ def wrap(module: torch.nn.Module, backend: Backend = "auto", policy: Policy | No
 
     Raises:
         OptionError: There is no such back end.
-        MissingDependencyError: onnxruntime-training was asked for and is not installed.
+        MissingDependencyError: torch is too old, or onnxruntime-training was asked for and is not installed.
     """
     if backend not in {"torch", "ortmodule", "auto"}:
         raise OptionError(f"backend is {backend!r}; choose torch, ortmodule or auto")
-    if backend == "ortmodule" or (backend == "auto" and _has_ortmodule()):
-        wrapped: Any = importlib.import_module("onnx_attnfuse.training.module").ORTModule
-        return wrapped(module, policy=policy, **options)
-    fuse: Any = importlib.import_module("onnx_attnfuse.training.pytorch.module").fuse
-    return fuse(module, policy=policy, **options)
+    if backend != "ortmodule":
+        try:
+            fuse: Any = importlib.import_module("onnx_attnfuse.training.pytorch.module").fuse
+        except MissingDependencyError:
+            if backend == "torch" or not _has_ortmodule():
+                raise
+        else:
+            return fuse(module, policy=policy, **options)
+    wrapped: Any = importlib.import_module("onnx_attnfuse.training.module").ORTModule
+    return wrapped(module, policy=policy, **options)
 
 
 def _has_ortmodule() -> bool:

@@ -103,7 +103,7 @@ def test_weights_that_are_masked_after_the_softmax_and_divided_stay() -> None:
         return weights / weights.sum(-1, keepdim=True) @ value
 
     (site,) = check(Spelled(weigh), {"x": given()["x"]}).sites
-    assert [reason.code for reason in site.reasons] == ["renormalized"]
+    assert [reason.code for reason in site.reasons] == ["scaled-weights"]
 
 
 def test_patterns_of_users_are_read_by_the_same_files(tmp_path) -> None:

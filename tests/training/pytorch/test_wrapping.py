@@ -308,8 +308,9 @@ def test_examples_are_captured_at_once_and_change_nothing() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_one_way_in_for_both_back_ends() -> None:
-    module = wrap(Masked(masked.triangle), backend="torch", rest="eager")
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_one_way_in_for_both_back_ends(backend) -> None:
+    module = wrap(Masked(masked.triangle), backend=backend, rest="eager")
     module(**given())
     assert module.attention_reports[0].fused == 1
     with pytest.raises(OptionError, match="choose torch, ortmodule or auto"):
