@@ -10,6 +10,7 @@ from torch import nn
 
 from benchmarks.whole.building import IDS, Whole, of_transformers
 from benchmarks.whole.decoders import DECODERS, cached
+from benchmarks.whole.encoders import ENCODERS
 from benchmarks.whole.spec import Case, Port, Spec
 from models.adapters import Flat, hidden, logits, sample
 
@@ -198,6 +199,7 @@ def models(small: bool) -> dict[str, Whole]:
         vit("vit-l-896", 896, 2, small),
         gpt2(small),
         unet(small),
+        *(encoder(small) for encoder in ENCODERS),
         *(cached(decoder, small) for decoder in DECODERS),
     )
     return {whole.spec.name: whole for whole in made}

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
 from onnx_attnfuse.fusion.enabling.anywhere import as_sum
-from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_fewer_biases
+from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_biases_outside, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
@@ -72,6 +72,12 @@ AFTER: tuple[EnablingRule, ...] = (
         "key biases dropped (softmax ignores them) and value biases moved after the attention",
         frozenset(["MultiHeadAttention"]),
         with_fewer_biases,
+        "fewer-biases",
+    ),
+    EnablingRule(
+        "key biases dropped and value biases moved behind PackedMultiHeadAttention",
+        frozenset(["PackedMultiHeadAttention"]),
+        with_biases_outside,
         "fewer-biases",
     ),
     EnablingRule(

@@ -25,8 +25,8 @@ from onnx_attnfuse.graph.constants import Array, attributes, constant_array, con
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.targets.projection_bias import MAX_BIAS_ELEMENTS
 
-_BIAS, _FIRST_OF_CACHE = 3, 6
-"""Inputs of MultiHeadAttention."""
+_BIAS, _FIRST_OF_CACHE, _INPUTS_OF_PACKED = 3, 6, 7
+"""Inputs of MultiHeadAttention, and how many PackedMultiHeadAttention has."""
 
 
 def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -85,6 +85,34 @@ class _Biased:
         if added.size != first + second + third:
             return None
         return _Biased(query, key, value, (added[:first], added[first : first + second], added[first + second :]), mask)
+
+
+def with_biases_outside(node: ir.Node, builder: Builder) -> EnablingChange | None:
+    """PackedMultiHeadAttention without the bias that was added to its keys, and with that of its values behind it.
+
+    Each packed row is that of a token, which sees itself, so that the weights of each sum to 1.
+    """
+    facts = builder.facts
+    query, key, value, bias, offset, starts, added = (given(node, place) for place in range(_INPUTS_OF_PACKED))
+    if query is None or key is None or value is None or bias is not None or added is not None:
+        return None
+    keys, values = _apart(key, facts), _apart(value, facts)
+    if keys is None and values is None:
+        return None
+    key, value = key if keys is None else keys[0], value if values is None else values[0]
+    result, inputs = node.outputs[0], [query, key, value, None, offset, starts]
+    dims, dtype = facts.dims(result), facts.dtype(result)
+    fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, dtype=dtype, hint=node.name)
+    if values is not None:
+        fused = builder.elementwise("Add", [fused, values[1]], dtype)
+    return EnablingChange(((result, fused),), tuple(item for item in inputs if item is not None))
+
+
+def _apart(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+    """A value without the finite bias that is added to it for one reader alone, and the bias."""
+    found = added_bias(value, facts) if len(value.uses()) == 1 and not value.is_graph_output() else None
+    bias = None if found is None else constant_array(found[1], limit=MAX_BIAS_ELEMENTS)
+    return found if bias is not None and np.isfinite(bias).all() else None
 
 
 _Emptied = tuple[ir.Value, ir.Value]
