@@ -86,6 +86,9 @@ class Options(Choices):
     cuda_graph: bool = False
     """Write a model that ONNX Runtime can capture in a CUDA graph: with the sizes of --dim and no run-time If. A model
     that cannot be captured is refused, with the node that prevents it."""
+    packed_tokens: int | None = dataclasses.field(default=None, metadata={"least": 1})
+    """Rows for the tokens of a batch, with --target packed and --cuda-graph. Where a batch has more tokens, every output
+    that packing reaches is NaN."""
     conformance: pathlib.Path | None = dataclasses.field(default=None, metadata={"metavar": "FILE"})
     """Do not use operators that failed in this table of `attnfuse conformance --json`. Default: the table that comes with
     the package, if there is one."""

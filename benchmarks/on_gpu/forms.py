@@ -1,4 +1,4 @@
-"""Whole models without the forms that are written for CUDA, with each of them alone, and with all; captured and launched.
+"""Whole models with all forms that are written for CUDA, without each of them, and without all; captured and launched.
 
 The models are those of `python benchmarks/whole_models.py FOLDER`. A form that leaves a model as it is has no cell.
 """
@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import pathlib
+import unittest.mock
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,8 +27,8 @@ from benchmarks.whole.variants import word
 from onnx_attnfuse.kernels import providers
 
 MODELS = ("bert-base", "xlmr-large", "t5-base-enc", "vit-l-224", "gpt2-medium", "modernbert-12l", "dinov3-h-12l")
-FORMS = ("fused-products", "split-products", "any-by-sum", "whole-rotations", "half-gelu")
-"""The rules that are left out, or applied alone."""
+FORMS = ("fused-products", "split-products", "any-by-sum", "whole-rotations", "paired-rotations", "half-gelu")
+"""The rules that are left out, each by itself."""
 RIGHT: Mapping[str, Any] = {"padding": "assume-right"}
 PACKED: Mapping[str, Mapping[str, Any]] = {
     "right": RIGHT,
@@ -61,15 +62,16 @@ def write(source: pathlib.Path, written: Written, way: str) -> str:
         return ""
     logging.disable(logging.WARNING)
     record = providers.provider("cuda")
-    providers._records["cuda"] = dataclasses.replace(record, pays=record.pays - written.off)  # noqa: SLF001 - to leave rules out
+    others = {"cuda": dataclasses.replace(record, pays=record.pays - written.off)}
     target = written.path(source, way)
     try:
-        onnx_attnfuse.optimize(source, ep="cuda", verify="none", **written.choices).save(target)
+        with unittest.mock.patch.dict("onnx_attnfuse.kernels.providers._records", others):
+            onnx_attnfuse.optimize(source, ep="cuda", verify="none", **written.choices).save(target)
     except Exception as error:  # noqa: BLE001 - a failure is a result
         return f"{type(error).__name__}: {error}"
-    finally:
-        providers._records["cuda"] = record  # noqa: SLF001 - the next one leaves others out
-    return "".join(f"{node.op_type} {node.input} {node.output}\n" for node in onnx.load(target, load_external_data=False).graph.node)
+    return "".join(
+        f"{node.op_type} {node.input} {node.output}\n" for node in onnx.load(target, load_external_data=False).graph.node
+    )
 
 
 class Whole(Bound):
@@ -78,7 +80,9 @@ class Whole(Bound):
     def __init__(self, path: pathlib.Path, spec: Spec, setting: Setting, *, captured: bool) -> None:
         """Loads it with the inputs of its first case."""
         feeds = specs.feeds(spec, spec.cases[0])
-        super().__init__(path, setting, feeds, {"arena_extend_strategy": "kSameAsRequested"} if setting.cuda else {}, captured=captured)
+        super().__init__(
+            path, setting, feeds, {"arena_extend_strategy": "kSameAsRequested"} if setting.cuda else {}, captured=captured
+        )
         self._kept = next((feeds[port.name] for port in spec.inputs if port.kind == "mask"), None)
 
     def output(self) -> Any:
@@ -95,9 +99,12 @@ def variants(spec: Spec, way: str, setting: Setting) -> list[Written]:
     sizes = {name: size for name, size in case.sizes.items() if size}
     choices = {"arch": setting.arch, **({"cuda_graph": True, "dim": sizes} if way == "captured" else {})}
     every = frozenset(FORMS)
-    made = [Written("none", every, choices), *(Written(form, every - {form}, choices) for form in FORMS)]
-    made.append(Written("all", frozenset(), choices))
-    more = PACKED if way == "launched" else {"right": RIGHT}
+    made = [Written("all", frozenset(), choices), *(Written(f"no {form}", frozenset([form]), choices) for form in FORMS)]
+    made.append(Written("none", every, choices))
+    tokens = sum(specs.lengths(case))
+    rows = {"packed": tokens, "packed, roomy": tokens * 5 // 4}
+    fixed = {name: {"target": "packed", "packed_tokens": count} for name, count in rows.items()}
+    more = PACKED if way == "launched" else {"right": RIGHT, **fixed}
     made += [Written(label, frozenset(), {**choices, **chosen}) for label, chosen in more.items() if case.padded]
     return [*made, Written("export", every, None)] if way == "launched" else made
 
@@ -119,7 +126,9 @@ def races(setting: Setting) -> Iterator[Race]:
         for name, way in rows:
             spec, made = known[name], {label: job for (*row, label), job in jobs.items() if row == [name, way]}
             texts = {label: job.result() for label, (_, job) in made.items()}
-            shown = [written for label, (written, _) in made.items() if label not in FORMS or texts[label] != texts["none"]]
+            shown = [
+                written for label, (written, _) in made.items() if not label.startswith("no ") or texts[label] != texts["all"]
+            ]
             load = functools.partial(Whole, spec=spec, setting=setting, captured=way == "captured")
             makers = {written.label: functools.partial(load, written.path(sources[name], way)) for written in shown}
             yield Race(f"{name}, {spec.cases[0].label}, {way}", makers)

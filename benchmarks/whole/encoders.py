@@ -30,7 +30,10 @@ def text(name: str, family: str, batch: int, seq: int, width: int, heads: int, s
     batch, seq = (2, 16) if small else (batch, seq)
     spec = Spec(
         name,
-        (Port("input_ids", IDS, "ids", settings.get("vocab_size", _WORDS) if small else _WORDS), Port("attention_mask", IDS, "mask")),
+        (
+            Port("input_ids", IDS, "ids", settings.get("vocab_size", _WORDS) if small else _WORDS),
+            Port("attention_mask", IDS, "mask"),
+        ),
         (Port("last_hidden_state", ("batch", "seq", width)),),
         (Case(f"{batch}x{seq}, half padding", {"batch": batch, "seq": seq}, padded=True),),
         "bert",
@@ -70,7 +73,9 @@ def modernbert(small: bool) -> Whole:
         **_SPECIAL,
         **(_SMALL if small else {}),
     }
-    return text("modernbert-12l", "ModernBert", 16, 512, settings["hidden_size"], settings["num_attention_heads"], settings, small)
+    return text(
+        "modernbert-12l", "ModernBert", 16, 512, settings["hidden_size"], settings["num_attention_heads"], settings, small
+    )
 
 
 def t5(small: bool) -> Whole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any
 
 import torch
@@ -131,8 +132,7 @@ def unet(small: bool) -> Whole:
     )
 
     def build() -> nn.Module:
-        import diffusers
-
+        diffusers: Any = importlib.import_module("diffusers")
         model = diffusers.UNet2DConditionModel(**settings).to(torch.get_default_dtype()).eval()
         return Flat(model, tuple(port.name for port in spec.inputs), sample)
 

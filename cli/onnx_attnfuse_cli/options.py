@@ -30,7 +30,9 @@ SECTIONS: Mapping[str, Collection[str]] = {
     for heading, names in {
         "What to write": "output report json dry_run evidence verbose quiet",
         "Where the model will run": "ep arch onnxruntime dim same cuda_graph",
-        "Which operator": "target dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback",
+        "Which operator": (
+            "target packed_tokens dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback"
+        ),
         "Decoders": "cache context_length past_length kv_cache calibrate hf_config",
         "What is exact, and for which batches": "padding assume certify require_proof solver verify",
         "Patterns": "patterns skip_patterns only_patterns",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from onnx_attnfuse.certify import digits
 from onnx_attnfuse.certify.statements import outermost
@@ -151,3 +151,25 @@ def spelled_sums(one: Term, other: Term) -> tuple[Term, Term]:
                 summed = total(digit, summed)
             places[item] = summed
     return replaced(one, places), replaced(other, places)
+
+
+def in_pairs(bodies: Sequence[Term], bound: Term, name: str) -> Iterator[list[tuple[Term, Term]]]:
+    """What has to be equal where one sum takes side by side what stands half of its length apart in the other, either way.
+
+    Args:
+        bodies: The summands, both chosen by their index, as a rotation chooses by the channel; else there is nothing to try.
+        bound: Their index.
+        name: The name of the index of a pair.
+    """
+    length = bound.args[0]
+    if length.op != "const" or int(length.data) % 2 or not all(_chooses(body, bound) for body in bodies):
+        return
+    half = int(length.data) // 2
+    place = index(name, number(half))
+    places = [(add(place, number(half * part)), add(place, place, number(part))) for part in range(2)]
+    for apart, side_by_side in (bodies, bodies[::-1]):
+        yield [(substitute(apart, {bound: one}), substitute(side_by_side, {bound: other})) for one, other in places]
+
+
+def _chooses(body: Term, bound: Term) -> bool:
+    return any(item.op == "ite" and bound in free(item.args[0]) for item in walk(body))

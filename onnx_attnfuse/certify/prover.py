@@ -10,6 +10,7 @@ from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.certify import arithmetic, digits
 from onnx_attnfuse.certify.forms import (
     condition_of,
+    in_pairs,
     is_tangled,
     leaves,
     likely_keys,
@@ -262,6 +263,11 @@ class Prover:
         ):
             del self.open[tried:]
             return True
+        self._count += 1
+        for pairs in in_pairs(bodies, bound, f"k{self._count}") if one.op == "sum" else ():
+            if all(self.equal(*pair, facts, "summand of a pair") for pair in pairs):
+                del self.open[tried:]
+                return True
         return False
 
     def _same_attention(self, bodies: Sequence[Term], bound: Term, facts: Facts) -> bool:

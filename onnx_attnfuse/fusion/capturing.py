@@ -27,6 +27,11 @@ def check_options(options: Options) -> None:
     Raises:
         OptionError: The execution provider captures no model, or another option asks for what cannot be captured.
     """
+    is_packed = options.target == packed.NAME
+    if options.packed_tokens is not None and not (options.cuda_graph and is_packed):
+        raise OptionError(
+            f"packed_tokens is given, which is for cuda_graph with target {packed.NAME!r}; add both or leave it out"
+        )
     if not options.cuda_graph:
         return
     ep = resolve(options.ep, options.arch).ep
@@ -35,9 +40,9 @@ def check_options(options: Options) -> None:
         raise OptionError(f"cuda_graph is asked for, and {ep} captures no model; choose --ep {others} with it")
     if options.padding == "guarded":
         raise OptionError("padding is 'guarded', a test at run time, which no CUDA graph has; leave it or cuda_graph out")
-    if options.target == packed.NAME:
-        what = f"target is {packed.NAME!r}, for which the host counts tokens at run time, which no CUDA graph does"
-        raise OptionError(f"{what}; leave it or cuda_graph out")
+    if is_packed and options.packed_tokens is None:
+        what = f"target is {packed.NAME!r}, and a CUDA graph has a fixed number of rows"
+        raise OptionError(f"{what}; add --packed-tokens N, for the most tokens of a batch, or leave cuda_graph out")
 
 
 def fixes(model: ir.Model, options: Options) -> bool:

@@ -226,19 +226,26 @@ def share_cache(graph: PassContext) -> int:
 
 
 def pack_rows(graph: PassContext) -> int:
-    """Removes padding around the attentions by operators of the standard, where that pays and is equal or asked for."""
+    """Removes padding around the attentions, which stay what they are, where that pays and is equal, or asked for.
+
+    Elsewhere that is for a fixed number of rows, where PackedMultiHeadAttention does not take all attentions.
+    """
     run = graph.run
     asked, device = run.plan_context.target == packed.NAME, run.plan_context.device
     is_main, is_shared = graph.scope.graph is run.model.graph, graph.shared.decoder is not None
-    if "packed-rows" not in device.provider.pays or not (asked or run.plan_context.target == "auto"):
+    pays, room = "packed-rows" in device.provider.pays, run.options.packed_tokens
+    if not asked and not (pays and run.plan_context.target == "auto"):
+        return 0
+    from onnx_attnfuse.fusion.packing.pack import takes_all
+    from onnx_attnfuse.fusion.packing.rows import pack_rows as pack
+
+    if not pays and (room is None or takes_all(graph.new_site_fuser(), graph.candidates, run.plan_context, room)):
         return 0
     run.plan_context = dataclasses.replace(run.plan_context, target="auto")
     if not is_main or is_shared or run.options.dequantise_attention or not graph.candidates:
         return 0
-    from onnx_attnfuse.fusion.packing.rows import pack_rows as pack
-
     fuser = graph.new_site_fuser()
-    count, notes = pack(fuser, graph.candidates, run.plan_context, asked=asked)
+    count, notes = pack(fuser, graph.candidates, run.plan_context, asked=asked, room=room)
     run.notes += notes
     if count:
         graph.scope.graph.sort()
@@ -256,7 +263,7 @@ def pack_attention(graph: PassContext) -> int:
 
     run.options.progress("packing", len(run.sites), run.total)
     fuser = graph.new_site_fuser()
-    found, notes = pack(fuser, graph.candidates, run.plan_context)
+    found, notes = pack(fuser, graph.candidates, run.plan_context, run.options.packed_tokens)
     run.notes += notes
     return _finished(graph, fuser, found)
 

@@ -46,6 +46,7 @@ Paying: TypeAlias = Literal[
     "split-products",
     "any-by-sum",
     "whole-rotations",
+    "paired-rotations",
     "packed-rows",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for

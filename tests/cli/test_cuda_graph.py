@@ -57,8 +57,8 @@ def test_a_model_of_the_sizes_that_were_told_is_written(folder: pathlib.Path, ca
         ),
         (
             ["model.onnx", *ASKED, *SIZES, "--target", "packed"],
-            "target is 'packed', for which the host counts tokens at run time, which no CUDA graph does; leave it or cuda_graph"
-            " out",
+            "target is 'packed', and a CUDA graph has a fixed number of rows; add --packed-tokens N, for the most tokens of a"
+            " batch, or leave cuda_graph out",
         ),
         (
             ["counting.onnx", *ASKED, *SIZES],

@@ -100,7 +100,10 @@ def test_the_pass_fixes_sizes_too_and_refuses_as_the_call_does() -> None:
         ({"dim": {"batch": 2}}, r"for the sizes 'seq'; add --dim seq=N"),
         ({"ep": "cpu"}, r"cuda_graph is asked for, and cpu captures no model; choose --ep cuda with it"),
         ({"padding": "guarded"}, r"padding is 'guarded', a test at run time, .*; leave it or cuda_graph out"),
-        ({"target": "packed"}, r"target is 'packed', .* counts tokens at run time, .*; leave it or cuda_graph out"),
+        (
+            {"target": "packed"},
+            r"target is 'packed', and a CUDA graph has .* rows; add --packed-tokens N, .*, or leave cuda_graph out",
+        ),
     ],
     ids=["sizes", "size", "ep", "padding", "target"],
 )

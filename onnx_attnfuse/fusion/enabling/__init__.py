@@ -19,6 +19,7 @@ from onnx_attnfuse.fusion.enabling.gemm import as_product
 from onnx_attnfuse.fusion.enabling.norms_inside import with_norms_inside
 from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_projections
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
+from onnx_attnfuse.fusion.enabling.paired_rotations import with_paired_rotations
 from onnx_attnfuse.fusion.enabling.products import as_fused_product, as_own_products
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
@@ -154,6 +155,12 @@ AFTER: tuple[EnablingRule, ...] = (
         as_own_products,
         "split-products",
         with_cache=False,
+    ),
+    EnablingRule(
+        "rotations of queries and keys rewritten for pairs of channels side by side",
+        frozenset(["MultiHeadAttention"]),
+        with_paired_rotations,
+        "paired-rotations",
     ),
     EnablingRule(
         "products padded to a multiple of 64 columns for tensor cores",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, constant_array, constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, constant_tensor, is_standard
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.rules.reading import slice_bounds
 from onnx_attnfuse.graph.uses import producer_of, reads_input
 from onnx_attnfuse.kernels.operators import group_query_attention
@@ -34,6 +36,70 @@ def added_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value, ir.Value] | Non
         if facts.dims(one) == dims and facts.dims(other) == dims[-1:] and facts.dtype(other) == facts.dtype(value):
             return one, other
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Rows that were moved, their channels staying as they are."""
+
+    source: ir.Value
+    steps: tuple[ir.Node, ...]
+    """What moves them, the last first."""
+
+    def again(self, value: ir.Value, builder: Builder) -> ir.Value:
+        """Another value moved likewise."""
+        own = builder.facts.dims(value)
+        assert own is not None
+        for node in reversed(self.steps):
+            dims, dtype = builder.facts.dims(node.outputs[0]), builder.facts.dtype(value)
+            assert dims is not None
+            shape = [*dims[:-1], own[-1]]
+            if node.op_type == "Reshape":
+                value = builder.reshape(value, shape)
+            else:
+                kept, inputs = attributes(node), [value, *node.inputs[1:]]
+                value = builder.node(node.op_type, inputs, kept, domain=node.domain, dims=shape, dtype=dtype, hint=node.name)
+        return value
+
+    def others(self) -> list[ir.Value | None]:
+        """What says where they go."""
+        return [value for node in self.steps if node.op_type != "Reshape" for value in node.inputs[1:]]
+
+
+def moved_by(node: ir.Node | None, facts: Facts) -> ir.Value | None:
+    """The value whose rows a Reshape, Gather or RestorePadding moves, its channels staying as they are; else None."""
+    source = None if node is None or not node.inputs else node.inputs[0]
+    if node is None or source is None:
+        return None
+    if is_standard(node, "Reshape"):
+        source = _reshaped(source)
+    before, after = facts.dims(source), facts.dims(node.outputs[0])
+    if not before or not after or before[-1] != after[-1] or not isinstance(after[-1], int) or len(before) not in {2, 3}:
+        return None
+    is_gathered = is_standard(node, "Gather") and attribute(node, "axis", 0) == 0 and len(before) == 2
+    return source if is_gathered or is_standard(node, "Reshape") or is_contrib(node, "RestorePadding") else None
+
+
+def _reshaped(value: ir.Value) -> ir.Value:
+    """What a value is made of by Reshapes alone, which nothing else reads."""
+    node = value.producer()
+    while is_standard(node, "Reshape") and node.inputs[0] is not None and len(value.uses()) == 1 and not value.is_graph_output():
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def moved_rows(value: ir.Value, facts: Facts) -> Moved:
+    """What a value is moved rows of, where nothing else reads them; itself where it is of none."""
+    steps: list[ir.Node] = []
+    while len(value.uses()) == 1 and not value.is_graph_output():
+        node = value.producer()
+        source = moved_by(node, facts)
+        if node is None or source is None:
+            break
+        steps.append(node)
+        value = source
+    return Moved(value, tuple(steps))
 
 
 def halves(left: ir.Value, right: ir.Value, facts: Facts) -> ir.Value | None:

@@ -9,18 +9,20 @@ result first. That fusion looks at matrices, and at tensors whose sizes are all 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.helpers import added_bias
+from onnx_attnfuse.fusion.enabling.helpers import Moved, added_bias, moved_by
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import attribute, constant_tensor, given, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.graph.rules.reading import slice_bounds
+from onnx_attnfuse.graph.uses import producer_of
 
 _MATRIX = 2
 _Piece = tuple[ir.Value, tuple[int, int]]
@@ -58,20 +60,23 @@ def as_fused_product(node: ir.Node, builder: Builder, *, is_fixed: bool) -> Enab
 
 
 def as_own_products(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """A product, or one with a bias, that is cut along its last axis by all its readers, as a product for each of them."""
+    """A product, or one with a bias, that is cut along its columns by all its readers, as a product for each of them."""
     facts = builder.facts
     x, weight = given(node, 0), given(node, 1)
     if not is_standard(node, "MatMul") or x is None or weight is None or constant_tensor(weight) is None:
         return None
-    bias, whole = _with_bias(node.outputs[0], facts)
-    dims, dtype, shape = facts.dims(whole), facts.dtype(whole), facts.dims(weight)
-    if dims is None or dtype is None or shape is None or len(shape) != _MATRIX or not isinstance(shape[1], int):
+    bias, total = _with_bias(node.outputs[0], facts)
+    moved = _moved(total, facts)
+    found = _Parted.read(moved.steps[0].outputs[0] if moved.steps else total, facts)
+    dims, dtype, shape = facts.dims(total), facts.dtype(total), facts.dims(weight)
+    if found is None or dims is None or dtype is None or shape is None or len(shape) != _MATRIX:
         return None
-    pieces = _pieces(whole, shape[1], facts)
+    pieces = _pieces(found, facts)
     if pieces is None or len(weight.uses()) > 1:
         return None
     pairs: list[tuple[ir.Value, ir.Value]] = []
-    for piece, (start, end) in pieces:
+    for piece, bounds in pieces:
+        start, end = (found.width * bound for bound in bounds)
         columns = builder.slice(weight, 1, start, end)
         builder.rearranged.append(columns)
         product = builder.node("MatMul", [x, columns], dims=[*dims[:-1], end - start], dtype=dtype, hint=f"{node.name}/columns")
@@ -79,8 +84,48 @@ def as_own_products(node: ir.Node, builder: Builder) -> EnablingChange | None:
             part = builder.slice(bias, 0, start, end)
             builder.rearranged.append(part)
             product = builder.elementwise("Add", [product, part], dtype)
-        pairs.append((piece, product))
-    return EnablingChange(tuple(pairs), (x, weight) if bias is None else (x, weight, bias))
+        own = facts.dims(piece)
+        assert own is not None
+        pairs.append((piece, builder.reshape(moved.again(product, builder), own)))
+    frontier = (x, weight, bias, *moved.others())
+    return EnablingChange(tuple(pairs), tuple(dict.fromkeys(value for value in frontier if value is not None)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parted:
+    """Columns as parts of one width along an axis."""
+
+    whole: ir.Value
+    axis: int
+    parts: int
+    width: int
+
+    @staticmethod
+    def read(value: ir.Value, facts: Facts) -> _Parted | None:
+        """The columns of a value, each by itself, or in the parts that the one Reshape that reads them makes."""
+        dims, readers = facts.dims(value), [user for user, _ in value.uses()]
+        if not dims or not isinstance(dims[-1], int):
+            return None
+        lead = len(dims) - 1
+        if len(readers) != 1 or not is_standard(readers[0], "Reshape") or value.is_graph_output():
+            return _Parted(value, lead, dims[-1], 1)
+        after = facts.dims(readers[0].outputs[0])
+        if not after or len(after) <= lead or tuple(after[:lead]) != tuple(dims[:lead]):
+            return None
+        parts = after[lead]
+        return _Parted(readers[0].outputs[0], lead, parts, dims[-1] // parts) if isinstance(parts, int) and parts else None
+
+
+def _moved(value: ir.Value, facts: Facts) -> Moved:
+    """What moves the rows of a value before all else."""
+    source, steps, maker = value, list[ir.Node](), producer_of(value)
+    while len(value.uses()) == 1 and not value.is_graph_output():
+        node = next(iter(value.uses()))[0]
+        if node.graph is not maker.graph or moved_by(node, facts) is not value:
+            break
+        steps.insert(0, node)
+        value = node.outputs[0]
+    return Moved(source, tuple(steps))
 
 
 def _with_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value | None, ir.Value]:
@@ -90,14 +135,15 @@ def _with_bias(value: ir.Value, facts: Facts) -> tuple[ir.Value | None, ir.Value
     return (found[1], readers[0].outputs[0]) if found is not None and found[0] is value else (None, value)
 
 
-def _pieces(whole: ir.Value, width: int, facts: Facts) -> Sequence[_Piece] | None:
-    """The pieces that readers cut out of the last axis of a value, each with its columns; None where one reads it otherwise."""
+def _pieces(parted: _Parted, facts: Facts) -> Sequence[_Piece] | None:
+    """The pieces that readers cut along the parts of a value, each with its parts; None where one reads it otherwise."""
+    whole = parted.whole
     readers, maker = [user for user, _ in whole.uses()], whole.producer()
     if maker is None or whole.is_graph_output() or any(reader.graph is not maker.graph for reader in readers):
         return None
     found: list[_Piece] = []
     for reader in readers:
-        cut = _cut(reader, width, facts) if reader.inputs[0] is whole else None
+        cut = _cut(reader, parted, facts) if reader.inputs[0] is whole else None
         if cut is None:
             return None
         found += [piece for piece in cut if piece[0].uses() or piece[0].is_graph_output()]
@@ -106,19 +152,20 @@ def _pieces(whole: ir.Value, width: int, facts: Facts) -> Sequence[_Piece] | Non
     return found if is_apart and len(places) > 1 and all(start < end for start, end in places) else None
 
 
-def _cut(node: ir.Node, width: int, facts: Facts) -> list[_Piece] | None:
-    """The pieces that a Split or a Slice cuts out of the last axis; None where it is another operator, or cuts elsewhere."""
-    rank = None if node.inputs[0] is None else facts.rank(node.inputs[0])
+def _cut(node: ir.Node, parted: _Parted, facts: Facts) -> list[_Piece] | None:
+    """The pieces that a Split or a Slice cuts along the parts; None where it is another operator, or cuts elsewhere."""
+    rank = facts.rank(parted.whole)
     if not rank or not is_standard(node, "Slice", "Split"):
         return None
     if node.op_type == "Split":
-        sizes = [size for size in ((facts.dims(piece) or (None,))[-1] for piece in node.outputs) if isinstance(size, int)]
-        if attribute(node, "axis", 0) % rank != rank - 1 or len(sizes) < len(node.outputs):
+        sizes = [(facts.dims(piece) or (None,) * rank)[parted.axis] for piece in node.outputs]
+        known = [size for size in sizes if isinstance(size, int)]
+        if attribute(node, "axis", 0) % rank != parted.axis or len(known) < len(node.outputs):
             return None
-        ends = [0, *itertools.accumulate(sizes)]
+        ends = [0, *itertools.accumulate(known)]
         return list(zip(node.outputs, itertools.pairwise(ends), strict=True))
     bounds = slice_bounds(node, rank, facts) or {}
-    start, end, step = bounds.get(rank - 1, (None, None, None))
+    start, end, step = bounds.get(parted.axis, (None, None, None))
     if len(bounds) != 1 or step != 1 or not isinstance(start, int) or not isinstance(end, int):
         return None
-    return [(node.outputs[0], slice(start, end).indices(width)[:2])]
+    return [(node.outputs[0], slice(start, end).indices(parted.parts)[:2])]

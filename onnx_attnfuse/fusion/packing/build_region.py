@@ -106,7 +106,7 @@ class _RegionBuilder:
         pad_unpad: PadUnpad
         compute: Callable[[Sequence[ir.Value]], Sequence[ir.Value]]
         if isinstance(item, Site):
-            site, inside = item, self._form.pad_unpad()
+            site, inside = item, self._form.trial()
             pad_unpad, given = inside, self._form.given
             compute = lambda operands: [self._form.attend(site, operands, inside)]  # noqa: E731 - one of two
             outputs = [(item.result.value, item.marks)]

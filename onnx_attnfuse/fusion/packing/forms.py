@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Axes, Factor
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, UnpadRows, UnpadTokens
+from onnx_attnfuse.fusion.packing.fixed_rows import UnpadFixed
+from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, Rows, UnpadRows, UnpadTokens
 from onnx_attnfuse.fusion.packing.region import Region, Site
 from onnx_attnfuse.fusion.packing.token_axes import Tokens, count_of, others
 from onnx_attnfuse.graph.build import Builder
@@ -35,23 +36,34 @@ class AttentionForm(abc.ABC):
     def pad_unpad(self) -> PadUnpad:
         """A way in and out that nothing has gone through yet."""
 
+    def trial(self) -> PadUnpad:
+        """The same for the judge, which gives any number of tokens."""
+        return self.pad_unpad()
+
     @abc.abstractmethod
     def attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: PadUnpad) -> ir.Value:
         """The result of an attention on packed operands, packed."""
 
 
 class OperatorForm(AttentionForm):
-    """PackedMultiHeadAttention between RemovePadding and RestorePadding, which want padding on the right."""
+    """PackedMultiHeadAttention, by default between RemovePadding and RestorePadding, which want padding on the right."""
 
-    def __init__(self, tokens: Tokens, context: BuildContext, padding: KeyPadding) -> None:
-        super().__init__(tokens, padding.keep, padding.exact("right_padded"))
+    def __init__(self, tokens: Tokens, context: BuildContext, padding: KeyPadding, room: int | None = None) -> None:
+        """Sets it up; with `room` for a fixed number of rows, which take any padding."""
+        super().__init__(tokens, padding.keep, padding.exact("right_padded") if room is None else None)
+        self._fixed = None if room is None else UnpadFixed(context.builder, tokens, self.keep, room).with_packing()
         self._context, self._padding = context, padding
         self.attended: dict[Site, PackedResult] = {}
         """What each attention became, the last time that it was built."""
 
     def pad_unpad(self) -> PadUnpad:
-        """By the operators for it."""
-        return UnpadTokens(self._context.builder, self.tokens, self._padding.lengths())
+        """By the operators for it, or by rows whose number is fixed."""
+        return self._fixed or UnpadTokens(self._context.builder, self.tokens, self._padding.lengths())
+
+    def trial(self) -> PadUnpad:
+        """The same for the judge, with rows for all."""
+        whole = None if self._fixed is None else UnpadFixed(self._context.builder, self.tokens, self.keep, None).with_packing()
+        return whole or self.pad_unpad()
 
     def attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: PadUnpad) -> ir.Value:
         """By PackedMultiHeadAttention."""
@@ -60,7 +72,7 @@ class OperatorForm(AttentionForm):
             IndexedValue(operand, ((packed_tokens,), *others(marks, source.indexed.refined().axes)))
             for operand, marks, source in zip(operands, site.operands, site.chosen, strict=True)
         ]
-        assert isinstance(pad_unpad, UnpadTokens)
+        assert isinstance(pad_unpad, UnpadFixed | UnpadTokens)
         assert pad_unpad.packing is not None
         wanted: Axes = others(site.marks, site.result.axes)
         found = attend(self._context, site.spec, site.meaning, site.chosen, indexed, pad_unpad.packing, wanted)
@@ -69,17 +81,18 @@ class OperatorForm(AttentionForm):
 
 
 class RowsForm(AttentionForm):
-    """The attention's own nodes over operands whose places of padding hold copies of packed tokens.
+    """The attention's own nodes over operands whose places of padding hold finite numbers.
 
     Keys at these places are masked as before, and rows at these places are dropped. The nodes are planned and fused afterwards
     like those of any attention.
     """
 
-    def __init__(self, region: Region, builder: Builder, keep: ir.Value) -> None:
+    def __init__(self, region: Region, builder: Builder, keep: ir.Value, room: int | None = None) -> None:
+        """Sets it up; with `room` for a fixed number of rows."""
         tokens = region.tokens
         super().__init__(tokens, keep)
         self._builder, self._inner = builder, frozenset(region.inner)
-        self._rows = UnpadRows(builder, tokens, keep)
+        self._rows = UnpadRows(builder, tokens, keep) if room is None else UnpadFixed(builder, tokens, keep, room)
         self.copies: dict[ir.Node, ir.Node] = {}
         """For each node of an attention its copy, the last time that it was built."""
 
@@ -87,9 +100,14 @@ class RowsForm(AttentionForm):
         """By one index for the whole region."""
         return self._rows
 
+    def trial(self) -> PadUnpad:
+        """The same for the judge, with rows for all."""
+        is_fixed = isinstance(self._rows, UnpadFixed)
+        return UnpadFixed(self._builder, self.tokens, self.keep, None) if is_fixed else self._rows
+
     def attend(self, site: Site, operands: Sequence[ir.Value], pad_unpad: PadUnpad) -> ir.Value:
         """By copies of its nodes."""
-        assert isinstance(pad_unpad, UnpadRows)
+        assert isinstance(pad_unpad, Rows)
         moved: dict[ir.Value, ir.Value] = {}
         for operand, marks, source in zip(operands, site.operands, site.chosen, strict=True):
             value = source.indexed.value

@@ -21,16 +21,34 @@ from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.packed import PackedResult
 
 
-def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext) -> tuple[list[SiteReport], list[str]]:
+def takes_all(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, room: int | None) -> bool:
+    """Whether PackedMultiHeadAttention takes all attentions that were understood."""
+    packer, build = OperatorPacker(fuser.graph, fuser.context, plan_context, room=room), fuser.context.builder
+    for spec in [candidate.spec for candidate in candidates if candidate.spec is not None]:
+        build.at(anchor_of(spec))
+        if packer.refuse(spec, understand(spec, fuser.context.reader)) is not None:
+            return False
+    return True
+
+
+def pack(
+    fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, room: int | None = None
+) -> tuple[list[SiteReport], list[str]]:
     """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group.
 
     Attentions in a branch are not packed: they may be those that stand beside packed ones.
+
+    Args:
+        fuser: What is fused with.
+        candidates: The attentions.
+        plan_context: What they are planned for.
+        room: How many rows there are, where that is fixed.
     """
     usual = dataclasses.replace(plan_context, target="auto", padding="exact")
     scope = fuser.graph.scope
     if scope.graph is not fuser.graph.model.graph and isinstance(scope.graph, ir.Graph):
         return [fuser.fuse(candidate, usual) for candidate in candidates], []
-    packer = OperatorPacker(fuser.graph, fuser.context, plan_context)
+    packer = OperatorPacker(fuser.graph, fuser.context, plan_context, room=room)
     found = [unfused(candidate, scope) for candidate in candidates]
     wanted: dict[int, tuple[AttentionSpec, Meaning]] = {}
     for place, candidate in enumerate(candidates):
@@ -49,8 +67,8 @@ def pack(fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanCo
     notes: list[str] = []
     for packed_region in packer.build_region(list(wanted.values()), [item.node for item in candidates]):
         others: dict[int, SiteReport] = {}
-        where = "assumed on the right" if packer.is_assumed else "where it is on the right"
-        notes.append(note(packed_region.region, f", {where},"))
+        where = ", assumed on the right," if packer.is_assumed else ", where it is on the right,"
+        notes.append(note(packed_region.region, where if room is None else f", into {room} rows,"))
         if packer.is_assumed:
             packer.connect(packed_region)
         else:

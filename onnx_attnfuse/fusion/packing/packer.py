@@ -55,10 +55,12 @@ class Packer(abc.ABC):
     takes_rotated = False
     """Whether what rotates queries and keys may belong to the attention."""
 
-    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext) -> None:
+    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, *, room: int | None = None) -> None:
+        """Sets it up; `room`: how many rows there are where that is fixed."""
         self._graph = graph
         self._context = context
         self._plan_context = plan_context
+        self._room = room
         self.reasons: dict[int, Reason] = {}
         """Why attentions are not packed, by identity of what they mean."""
 
@@ -164,7 +166,7 @@ class OperatorPacker(Packer):
     @property
     def is_assumed(self) -> bool:
         """Whether padding may be assumed on the right without a test."""
-        return "right_padded" in self._plan_context.assumed
+        return self._room is not None or "right_padded" in self._plan_context.assumed
 
     def refuse(self, spec: AttentionSpec, meaning: Meaning) -> Reason | None:
         """Why an attention cannot be packed, or None if it can, by itself."""
@@ -172,12 +174,18 @@ class OperatorPacker(Packer):
         if reason is None and not (self.is_assumed or self._plan_context.may_test):
             message = "packed is exact for padding on the right only, and --padding exact allows no run-time check"
             return Reason("not-every-batch", message)
+        if reason is None and self._room is not None and meaning.biases:
+            return Reason("not-every-batch", "what is added to the scores is that of packed tokens for padding on the right only")
         return reason
 
     def form(self, padding: KeyPadding, region: Region, around: Around) -> AttentionForm:
         """The form of a region; see `Packer.form`."""
         read_padding_rows(region, around)
-        return OperatorForm(region.tokens, self._context, padding)
+        if self._room is not None and padding.of_scores:
+            raise Refused("padding-unread", "padding cannot be read from a mask that is added to the scores as it is")
+        if self._room is not None and "padded-rows-unused" not in self._plan_context.taken.names:
+            raise Refused("not-assumed", "rows of padding are not what they were, which padded-rows-unused would allow")
+        return OperatorForm(region.tokens, self._context, padding, self._room)
 
     def fork(self, packed_region: PackedRegion, guards: Guards, moved: Mapping[ir.Value, ir.Value]) -> None:
         """Takes packed values where padding is on the right, else the old ones.

@@ -130,16 +130,39 @@ class UnpadTokens(PadUnpad):
         return build.node("RestorePadding", inputs, domain=CONTRIB, dims=shape, dtype=dtype, hint=hint)
 
 
-class UnpadRows(PadUnpad):
-    """By taking rows out and putting them back, with operators of the standard; any padding will do."""
+class Rows(PadUnpad):
+    """By taking rows out and putting them back; any padding will do."""
+
+    index: ir.Value
+    """(t): the place of each row among those of all entries."""
+
+    @abc.abstractmethod
+    def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
+        """A packed value as `like` is laid out, with finite numbers at the places of padding."""
+
+    def _removed(self, value: ir.Value) -> ir.Value:
+        build, dims = self.builder, self.builder.facts.dims(value)
+        assert dims is not None
+        rows = build.reshape(value, [self.tokens.batch * self.tokens.length, dims[2]])
+        shape = [count_of(self.index, build.facts), dims[2]]
+        return build.node("Gather", [rows, self.index], {"axis": 0}, dims=shape, dtype=build.facts.dtype(value))
+
+
+class UnpadRows(Rows):
+    """By as many rows as are kept, with operators of the standard."""
 
     def __init__(self, builder: Builder, tokens: Tokens, keep: ir.Value) -> None:
         super().__init__(builder, tokens)
-        self._keep = builder.reshape(keep, [tokens.batch * tokens.length])
-        found = builder.node("NonZero", [self._keep], dtype=_INDEX)
+        whole = builder.reshape(keep, [tokens.batch * tokens.length])
+        found = builder.node("NonZero", [whole], dtype=_INDEX)
         builder.facts.record(found, [1, builder.facts.fresh(found, 1)], _INDEX)
         self._rows = builder.transpose(found, [1, 0])
-        self._count = count_of(self._rows, builder.facts)
+        self.index = builder.reshape(self._rows, [count_of(self._rows, builder.facts)])
+        counted = [builder.cast(whole, _INDEX), builder.constant(np.asarray(0))]
+        running = builder.node("CumSum", counted, dims=[tokens.batch * tokens.length], dtype=_INDEX)
+        before = builder.elementwise("Sub", [running, builder.constant([1])], _INDEX)
+        first = builder.elementwise("Max", [before, builder.constant([0])], _INDEX)
+        self._nearest = builder.reshape(first, [tokens.batch, tokens.length])
 
     def filled(self, packed: ir.Value, like: ir.Value, marks: Marks) -> ir.Value:
         """A packed value as `like` is laid out, with copies of tokens at the places of padding."""
@@ -148,26 +171,8 @@ class UnpadRows(PadUnpad):
         axes, batch, rows = as_axes(marks, dims, self.tokens)
         shape = [self.tokens.batch, self.tokens.length, *others(marks, dims)]
         dtype = build.facts.dtype(packed)
-        gathered = build.node("Gather", [packed, self._nearest()], {"axis": 0}, dims=shape, dtype=dtype)
+        gathered = build.node("Gather", [packed, self._nearest], {"axis": 0}, dims=shape, dtype=dtype)
         return arrange(build, IndexedValue(gathered, ((batch,), (rows,), *others(marks, axes))), axes)
-
-    def _nearest(self) -> ir.Value:
-        """(b, s): the packed token of each place, at places of padding the one before it."""
-        build, whole = self.builder, [self.tokens.batch * self.tokens.length]
-        counted = [build.cast(self._keep, _INDEX), build.constant(np.asarray(0))]
-        running = build.node("CumSum", counted, dims=whole, dtype=_INDEX)
-        before = build.elementwise("Sub", [running, build.constant([1])], _INDEX)
-        return build.reshape(
-            build.elementwise("Max", [before, build.constant([0])], _INDEX), [self.tokens.batch, self.tokens.length]
-        )
-
-    def _removed(self, value: ir.Value) -> ir.Value:
-        build, dims = self.builder, self.builder.facts.dims(value)
-        assert dims is not None
-        rows = build.reshape(value, [self.tokens.batch * self.tokens.length, dims[2]])
-        index = build.reshape(self._rows, [self._count])
-        shape = [self._count, dims[2]]
-        return build.node("Gather", [rows, index], {"axis": 0}, dims=shape, dtype=build.facts.dtype(value))
 
     def _restored(self, packed: ir.Value) -> ir.Value:
         build, dims, dtype = self.builder, self.builder.facts.dims(packed), self.builder.facts.dtype(packed)

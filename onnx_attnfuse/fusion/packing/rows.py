@@ -41,7 +41,7 @@ _TRUTH = ir.DataType.BOOL
 
 
 def pack_rows(
-    fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, *, asked: bool
+    fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, *, asked: bool, room: int | None = None
 ) -> tuple[int, list[str]]:
     """Packs what stands around the attentions of one graph; returns how many attentions, and lines on what was done.
 
@@ -50,8 +50,9 @@ def pack_rows(
         candidates: The attentions.
         plan_context: What they are planned for.
         asked: Rows of padding may come out as 0, and refusals are reported.
+        room: How many rows there are, where that is fixed.
     """
-    packer = RowsPacker(fuser.graph, fuser.context, plan_context, asked=asked)
+    packer = RowsPacker(fuser.graph, fuser.context, plan_context, asked=asked, room=room)
     wanted: list[tuple[AttentionSpec, Meaning]] = []
     for candidate in candidates:
         if candidate.spec is not None:
@@ -92,8 +93,10 @@ class RowsPacker(Packer):
 
     takes_rotated = True
 
-    def __init__(self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, *, asked: bool) -> None:
-        super().__init__(graph, context, plan_context)
+    def __init__(
+        self, graph: GraphContext, context: BuildContext, plan_context: PlanContext, *, asked: bool, room: int | None = None
+    ) -> None:
+        super().__init__(graph, context, plan_context, room=room)
         self._asked = asked
 
     def refuse(self, spec: AttentionSpec, meaning: Meaning) -> Reason | None:
@@ -139,7 +142,7 @@ class RowsPacker(Packer):
             if any(len(_paddings(site.meaning)) < len(site.meaning.predicates) for site in region.sites):
                 raise Refused("not-padding-only", "the first position is read, which may see no key where it is padding")
             keep = build.logical("Or", [keep, self._first(region)])
-        form = RowsForm(region, build, keep)
+        form = RowsForm(region, build, keep, self._room)
         sweep([padding.clean])
         return form
 

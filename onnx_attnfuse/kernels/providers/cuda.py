@@ -345,6 +345,7 @@ PROVIDER = ExecutionProvider(
             "split-products",
             "any-by-sum",
             "whole-rotations",
+            "paired-rotations",
         ]
     ),
     unfused_time=_unfused_time,

@@ -59,12 +59,12 @@ def by_entry(
     heads: int,
     scale: float,
 ) -> Array:
-    """Attention within the tokens of each entry, (tokens, n·v).
+    """Attention within the tokens of each entry, (tokens, n·v); rows behind the last entry are of none, and NaN.
 
     Raises:
         ValueError: The places where entries start are none for as many tokens.
     """
-    if starts[0] != 0 or starts[-1] != len(query) or (np.diff(starts) < 0).any() or len(starts) != len(offsets) + 1:
+    if starts[0] != 0 or starts[-1] > len(query) or (np.diff(starts) < 0).any() or len(starts) != len(offsets) + 1:
         raise ValueError(f"{len(offsets)} entries that start at {starts.tolist()} are not of {len(query)} tokens")
     results: list[Array] = [value[:0]]
     for entry, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
@@ -73,7 +73,7 @@ def by_entry(
         if attention_bias is not None:
             logits = logits + attention_bias[None, entry % len(attention_bias), :, : end - start, : end - start]
         results.append(merge_heads(softmax(logits) @ values)[0])
-    return np.concatenate(results)
+    return np.concatenate([*results, np.full_like(value[starts[-1] :], np.nan)])
 
 
 class PackedMultiHeadAttention(Operator):

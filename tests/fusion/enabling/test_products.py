@@ -21,7 +21,8 @@ from tests.support.rewrites import counts, optimized
 _TEXT = """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
 model ({type}[{sizes}, 8] x{inputs}) => ({type}[{sizes}, 8] seen, {outputs})
 <int64[1] none = {{0}}, int64[1] middle = {{6}}, int64[1] early = {{5}}, int64[1] end = {{99}}, int64[1] last = {{-1}},
- int64[1] rows = {{1}}, int64[1] most = {{4}}>
+ int64[1] rows = {{1}}, int64[1] most = {{4}}, int64[1] third = {{2}},
+ int64[4] parts = {{0, 0, 2, 6}}, int64[2] flat = {{-1, 12}}>
 {{ kt = Transpose<perm = [0, 2, 1]>(x) qk = MatMul(x, kt) small = Mul(qk, scale) weights = Softmax<axis = -1>(small)
    seen = MatMul(weights, x) {nodes} }}"""
 _KINDS = {"float": np.float32, "float16": np.float16}
@@ -147,6 +148,24 @@ _HALVES = "wide = MatMul(seen, w) a, c = Split<axis = -1, num_outputs = 2>(wide)
             2,
             _PIECES,
             id="Slices",
+        ),
+        pytest.param(
+            "a = MatMul(seen, w) p = Reshape(a, parts) left = Slice(p, none, rows, third) right = Slice(p, rows, end, third)",
+            2,
+            "float[b, s, 1, 6] left, float[b, s, 1, 6] right",
+            id="parts of columns",
+        ),
+        pytest.param(
+            "a = MatMul(seen, w) p = Reshape(a, parts) left = Slice(p, none, rows, last) right = Slice(p, rows, end, last)",
+            1,
+            "float[b, s, 2, 1] left, float[b, s, 2, 5] right",
+            id="inside of parts",
+        ),
+        pytest.param(
+            "a = MatMul(seen, w) p = Reshape(a, flat) left = Slice(p, none, middle, last) right = Slice(p, middle, end, last)",
+            2,
+            "float[t, 6] left, float[t, 6] right",
+            id="rows are moved before",
         ),
         pytest.param(
             "wide = MatMul(seen, w) left = Slice(wide, none, middle, last) right = Slice(wide, early, end, last)",

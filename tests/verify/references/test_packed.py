@@ -51,7 +51,7 @@ def test_is_attention_within_each_entry(case: Case) -> None:
     np.testing.assert_allclose(by_reference(case)[0], _expected(case).numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("starts", [[0, 3, 6], [1, 3, 5], [0, 4, 3, 5], [0, 5]])
+@pytest.mark.parametrize("starts", [[0, 3, 6], [1, 3, 5], [0, 5, 4], [0, 4, 3, 5], [0, 5]])
 def test_places_that_are_none_for_as_many_tokens_are_refused(starts: list[int]) -> None:
     tokens = [np.ones((5, 16), np.float32)] * 3
     places = [np.zeros((2, 4), np.int32), np.asarray(starts, np.int32)]
@@ -59,6 +59,14 @@ def test_places_that_are_none_for_as_many_tokens_are_refused(starts: list[int]) 
         packed_multi_head_attention(*tokens, None, *places, num_heads=2)
     with pytest.raises(ValueError, match="entries that start"):
         packed_attention(tokens[0], np.ones((16, 48)), np.ones(48), *places, num_heads=2)
+
+
+def test_rows_behind_the_last_entry_are_of_none() -> None:
+    tokens = [np.ones((5, 16), np.float32)] * 3
+    places = [np.zeros((2, 4), np.int32), np.asarray([0, 1, 3], np.int32)]
+    (found,) = packed_multi_head_attention(*tokens, None, *places, num_heads=2)
+    assert np.isfinite(found[:3]).all()
+    assert np.isnan(found[3:]).all()
 
 
 def test_values_must_be_given() -> None:
