@@ -12,6 +12,7 @@ import click
 from onnx_attnfuse_cli.endings import failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import Files
+from onnx_attnfuse_cli.formats import Format, show_findings
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.policy import policy_options
@@ -30,6 +31,9 @@ class _Wanted:
 
     json: bool = False
     """Print the report as JSON (docs/report.md)."""
+    format: Format = "text"
+    """Format of the report. `github`: text, an annotation for each kind of unfused attention, and the job summary. `sarif`: SARIF
+    2.1.0 only, for code scanning."""
     report: pathlib.Path | None = None
     """Also write a report: an HTML page with pictures if the name ends in .html, else JSON."""
     verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
@@ -89,6 +93,8 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
 def command(context: click.Context, *, model: pathlib.Path, **chosen: Any) -> int:
     """Report what each attention of MODEL is and whether it would be fused. Writes no model."""
     wanted: _Wanted = taken(_Wanted, chosen)
+    if wanted.json and wanted.format != "text":
+        raise click.UsageError("--json and --format contradict each other; choose one")
     files = Files(model, None, (wanted.report,) if wanted.report else ())
     files.check()
     start_logging(verbose=wanted.verbose)
@@ -101,6 +107,7 @@ def command(context: click.Context, *, model: pathlib.Path, **chosen: Any) -> in
         onnx_attnfuse.write_report(report, wanted.report, model.name, verb="would fuse")
     if wanted.json:
         click.echo(json_format.dumps(report.to_dict(), indent=2))
-    else:
+    elif wanted.format != "sarif":
         show(report, verb="would fuse", verbose=wanted.verbose)
+    show_findings({model: report}, wanted.format, is_required=False)
     return failed(report.failures, context.obj)

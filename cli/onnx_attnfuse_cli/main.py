@@ -9,12 +9,14 @@ import gc
 import importlib
 import io
 import os
+import pathlib
 import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
+from onnx_attnfuse_cli.config import defaults
 from onnx_attnfuse_cli.deferred import defer_imports
 from onnx_attnfuse_cli.endings import ended_by, refused
 from onnx_attnfuse_cli.exits import Exit
@@ -116,6 +118,12 @@ def _terminate(*_: object) -> None:
     raise _Terminated
 
 
+def _run(args: Sequence[str]) -> int:
+    found = defaults(args, pathlib.Path.cwd())
+    done = _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args), default_map=found)
+    return done or Exit.DONE
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -134,7 +142,7 @@ def main(args: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, _terminate)
             _escape_bytes_of_paths()
             defer_imports()
-        return _attnfuse.main(list(args), prog_name="attnfuse", standalone_mode=False, obj=tuple(args)) or Exit.DONE
+        return _run(args)
     except click.ClickException as error:
         return refused(reported(error))
     except (click.Abort, KeyboardInterrupt):

@@ -14,6 +14,7 @@ from onnx_attnfuse_cli import certificates, folders, genai
 from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
 from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
+from onnx_attnfuse_cli.formats import Format, show_findings
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.pipes import STREAM, piped
@@ -48,10 +49,18 @@ class _Wanted:
     """Exit with 1 if any attention is left unfused or is not --target."""
     dry_run: bool = False
     """Do everything except writing the model."""
+    format: Format = "text"
+    """Format of the report. `github`: text, an annotation for each kind of unfused attention, and the job summary. `sarif`: SARIF
+    2.1.0 only, for code scanning."""
     verbose: int = dataclasses.field(default=0, metadata={"short": "v", "count": True})
     """Report each attention on its own, even where several are alike, and log to stderr. -vv: also what each pattern did."""
     quiet: bool = dataclasses.field(default=False, metadata={"short": "q"})
     """Print only problems."""
+
+    @property
+    def shows_text(self) -> bool:
+        """Whether the report is printed for a reader."""
+        return not self.quiet and self.format != "sarif"
 
 
 _EXAMPLES = [
@@ -59,6 +68,9 @@ _EXAMPLES = [
     Example("attnfuse optimize model.onnx -o fused.onnx --report report.html", "The same with another name and an HTML report."),
     Example("attnfuse optimize model.onnx --ep cuda --arch sm90 --dim seq=2048", "For an H100 and sequences of about 2048."),
     Example("attnfuse optimize model.onnx --require-all -q", "In CI: exits with 1 if an attention is left unfused."),
+    Example(
+        "attnfuse optimize models --dry-run --require-all --format github", "In GitHub Actions: annotations of a pull request."
+    ),
     Example("attnfuse optimize exported -o fused", "The whole folder of an export, with its configuration and tokenizer."),
     Example(
         "attnfuse optimize exports 'more/**/*.onnx' -o fused --report reports",
@@ -121,6 +133,8 @@ def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[s
     """A run on standard input or output; where that is the result, the report goes to stderr."""
     if len(models) > 1:
         raise click.UsageError("- is one model, and there are several; give one model")
+    if wanted.format != "text":
+        raise click.UsageError("--format is about files, and - is none; give files instead of -")
     if wanted.certify or wanted.require_proof or chosen["cache"] == "shared":
         raise click.UsageError("proofs and --cache shared write files beside the model; give files instead of -")
     with piped(models[0], STREAM if wanted.dry_run else wanted.output) as (model, out):
@@ -136,10 +150,15 @@ def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[s
 
 
 def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str]) -> Exit:
-    report, files = _optimized(files, wanted, chosen)
-    if not wanted.quiet:
+    try:
+        report, files = _optimized(files, wanted, chosen)
+    except Exception:
+        show_findings({files.model: None}, wanted.format, is_required=wanted.require_all)
+        raise
+    if wanted.shows_text:
         show(report, verb="fused", verbose=wanted.verbose)
         echo(files.written, *files.told, err=True)
+    show_findings({files.model: report}, wanted.format, is_required=wanted.require_all)
     return max(_status(report, wanted), failed(report.failures, args))
 
 
@@ -162,7 +181,7 @@ def _all(
             worst = max(worst, ended_by(error, args, str(item.model)))
             continue
         reported[item.title] = report
-        if not wanted.quiet:
+        if wanted.shows_text:
             show_verdict(item, report, verbose=wanted.verbose)
         about = str(item.model)
         worst = max(worst, _status(report, wanted, about), failed(report.failures, args, about))
@@ -174,9 +193,10 @@ def _all(
     if whole and output:
         done = {item.model for item in files if reported[item.title] is not None}
         copied = folders.copy_others(whole, output, done, {item.model for item in files} - done)
-    if not wanted.quiet:
+    if wanted.shows_text:
         show_summary(reported.values())
         echo(*filter(None, [copied]))
+    show_findings({item.model: reported[item.title] for item in files}, wanted.format, is_required=wanted.require_all)
     return worst
 
 
