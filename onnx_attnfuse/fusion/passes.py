@@ -346,10 +346,12 @@ def tell_sites(graph: PassContext) -> int:
     return 0
 
 
-def find_mixers(graph: PassContext) -> int:
-    """Reports the sequence mixers that are no softmax attention; those in the body of a loop belong to the loop."""
-    graph.run.mixers += mixers.found_in(graph.scope, graph.run.model.graph)
-    return 0
+def fuse_mixers(graph: PassContext) -> int:
+    """Fuses and reports the sequence mixers that are no softmax attention; those in the body of a loop belong to the loop."""
+    run = graph.run
+    found = mixers.fuse_mixers(graph.graph_context(), run.plan_context.device.provider, run.runtime)
+    run.mixers += found
+    return sum(item.operator is not None for item in found)
 
 
 def fuse_standalone_rotary(graph: PassContext) -> int:

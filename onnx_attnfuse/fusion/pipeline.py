@@ -70,7 +70,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("putting roundings back", passes.put_roundings_back, _REWRITE, None),
     Pass("putting operators on quantised numbers back", passes.put_quantised_back, _REWRITE, PassContext.to_origin),
     Pass("telling of sites", passes.tell_sites, _REWRITE, None),
-    Pass("looking for other sequence mixers", passes.find_mixers, _FIND, None),
+    Pass("fusing other sequence mixers", passes.fuse_mixers, _REWRITE),
     Pass(_ROTARY, passes.fuse_standalone_rotary, _REWRITE),
     Pass("folding constants", passes.fold_weights, _REWRITE),
     Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, AFTER), _REWRITE),

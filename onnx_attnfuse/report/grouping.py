@@ -191,8 +191,9 @@ def last_line(report: Report, verb: str) -> str:
     }
     rest = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     taken_back = f"; {report.differing} rewrite{'s' * (report.differing != 1)} taken back" if report.differing else ""
-    count = len(report.mixers)
-    others = f"; {count} other sequence mixer{'s' * (count != 1)} left" if count else ""
+    count, done = len(report.mixers), sum(item.operator is not None for item in report.mixers)
+    what = f"{count} other sequence mixer{'s' * (count != 1)}"
+    others = "" if not count else f"; fused {done} of {what}" if done else f"; {what} left"
     return f"{line} ({rest}){others}{taken_back}" if rest else f"{line}{others}{taken_back}"
 
 
@@ -201,6 +202,7 @@ def mixer_lines(report: Report) -> Iterator[str]:
     alike: dict[str, list[str]] = {}
     for item in report.mixers:
         why = "; ".join(reason.message for reason in item.reasons)
-        alike.setdefault(f"{item.kind} left, {why}", []).append(item.name)
+        line = f"{item.kind} left, {why}" if item.operator is None else f"{item.kind} fused → {item.operator}"
+        alike.setdefault(line, []).append(item.name)
     for line, names in alike.items():
         yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {line}"

@@ -180,6 +180,8 @@ class MixerReport:
     kind: MixerKind
     reasons: tuple[Reason, ...]
     """Why it is left."""
+    operator: str | None = None
+    """The fused operator that it became."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,6 +49,7 @@ def cases() -> Iterator[Case]:
     yield from _gelu_cases()
     yield from _norm_cases()
     yield from _product_cases()
+    yield from _convolution_cases()
 
 
 def _plain(op: str, name: str, makers: Sequence[Callable[[Draw], Array | None]], **rest: Any) -> Case:
@@ -404,3 +405,19 @@ def _product_cases() -> Iterator[Case]:
 
 def _operands(draw: Draw, *, left: Sequence[int], right: Sequence[int]) -> Inputs:
     return [draw.normal(*left), draw.normal(*right)]
+
+
+def _convolution_cases() -> Iterator[Case]:
+    """Tokens behind a state and behind none, for the CPU alone, which is where the operator is written."""
+    for (b, t), (size, step), last, activation in itertools.product(((1, 1), (3, 7)), ((4, 1), (3, 2)), (0, 1), ("none", "silu")):
+        for bias, past in ((True, True), (False, True), (True, False)):
+            settings = {"channels_last": last, "dilation": step, "activation": activation}
+            make = functools.partial(_tokens, b=b, t=t, size=size, reach=(size - 1) * step, last=last, given=(bias, past))
+            name = f"{b}x{t} kernel {size}, step {step}, {activation}, last {last}, bias {bias}, past {past}"
+            yield Case("CausalConvWithState", name, settings, make, 2, providers=CPU)
+
+
+def _tokens(draw: Draw, *, b: int, t: int, size: int, reach: int, last: int, given: tuple[bool, bool]) -> Inputs:
+    shapes = [(b, length, 6) if last else (b, 6, length) for length in (t, reach)]
+    rest = [draw.normal(6) if given[0] else None, draw.normal(*shapes[1]) if given[1] else None]
+    return [draw.normal(*shapes[0]), draw.normal(6, 1, size), *rest]

@@ -13,6 +13,7 @@ from onnx_attnfuse.certify.terms import Term
 _FUNCTIONS = {
     "sqrt": math.sqrt, "exp": math.exp, "tanh": math.tanh, "log": math.log, "sin": math.sin, "cos": math.cos, "pow": math.pow,
     "inverse": lambda value: 1 / value, "floor": math.floor, "ceil": math.ceil, "erf": math.erf,
+    "softplus": lambda value: math.log1p(math.exp(value)),
     "relu": lambda value: max(value, 0),
     "sigmoid": lambda value: 1 / (1 + math.exp(-value)),
 }  # fmt: skip

@@ -292,7 +292,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "Where": _where, "Clip": _clip, "Sign": _binary(_sign),
     "Cast": _cast, "CastLike": _cast, "IsNaN": _binary(is_nan, _BOOL), "IsInf": _is_infinite, "Sigmoid": _binary(_sigmoid),
     "Log": _binary(_logarithm),
-    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Sin Cos Floor Ceil Erf Relu".split()},
+    **{name: _unary(name.lower()) for name in "Sqrt Exp Tanh Sin Cos Floor Ceil Erf Relu Softplus".split()},
 }  # fmt: skip
 
 

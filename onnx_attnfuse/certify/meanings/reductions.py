@@ -8,7 +8,24 @@ from onnx_attnfuse.certify import arithmetic, arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
 from onnx_attnfuse.certify.softmaxes import function, largest, weight
-from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, free, fresh, ite, multiply, number, product, subtract, to_real
+from onnx_attnfuse.certify.terms import (
+    ONE,
+    ZERO,
+    Term,
+    add,
+    conjoin,
+    free,
+    fresh,
+    ite,
+    multiply,
+    number,
+    product,
+    subtract,
+    to_real,
+)
+
+_MAX_PLACES = 16
+"""The places of a convolution's kernel, each of which is a summand."""
 
 
 def _matmul(call: Call) -> Sequence[Array]:
@@ -145,7 +162,38 @@ def _running_sum(call: Call) -> Sequence[Array]:
     return [Array(data.shape, data.dtype, read)]
 
 
+def _by_channel(call: Call) -> Sequence[Array]:
+    """A convolution of each channel by itself along one axis, as a sum over the places of its kernel."""
+    data, weight, bias = call.array(0), call.array(1), call.optional(2)
+    (step,), (before, after) = call.attribute("dilations", [1]), call.attribute("pads", [0, 0])
+    size = weight.shape[-1]
+    if weight.rank != 3 or size.op != "const" or size.data > _MAX_PLACES or call.attribute("group", 1) != weight.shape[0].data:
+        raise Unsupported("a convolution over channels or several axes, or one with a long kernel")
+    call.asked.add("kernel_shape")
+    if call.attribute("strides", [1]) != [1] or call.attribute("auto_pad", "NOTSET") != "NOTSET" or weight.shape[1] is not ONE:
+        raise Unsupported("a convolution that leaves positions out, or that pads by a rule")
+    length, last = data.shape[2], (size.data - 1) * step
+
+    def seen(place: Index, position: Term) -> Term:
+        item = data.at(*place[:2], position)
+        if not (before or after):
+            return item
+        inside = conjoin(arithmetic.at_most(ZERO, position), arithmetic.below(position, length))
+        return ite(inside, item, number(0, "Real"))
+
+    def read(place: Index) -> Term:
+        channel = place[1]
+        parts = [
+            multiply(weight.at(channel, ZERO, number(at)), seen(place, add(place[2], number(at * step - before))))
+            for at in range(size.data)
+        ]
+        return add(*parts, *([] if bias is None else [bias.at(channel)]))
+
+    return [Array([*data.shape[:2], add(length, number(before + after - last))], data.dtype, read)]
+
+
 MEANINGS: Mapping[str, Meaning] = {
+    "Conv": _by_channel,
     "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "CumSum": _running_sum,
     "ReduceSum": _reduced(sums.total), "ReduceMean": _mean,
     "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),

@@ -45,7 +45,7 @@ class OpInfo:
     """The version of its domain from which on the operator is there."""
     runtime: tuple[int, int] = (0, 0)
     """The version of ONNX Runtime from which on it has the operator, where that is later than the oldest one supported."""
-    kind: Literal["attention", "rotation", "padding", "normalization", "activation", "view"] = "attention"
+    kind: Literal["attention", "rotation", "padding", "normalization", "activation", "view", "recurrence"] = "attention"
     packed: bool = False
     """Whether it works on tokens without padding, whose number no shape tells."""
     on_cpu: OnCpu = "all forms"
