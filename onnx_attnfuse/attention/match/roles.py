@@ -15,7 +15,6 @@ from onnx_attnfuse.attention.match.steps import (
     Floored,
     LowZeroed,
     NaNZeroed,
-    Negated,
     Renormalized,
     Replaced,
     Rounded,
@@ -73,7 +72,7 @@ def with_roles(
 def _role(step: object, node: ir.Node) -> dict[ir.Node, Role]:
     also: tuple[ir.Node, ...] = getattr(step, "also", ())
     match step:
-        case Scaled() | Negated() | Weighted():
+        case Scaled() | Weighted():
             role: Role = "scale"
         case Added() | Replaced() | Floored():
             role = "mask"

@@ -35,13 +35,6 @@ class Scaled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Negated:
-    """The scores change their sign."""
-
-    scores: ir.Value
-
-
-@dataclasses.dataclass(frozen=True)
 class Added:
     """`operand` is added to the scores, or subtracted from them."""
 
@@ -103,7 +96,7 @@ class Rounded:
         return (self.pair.quantize,)
 
 
-ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Shifted | Squashed | Rounded
+ScoreStep: TypeAlias = Passed | Scaled | Added | Replaced | Floored | Shifted | Squashed | Rounded
 
 
 @dataclasses.dataclass(frozen=True)
