@@ -7,6 +7,7 @@ A *step reader* looks at one node and says which of its inputs carries the score
 from __future__ import annotations
 
 from onnx_attnfuse.attention.match.maxima import maximum_of
+from onnx_attnfuse.attention.match.shares import renormalized
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
@@ -54,5 +55,6 @@ __all__ = [
     "is_whole",
     "maximum_of",
     "read_pair",
+    "renormalized",
     "same_rounded",
 ]

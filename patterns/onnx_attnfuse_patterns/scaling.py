@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse import Facts, score_step, steps, weight_step
-from onnx_attnfuse_patterns.renormalizing import renormalized
 
 
 @score_step("Mul")
@@ -38,7 +37,7 @@ def divide(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
 @weight_step("Mul", "Div")
 def weigh(node: ir.Node, weights: ir.Value, facts: Facts) -> steps.WeightStep | None:
     """`weights * g` or `weights / g`: a gate, a mask of heads or rows, or the weights' own sum."""
-    own = renormalized(node, weights, facts)
+    own = steps.renormalized(node, weights, facts)
     if own is not None:
         return own
     left, right = node.inputs

@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "Einsum": ([normal(2, 3, 4), normal(2, 5, 4)], {"equation": "bic,bjc->bij"}), "Softmax": ([normal(2, 5)],),
     "Softmax along another axis": ([normal(2, 5)], {"axis": 0}), "ReduceSum": ([normal(2, 3), listed(1)], {"keepdims": 0}, [1]),
     "ReduceMean": ([normal(2, 3), listed(1)], {}, [1]), "ReduceMax": ([normal(2, 3), listed(0)], {}, [1]),
-    "ReduceMin": ([normal(2, 3), listed(1)], {}, [1]), "CumSum": ([ints(2, 5), np.array(1, INT64)], {}, [1]),
+    "ReduceMin": ([normal(2, 3), listed(1)], {}, [1]), "ReduceL1": ([normal(2, 3), listed(1)], {}, [1]), "CumSum": ([ints(2, 5), np.array(1, INT64)], {}, [1]),
     "CumSum from the end": ([ints(2, 5), np.array(1, INT64)], {"reverse": 1}, [1]),
     "CumSum of ones": ([np.ones((2, 5), INT64), np.array(1, INT64)], {}, [0, 1]),
     "CumSum of halves": ([np.full((2, 5), 0.5, F), np.array(0, INT64)], {}, [0, 1]),

@@ -115,12 +115,9 @@ def _total(step: Renormalized, axes: Axes, facts: Facts) -> IndexedValue:
 def _check_sum(step: Renormalized, taken: Taken[WeightStep], key_axis: Axis, facts: Facts) -> None:
     """Refuses any sum but that of all keys of one row."""
     reduced = axes_of(step.reduction, 1, len(taken.axes), facts)
-    divisor = aligned(step.divisor, taken.axes, facts)
     columns = set(leaves(key_axis))
-    others = {leaf for axis in taken.axes for leaf in leaves(axis)} - columns
-    along_keys = reduced is not None and {leaf for place in reduced for leaf in leaves(taken.axes[place])} == columns
-    if not along_keys or divisor is None or {leaf for axis in divisor for leaf in leaves(axis)} != others:
-        message = f"the weights are divided by '{step.divisor.name}', which is not the sum of a row's keys"
+    if reduced is None or {leaf for place in reduced for leaf in leaves(taken.axes[place])} != columns:
+        message = f"the weights are divided by '{step.reduction.outputs[0].name}', which is not the sum of a row's keys"
         raise Refused("weights-scaled-by-key", message, taken.node.name)
 
 

@@ -149,8 +149,6 @@ class Renormalized:
     """Weights are divided by their sum, which what masks them behind Softmax has lowered."""
 
     output: ir.Value
-    divisor: ir.Value
-    """The sum, perhaps kept from being 0."""
     reduction: ir.Node
     """The node that sums; it has to do so along the keys, which only the walk knows."""
     zeroes: bool

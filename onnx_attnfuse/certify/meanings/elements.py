@@ -130,7 +130,8 @@ def _power(left: Term, right: Term) -> Term:
     return function("pow", left, to_real(right))
 
 
-def _absolute(term: Term) -> Term:
+def absolute(term: Term) -> Term:
+    """The number without its sign."""
     if term.sort == "Int":
         return arithmetic.larger(multiply(number(-1), term), term)
     zero = number(0, term.sort)
@@ -279,7 +280,7 @@ def _sign(term: Term) -> Term:
 
 MEANINGS: Mapping[str, Meaning] = {
     "Add": _floating(add), "Sum": _floating(_sum), "Sub": _floating(subtract), "Mul": _floating(multiply),
-    "Div": _binary(_divide), "Neg": _floating(_negative), "Mod": _modulo, "Abs": _binary(_absolute),
+    "Div": _binary(_divide), "Neg": _floating(_negative), "Mod": _modulo, "Abs": _binary(absolute),
     "Pow": _binary(_power), "Reciprocal": _binary(inverse), "Max": _binary(_largest), "Min": _binary(_smallest),
     "Equal": _binary(arithmetic.equals, _BOOL), "Less": _binary(arithmetic.below, _BOOL),
     "LessOrEqual": _binary(arithmetic.at_most, _BOOL),

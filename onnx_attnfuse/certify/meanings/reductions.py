@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from onnx_attnfuse.certify import arithmetic, arrays, sums
 from onnx_attnfuse.certify.arrays import Array, Index, Unsupported
 from onnx_attnfuse.certify.meanings.call import Call, Meaning, axis_of
+from onnx_attnfuse.certify.meanings.elements import absolute
 from onnx_attnfuse.certify.softmaxes import function, largest, weight
 from onnx_attnfuse.certify.terms import (
     ONE,
@@ -129,6 +130,10 @@ def _smallest(bound: Term, body: Term) -> Term:
     return multiply(number(-1, body.sort), largest(bound, multiply(number(-1, body.sort), body)))
 
 
+def _absolute_sum(bound: Term, body: Term) -> Term:
+    return sums.total(bound, absolute(body))
+
+
 def _softmax(call: Call) -> Sequence[Array]:
     data = call.array(0)
     axis = axis_of(call.attribute("axis", -1 if call.opset >= 13 else 1), data.rank)
@@ -195,7 +200,7 @@ def _by_channel(call: Call) -> Sequence[Array]:
 MEANINGS: Mapping[str, Meaning] = {
     "Conv": _by_channel,
     "MatMul": _matmul, "Gemm": _gemm, "Einsum": _einsum, "Softmax": _softmax, "CumSum": _running_sum,
-    "ReduceSum": _reduced(sums.total), "ReduceMean": _mean,
+    "ReduceSum": _reduced(sums.total), "ReduceL1": _reduced(_absolute_sum), "ReduceMean": _mean,
     "ReduceMax": _reduced(_largest), "ReduceMin": _reduced(_smallest),
 }  # fmt: skip
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {"FusedMatMul": _fused_matmul}

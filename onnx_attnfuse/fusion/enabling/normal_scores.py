@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import AssumptionName
 from onnx_attnfuse.attention.match.contraction import read_contraction
+from onnx_attnfuse.attention.match.normal_form import MOST_NODES, Reading, is_product, nodes_between
 from onnx_attnfuse.certify.arrays import aligned, axes_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
@@ -29,7 +30,6 @@ from onnx_attnfuse.certify.terms import (
     multiply,
     number,
     polynomial,
-    size,
     substitute,
     truth,
     walk,
@@ -40,11 +40,9 @@ from onnx_attnfuse.graph.constants import is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import broadcast
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, ELEMENTWISE, REARRANGES, REPEATS
+from onnx_attnfuse.graph.ops import ELEMENTWISE, REARRANGES, REPEATS
 from onnx_attnfuse.thresholds import MASKS, ORDINARY
 
-_MOST_NODES = 256
-"""Nodes above scores beyond which they are left as they are."""
 _CHOOSES = frozenset(["Clip", "Max", "Min", "Where"])
 """Operators whose result is one of their inputs."""
 _MOST_CASES = 6
@@ -82,18 +80,6 @@ class _Form:
     """0 times what is not chosen is 0 where it is finite, and no score lies beyond a number that masks."""
 
 
-class _Reading(Execution):
-    """The graph, executed from the values of which nothing more is asked; those that scores are made of are ordinary numbers."""
-
-    def __init__(self, facts: Facts, ends: Sequence[ir.Value]) -> None:
-        self.names: dict[ir.Value, str] = {}
-        super().__init__(facts, self._name, {}, lambda value: value in ends or _is_product(value, facts), facts.opset, size)
-        self._ordinary = ends
-
-    def _name(self, value: ir.Value) -> str:
-        return self.names.setdefault(value, f"{'v' if value in self._ordinary else 'm'}{len(self.names)}")
-
-
 def with_plain_scores(scores: ir.Value, builder: Builder) -> EnablingChange | None:
     """The scores that a Softmax is given as a sum of a product and a mask."""
     if builder.facts.dims(scores) is None or scores.producer() is None:
@@ -103,23 +89,16 @@ def with_plain_scores(scores: ir.Value, builder: Builder) -> EnablingChange | No
         return next((change for change in found if change is not None), None)
 
 
-def _is_product(value: ir.Value, facts: Facts) -> bool:
-    """Whether a value is a product of two computed ones."""
-    node = value.producer()
-    product = None if node is None else read_contraction(node, facts)
-    return product is not None and not any(map(is_constant, product.operands))
-
-
 def _products(scores: ir.Value, facts: Facts) -> Iterator[_Product]:
     """The products of the shape of scores above them that no other stands between."""
     pending, dims = [scores], facts.dims(scores)
     for value in pending:
         node = value.producer()
-        if node is None or len(pending) > _MOST_NODES:
+        if node is None or len(pending) > MOST_NODES:
             continue
         product, is_like = None, facts.dims(value) == dims
         if read_contraction(node, facts) is not None:
-            product = _Product(value, ()) if is_like and _is_product(value, facts) else None
+            product = _Product(value, ()) if is_like and is_product(value, facts) else None
         elif not (is_like and is_standard(node, "ReduceSum") and (product := _summed(node, facts))):
             pending += [item for item in node.inputs if item is not None and facts.dtype(item) in FLOATS and item not in pending]
         if product is not None:
@@ -137,7 +116,7 @@ def _summed(node: ir.Node, facts: Facts) -> _Product | None:
             factors.append(value)
     if len(factors) != 2 or any(map(is_constant, factors)):
         return None
-    reading = _Reading(facts, factors)
+    reading = Reading(facts, factors)
     try:
         array = reading.array(node.outputs[0], beyond=True)
         place = axes_of(array)
@@ -163,7 +142,7 @@ def _summed(node: ir.Node, facts: Facts) -> _Product | None:
 def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> EnablingChange | None:
     """Scores as a multiple of a product and what the nodes between make of 0; None where they are something else."""
     facts = builder.facts
-    nodes = _between(product.value, scores)
+    nodes = nodes_between(product.value, scores)
     if nodes is None or not (nodes or product.equation):
         return None
     results = [output for node in nodes for output in node.outputs]
@@ -188,31 +167,9 @@ def _rewritten(scores: ir.Value, product: _Product, builder: Builder) -> Enablin
     return EnablingChange(((scores, made),), tuple(dict.fromkeys(frontier)), form.assumes)
 
 
-def _between(product: ir.Value, scores: ir.Value) -> list[ir.Node] | None:
-    """The nodes on the ways from a product to scores, in order; None if something else looks into them."""
-    above, pending = dict[ir.Value, None](), [scores]
-    for value in pending:
-        node = None if value in above or value is product else value.producer()
-        above[value] = None
-        pending += [] if node is None else [item for item in node.inputs if item is not None]
-        if len(pending) > _MOST_NODES:
-            return None
-    found, moved = set[ir.Node](), [product]
-    for value in moved:
-        for node, _ in value.uses():
-            if node.op_type in ASKS_SHAPE or node in found:
-                continue
-            if node.graph is not product.graph and node.graph is not scores.graph:
-                return None
-            if not above.keys().isdisjoint(node.outputs):
-                found.add(node)
-                moved += node.outputs
-    return [node for node in scores.graph or () if node in found] if found else []
-
-
 def _form(scores: ir.Value, product: ir.Value, nodes: Sequence[ir.Node], facts: Facts) -> _Form | None:
     """The form of scores as a multiple of a product and a rest; None if they are something else."""
-    reading = _Reading(facts, [product])
+    reading = Reading(facts, [product])
     try:
         array, own = reading.array(scores, beyond=True), reading.array(product)
         place = axes_of(array)

@@ -1,0 +1,58 @@
+"""What nodes compute in normal form: the graph executed by certificates' meanings, from values of which nothing more is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.attention.match.contraction import read_contraction
+from onnx_attnfuse.certify.execution import Execution
+from onnx_attnfuse.certify.terms import size
+from onnx_attnfuse.graph.constants import is_constant
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import ASKS_SHAPE
+
+MOST_NODES = 256
+"""Nodes above a value beyond which it is left as it is."""
+
+
+class Reading(Execution):
+    """The graph, executed from values whose elements are ordinary numbers; all others may hold numbers that mask."""
+
+    def __init__(self, facts: Facts, ends: Sequence[ir.Value]) -> None:
+        self.names: dict[ir.Value, str] = {}
+        super().__init__(facts, self._name, {}, lambda value: value in ends or is_product(value, facts), facts.opset, size)
+        self._ordinary = ends
+
+    def _name(self, value: ir.Value) -> str:
+        return self.names.setdefault(value, f"{'v' if value in self._ordinary else 'm'}{len(self.names)}")
+
+
+def is_product(value: ir.Value, facts: Facts) -> bool:
+    """Whether a value is a product of two computed ones."""
+    node = value.producer()
+    product = None if node is None else read_contraction(node, facts)
+    return product is not None and not any(map(is_constant, product.operands))
+
+
+def nodes_between(first: ir.Value, last: ir.Value) -> list[ir.Node] | None:
+    """The nodes on the ways from one value to another, in order; None if something else looks into them."""
+    above, pending = dict[ir.Value, None](), [last]
+    for value in pending:
+        node = None if value in above or value is first else value.producer()
+        above[value] = None
+        pending += [] if node is None else [item for item in node.inputs if item is not None]
+        if len(pending) > MOST_NODES:
+            return None
+    found, moved = set[ir.Node](), [first]
+    for value in moved:
+        for node, _ in value.uses():
+            if node.op_type in ASKS_SHAPE or node in found:
+                continue
+            if node.graph is not first.graph and node.graph is not last.graph:
+                return None
+            if not above.keys().isdisjoint(node.outputs):
+                found.add(node)
+                moved += node.outputs
+    return [node for node in last.graph or () if node in found] if found else []
