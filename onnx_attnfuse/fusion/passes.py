@@ -10,7 +10,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
 from onnx_attnfuse.containment import Subject, collecting, contained
 from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
-from onnx_attnfuse.fusion.enabling.normal_scores import with_plain_scores
+from onnx_attnfuse.fusion.enabling.normal_scores import with_factor_inside, with_plain_scores
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
@@ -139,14 +139,14 @@ def put_roundings_back(graph: PassContext) -> int:
 
 
 def normalize_scores(graph: PassContext) -> int:
-    """Rewrites the scores of attentions that could not be read in normal form, where they can be read then."""
+    """Rewrites attentions that could not be read: their scores in normal form, or a factor of their result as one of weights."""
     run, scope, context, count = graph.run, graph.scope, graph.graph_context(), 0
     for candidate in graph.candidates:
         if candidate.softmax is None or candidate.read is not None:
             continue
         node, scores = candidate.node, candidate.softmax.scores
         with context.rewrite(scores.producer(), Subject("reading scores in normal form"), label(node)) as edit:
-            change = with_plain_scores(scores, context.builder)
+            change = with_plain_scores(scores, context.builder) or with_factor_inside(candidate.softmax.weights, context.builder)
             if change is None:
                 continue
             before = Snapshot(scope.graph)

@@ -20,7 +20,6 @@ from onnx_attnfuse.language import (
     log,
     log_softmax,
     pattern,
-    sigmoid,
     softmax,
     sum,  # noqa: A004
     where,
@@ -55,13 +54,6 @@ def softmax_divided_late(scores: Tensor, v: Tensor) -> Equation:
 def softmax_of_base_two(scores: Tensor) -> Equation:
     """Powers of two over their sum."""
     return equation(2**scores / sum(2**scores), softmax(scores * math.log(2), shifted=False))
-
-
-@pattern
-def sink_behind_product(scores: Tensor, v: Tensor, sink: Tensor) -> Equation:
-    """The share that a sink leaves of the weights as a factor of the result; as a factor of the weights it is read as a sink."""
-    share = sigmoid(log(sum(exp(scores))) - sink)
-    return equation(softmax(scores) @ v * share, (softmax(scores) * share) @ v)
 
 
 @pattern(priority=-1)  # without a mask it is the first one

@@ -89,6 +89,25 @@ def with_plain_scores(scores: ir.Value, builder: Builder) -> EnablingChange | No
         return next((change for change in found if change is not None), None)
 
 
+def with_factor_inside(weights: ir.Value, builder: Builder) -> EnablingChange | None:
+    """A factor of the rows of a result as one of the weights, where a sink is read by it."""
+    facts, dims = builder.facts, builder.facts.dims(weights)
+    for product in [node for node, place in weights.uses() if is_standard(node, "MatMul") and place == 0]:
+        plain, (_, values) = product.outputs[0], product.inputs
+        users = [node for node, _ in plain.uses()]
+        if len(users) != 1 or not is_standard(users[0], "Mul") or facts.dims(users[0].outputs[0]) != facts.dims(plain):
+            continue
+        factor = next((item for item in users[0].inputs if item is not plain), None)
+        lengths = None if factor is None else facts.dims(factor)
+        if factor is None or values is None or not lengths or lengths[-1] != 1 or broadcast([lengths, dims]) != dims:
+            continue
+        builder.at(users[0])
+        weighed = builder.elementwise("Mul", [weights, factor], facts.dtype(weights))
+        result = builder.node("MatMul", [weighed, values], dims=facts.dims(plain), dtype=facts.dtype(plain))
+        return EnablingChange(((users[0].outputs[0], result),), (weights, values, factor))
+    return None
+
+
 def _products(scores: ir.Value, facts: Facts) -> Iterator[_Product]:
     """The products of the shape of scores above them that no other stands between."""
     pending, dims = [scores], facts.dims(scores)
