@@ -27,7 +27,7 @@ from benchmarks.whole.variants import word
 from onnx_attnfuse.kernels import providers
 
 MODELS = ("bert-base", "xlmr-large", "t5-base-enc", "vit-l-224", "gpt2-medium", "modernbert-12l", "dinov3-h-12l")
-FORMS = ("fused-products", "split-products", "any-by-sum", "whole-rotations", "paired-rotations", "half-gelu")
+FORMS = ("fused-products", "split-products", "any-by-sum", "whole-rotations", "paired-rotations", "rotated-rows", "half-gelu")
 """The rules that are left out, each by itself."""
 RIGHT: Mapping[str, Any] = {"padding": "assume-right"}
 PACKED: Mapping[str, Mapping[str, Any]] = {

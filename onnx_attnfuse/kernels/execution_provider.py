@@ -47,6 +47,7 @@ Paying: TypeAlias = Literal[
     "any-by-sum",
     "whole-rotations",
     "paired-rotations",
+    "rotated-rows",
     "packed-rows",
 ]
 """What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for

@@ -21,6 +21,7 @@ from onnx_attnfuse.fusion.enabling.packed_projections import with_packed_project
 from onnx_attnfuse.fusion.enabling.padded_columns import with_padded_columns
 from onnx_attnfuse.fusion.enabling.paired_rotations import with_paired_rotations
 from onnx_attnfuse.fusion.enabling.products import as_fused_product, as_own_products
+from onnx_attnfuse.fusion.enabling.rotated_rows import with_rotated_rows
 from onnx_attnfuse.fusion.enabling.rsqrt import as_quotient
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.separate_norm import as_separate_sum
@@ -76,8 +77,8 @@ AFTER: tuple[EnablingRule, ...] = (
         "fewer-biases",
     ),
     EnablingRule(
-        "key biases dropped and value biases moved behind PackedMultiHeadAttention",
-        frozenset(["PackedMultiHeadAttention"]),
+        "biases added to keys dropped, and those added to values moved after the attention",
+        frozenset(["MultiHeadAttention", "PackedMultiHeadAttention"]),
         with_biases_outside,
         "fewer-biases",
     ),
@@ -161,6 +162,12 @@ AFTER: tuple[EnablingRule, ...] = (
         frozenset(["MultiHeadAttention"]),
         with_paired_rotations,
         "paired-rotations",
+    ),
+    EnablingRule(
+        "rows of tokens rotated before they are put back in their places",
+        frozenset(["RotaryEmbedding"]),
+        with_rotated_rows,
+        "rotated-rows",
     ),
     EnablingRule(
         "products padded to a multiple of 64 columns for tensor cores",

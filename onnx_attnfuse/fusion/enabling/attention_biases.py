@@ -14,6 +14,7 @@ that are 0 with their bias take a plain 0 then, by a condition as large as they 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -25,8 +26,10 @@ from onnx_attnfuse.graph.constants import Array, attributes, constant_array, con
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.targets.projection_bias import MAX_BIAS_ELEMENTS
 
-_BIAS, _FIRST_OF_CACHE, _INPUTS_OF_PACKED = 3, 6, 7
-"""Inputs of MultiHeadAttention, and how many PackedMultiHeadAttention has."""
+_BIAS, _FIRST_OF_CACHE = 3, 6
+"""Inputs of MultiHeadAttention."""
+_PLACES: Mapping[str, tuple[int, ...]] = {"PackedMultiHeadAttention": (4, 5)}
+"""Inputs that say where tokens are."""
 
 
 def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -88,19 +91,23 @@ class _Biased:
 
 
 def with_biases_outside(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """PackedMultiHeadAttention without the bias that was added to its keys, and with that of its values behind it.
+    """An attention without the bias that was added to its keys, and with that of its values behind it.
 
-    Each packed row is that of a token, which sees itself, so that the weights of each sum to 1.
+    That takes rows whose weights sum to 1: those of MultiHeadAttention without a mask, and those of PackedMultiHeadAttention,
+    each of a token, which sees itself.
     """
-    facts = builder.facts
-    query, key, value, bias, offset, starts, added = (given(node, place) for place in range(_INPUTS_OF_PACKED))
-    if query is None or key is None or value is None or bias is not None or added is not None:
+    facts, places = builder.facts, _PLACES.get(node.op_type, ())
+    query, key, value = (given(node, place) for place in range(_BIAS))
+    others = [place for place, item in enumerate(node.inputs) if place >= _BIAS and item is not None]
+    if query is None or key is None or value is None or not set(others) <= set(places):
+        return None
+    if any(item.uses() or item.is_graph_output() for item in node.outputs[1:]):
         return None
     keys, values = _apart(key, facts), _apart(value, facts)
     if keys is None and values is None:
         return None
     key, value = key if keys is None else keys[0], value if values is None else values[0]
-    result, inputs = node.outputs[0], [query, key, value, None, offset, starts]
+    result, inputs = node.outputs[0], [query, key, value, *node.inputs[_BIAS:]]
     dims, dtype = facts.dims(result), facts.dtype(result)
     fused = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, dtype=dtype, hint=node.name)
     if values is not None:

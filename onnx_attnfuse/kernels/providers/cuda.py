@@ -346,6 +346,7 @@ PROVIDER = ExecutionProvider(
             "any-by-sum",
             "whole-rotations",
             "paired-rotations",
+            "rotated-rows",
         ]
     ),
     unfused_time=_unfused_time,

@@ -168,3 +168,29 @@ def test_keys_that_are_an_output_keep_their_bias() -> None:
 def test_on_a_cpu_nothing_is_moved() -> None:
     result = fused(model_of(), ep="cpu")
     assert count(result, "Add") == 4
+
+
+_ALONE = """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
+model (float[2, 5, 16] x{inputs}) => (float[2, 5, 16] out)
+{{ q = MatMul(x, wq) kp = MatMul(x, wk) vp = MatMul(x, wv) k = Add(kp, bk) v = Add(vp, bv)
+   qn = Tanh(q) kn = {keys} mixed = com.microsoft.MultiHeadAttention<num_heads = 2>(qn, kn, v{mask})
+   product = MatMul(mixed, wo) out = Add(product, bo) }}"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "mask", "left"),
+    [("Identity(k)", "", set()), ("Tanh(k)", "", {"bk"}), ("Identity(k)", ", , , mask", {"bk", "bv"})],
+    ids=["no mask", "keys are changed", "a mask"],
+)
+def test_biases_that_are_added_before_an_attention_without_a_mask_leave_it(keys: str, mask: str, left: set[str]) -> None:
+    model = onnx.parser.parse_model(_ALONE.format(keys=keys, mask=mask, inputs=", float[2, 2, 5, 5] mask" if mask else ""))
+    numbers = np.random.default_rng(0)
+    for name in ("wq", "wk", "wv", "wo", "bk", "bv", "bo"):
+        array = numbers.standard_normal((16, 16) if name[0] == "w" else 16).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array / 4, name))
+    result = onnx_attnfuse.optimize(model, ep="cuda", arch="sm90").model
+    assert {item.name for item in result.graph.initializer} & {"bk", "bv"} == left
+    feeds = {"x": numbers.standard_normal((2, 5, 16)).astype(np.float32)}
+    feeds |= {"mask": numbers.standard_normal((2, 2, 5, 5)).astype(np.float32)} if mask else {}
+    for wanted, found in zip(run(model, feeds).values(), run(result, feeds).values(), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
