@@ -14,7 +14,7 @@ from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy
 
 Progress = Callable[[str, int, int], None]
-"""Called as `progress(step, done, total)` while a long step goes on."""
+"""Called as `progress(step, done, total)` when a step begins, `total` 1, and while one of several parts goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
 """What to do with forms of a mask that are exact for some batches only."""
 CachePolicy = Literal["as-is", "shared"]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse_cli.exits import Exit
@@ -23,12 +24,13 @@ from onnx_attnfuse_cli.terminal import echo
 if TYPE_CHECKING:
     from onnx_attnfuse.bench.compare import Figures
     from onnx_attnfuse.bench.op_sweep import Cell
-    from onnx_attnfuse.bench.run import Contest
+    from onnx_attnfuse.bench.run import Bench, Contest
 
 
 _EXAMPLES = [
     Example("attnfuse bench model.onnx", "Fused beside the original, whole and its attention alone."),
     Example("attnfuse bench model.onnx --against onnxscript,onnxruntime --dim seq=512", "Beside what other tools make of it."),
+    Example("attnfuse bench model.onnx model.attnfuse.onnx", "Two models in turns, and how far their outputs are apart."),
     Example("attnfuse bench --seeds --ep cuda", "ONNX Runtime's attention by itself, in TFLOP/s."),
 ]
 
@@ -37,6 +39,7 @@ _EXAMPLES = [
     "bench", cls=Manual, short_help="Measure models side by side: whole, and their attention alone.", examples=_EXAMPLES
 )
 @click.argument("model", type=click.Path(path_type=pathlib.Path), required=False)
+@click.argument("other", type=click.Path(path_type=pathlib.Path), required=False)
 @click.option(
     "--against",
     default="original",
@@ -65,9 +68,12 @@ _EXAMPLES = [
 @derived_options(only=("padding", "dim", "target", "always", "keep_outputs"))
 @policy_options
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
     *,
     model: pathlib.Path | None,
+    other: pathlib.Path | None,
     against: str,
     ep: str,
     runs: int,
@@ -78,6 +84,9 @@ def command(
     **chosen: Any,
 ) -> int:
     """Measure MODEL fused by attnfuse beside other tools: the whole model, and its most frequent attention alone.
+
+    With OTHER, both models are run as they are: the ratio of CPU times on one thread, on a GPU of times, and the differences
+    of their outputs. Exits with 3 if these differ.
 
     Each model runs warm in its own process, in turns with the others. Ratios are speeds relative to the original. Sizes that
     --dim does not give are 1 for a batch and at most 128 for lengths.
@@ -97,6 +106,8 @@ def command(
     from onnx_attnfuse.bench.run import Bench
     from onnx_attnfuse.options import Options
 
+    if other is not None:
+        return _pair(context, model, other, Bench(Options(ep=ep, **chosen), (), runs, limit), as_json=as_json)
     names = [name.strip() for name in against.split(",") if name.strip()]
     options = Options(ep=ep, arch=f"sm{arch}" if arch else None, verify="none", **chosen)
     found = Bench(options, names, runs, limit).model(model)
@@ -108,25 +119,57 @@ def command(
     return Exit.DONE
 
 
-def _show(found: Contest) -> None:
-    from rich.table import Table
+_OF_ONE = frozenset({"against", "padding", "target", "always", "keep_outputs", "flash", "efficient", "sdpa_fallback"})
+"""Options that say how one model is fused, or beside what."""
 
+
+def _pair(context: click.Context, first: pathlib.Path, second: pathlib.Path, bench: Bench, *, as_json: bool) -> int:
+    """Two models as they are."""
+    given = [name for name in _OF_ONE if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(f"--{min(given).replace('_', '-')} is for one model; two are run as they are, so leave it out")
+    found = bench.pair(first, second)
+    outputs = found.outputs
+    if as_json:
+        plain = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        plain["figures"] = [dataclasses.asdict(item) for item in found.figures]
+        click.echo(json.dumps({**plain, "outputs": None if outputs is None else outputs.to_dict()}, indent=2))
+    else:
+        echo(f"{found.clock}{_sizes(found.lengths)}")
+        _show_figures(found.figures)
+        if outputs is None:
+            echo(f"outputs not compared: {found.note}")
+        else:
+            worst = max((item.max_abs_error or 0.0 for item in outputs.outputs), default=0.0)
+            echo(f"outputs: {outputs.detail}, largest difference {worst:.1e}")
+    failed = any(item.failed is not None for item in found.figures)
+    return Exit.BAD_INPUT if failed else Exit.DONE if outputs is None or outputs.equal else Exit.DIFFERS
+
+
+def _show(found: Contest) -> None:
     echo(f"{found.what}{_sizes(found.lengths)}")
     if found.note:
         echo(f"    not measured: {found.note}")
         return
     echo(f"    attnfuse fused {found.fused} of {found.candidates}")
+    _show_figures(found.figures)
+    _show_share(found)
+    echo("")
+
+
+def _show_figures(figures: Sequence[Figures]) -> None:
+    """A table of contenders, and a line for each that failed."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("", "times as fast", "of rounds", "ms", "half of runs", "samples/s", "tokens/s", "MB"):
         table.add_column(title, justify="left" if not title else "right", overflow="fold")
-    for item in found.figures:
+    for item in figures:
         table.add_row(*_row(item))
     print_table(table)
-    for item in found.figures:
+    for item in figures:
         if item.failed is not None:
             echo(f"{item.name} failed: {item.failed}")
-    _show_share(found)
-    echo("")
 
 
 def _show_share(found: Contest) -> None:

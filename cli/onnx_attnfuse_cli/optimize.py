@@ -18,7 +18,7 @@ from onnx_attnfuse_cli.formats import Format, show_findings
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
 from onnx_attnfuse_cli.pipes import STREAM, piped
-from onnx_attnfuse_cli.policy import policy_options
+from onnx_attnfuse_cli.policy import policy_options, warn_of_variables
 from onnx_attnfuse_cli.progress import progress_bar
 from onnx_attnfuse_cli.show import show, show_summary, show_verdict, start_logging
 from onnx_attnfuse_cli.terminal import echo
@@ -209,14 +209,15 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
         options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
         proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
         result = certificates.proved(files.model, options, proofs)
-    planned, told = genai.plan(result.report, files.out, files.hf_config) if files.is_alone else (None, ())
-    for path in filter(None, (files.out, *files.reports)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    if files.out:
-        shared = result.save(files.out)
-        files = dataclasses.replace(files, shared=shared, told=(*told, *certificates.write(files.model, files.out, proofs)))
-    if planned:
-        planned.write()
+        planned, told = genai.plan(result.report, files.out, files.hf_config) if files.is_alone else (None, ())
+        for path in filter(None, (files.out, *files.reports)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if files.out:
+            progress("write the model", 0, 1)
+            shared = result.save(files.out)
+            files = dataclasses.replace(files, shared=shared, told=(*told, *certificates.write(files.model, files.out, proofs)))
+        if planned:
+            planned.write()
     with collecting() as failures:
         for path in files.reports:
             with contained(Subject("writing a report"), str(path)):
@@ -227,6 +228,7 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
 def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     fused = report.fused + report.already_fused + report.spelled_out
     about = f"Error: {model}: " if model else "Error: "
+    warn_of_variables(report)
     if report.differing:
         rewrites = f"{report.differing} rewrite{'s' * (report.differing != 1)}"
         verb = "was" if report.differing == 1 else "were"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse_cli.options import field_docs
 from onnx_attnfuse_cli.terminal import echo
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.report.model import Report
 
 
 def policy_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -34,3 +37,15 @@ def policy_options(command: Callable[..., int]) -> Callable[..., int]:
         help_text = field_docs(Policy).get(field.name, "")
         decorated = click.option(f"--{name}/--no-{name}", field.name, default=None, help=help_text)(decorated)
     return decorated
+
+
+def warn_of_variables(report: Report) -> None:
+    """Print a line, also with -q, where variables alone ask for kernels and attentions are left unfused."""
+    environment = read_environment()
+    kept = [name for name in environment.seen if name not in environment.idle]
+    if environment.policy.wishes and environment.policy == report.policy and report.skipped:
+        names = ", ".join(kept)
+        left = f"{report.skipped} of {report.candidates} attentions are left unfused"
+        echo(
+            f"Warning: {names} asks for {environment.policy} kernels only, and {left}; unset it to fuse with any kernel", err=True
+        )

@@ -15,7 +15,7 @@ def _nothing(step: str, done: int, total: int) -> None:
 
 @contextlib.contextmanager
 def progress_bar(*, shown: bool) -> Generator[Progress]:
-    """A callback for `Options.progress` that draws a bar; it vanishes at the end.
+    """A callback for `Options.progress` that draws the current step and the time since the beginning; it vanishes at the end.
 
     Args:
         shown: Whether to draw at all; nothing is drawn either where stderr is not a terminal.
@@ -27,15 +27,16 @@ def progress_bar(*, shown: bool) -> Generator[Progress]:
         yield _nothing
         return
     from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[parts]}"), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None, parts="")
 
         def advance(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total)
-            bar.update(tasks[step], completed=done, total=total)
+            parts = f"{done}/{total}" if total > 1 else ""
+            bar.update(task, description=step, completed=done, parts=parts)
+            bar.tasks[0].total = total if total > 1 else None  # update() takes None for no change
 
         yield advance

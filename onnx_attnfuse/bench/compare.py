@@ -42,7 +42,14 @@ class Figures:
 
 
 def run(
-    contenders: Sequence[Contender], sample: Sample, folder: pathlib.Path, *, ep: str, runs: int, seconds: float
+    contenders: Sequence[Contender],
+    sample: Sample,
+    folder: pathlib.Path,
+    *,
+    ep: str,
+    runs: int,
+    seconds: float,
+    how: Mapping[str, Any] | None = None,
 ) -> list[Figures]:
     """Runs a contest.
 
@@ -53,6 +60,7 @@ def run(
         ep: Execution provider.
         runs: How often each is run, warm.
         seconds: How long each may take for a round, and to start.
+        how: More entries of the workers' task: `threads`, and `clock`, which is `cpu` for the time of the process.
     """
     arrays = sample.save(folder / "inputs.npz")
     failed = {item.name: item.failed for item in contenders if item.failed}
@@ -63,7 +71,13 @@ def run(
         for item in contenders:
             if item.path is None:
                 continue
-            task: dict[str, Any] = {"model": str(item.path), "ep": ep, "provider_options": dict(item.provider_options), **arrays}
+            task: dict[str, Any] = {
+                "model": str(item.path),
+                "ep": ep,
+                "provider_options": dict(item.provider_options),
+                **arrays,
+                **(how or {}),
+            }
             child = stack.enter_context(Child(task, item.environment))
             try:
                 child.ask(None, seconds)

@@ -9,15 +9,19 @@ from collections.abc import Mapping, Sequence
 
 from onnx_attnfuse.bench import compare
 from onnx_attnfuse.bench.compare import Figures
-from onnx_attnfuse.bench.contenders import check_names, contenders
+from onnx_attnfuse.bench.contenders import Contender, check_names, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
 from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
 from onnx_attnfuse.bench.roofline import Limit, Work, limit, work
+from onnx_attnfuse.errors import MissingDependencyError, ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels import gpus
 from onnx_attnfuse.kernels.limits import DeviceLimits, limits_of
 from onnx_attnfuse.kernels.providers import FALLBACK, provider
 from onnx_attnfuse.options import Options
+from onnx_attnfuse.verify.compare_models import verify_models
+from onnx_attnfuse.verify.model_result import Verification
+from onnx_attnfuse.verify.options import Trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,22 @@ class Contest:
     """What a run does at least, counted in the model as we fuse it."""
     limit: Limit | None = None
     """The least time for that on the device; None where its limits are not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The results for two models of one interface."""
+
+    lengths: Mapping[str, int]
+    """Numbers that symbolic sizes had."""
+    clock: str
+    """What the times are: `CPU time on one thread`, or `time`."""
+    figures: tuple[Figures, Figures]
+    """The second model, whose ratio is to the first, and the first."""
+    outputs: Verification | None
+    """How far the outputs are apart; None where they could not be compared."""
+    note: str | None = None
+    """Why they could not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +89,31 @@ class Bench:
             io.save(io.from_any(alone.proto)[0], piece)
             what = f"attention alone: {alone.name}, one of {alone.alike}"
             return [*found, self._contest(what, piece, sample(io.load(piece), whole.lengths))]
+
+    def pair(self, first: pathlib.Path, second: pathlib.Path) -> Pair:
+        """Measures two models in turns on the same inputs, and compares their outputs.
+
+        On the CPU the time is that of the process on one thread, which other programs on the machine disturb least.
+
+        Raises:
+            ModelError: A model cannot be read, or does not say what it is run on.
+            OptionError: The sizes do not fit together.
+        """
+        io.load(second)
+        inputs = fitting(first, io.load(first), self.options.dim, self.ep, self.seconds)
+        on_cpu = provider(self.ep).memory == "cpu"
+        how = {"threads": 1, "clock": "cpu"} if on_cpu else {}
+        names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
+        found = [Contender(names[1], second), Contender(names[0], first)]
+        with tempfile.TemporaryDirectory() as folder:
+            place = pathlib.Path(folder)
+            late, early = compare.run(found, inputs, place, ep=self.ep, runs=self.runs, seconds=self.seconds, how=how)
+        outputs, note = None, None
+        try:
+            outputs = verify_models(first, second, Trials(dim=self.options.dim))
+        except (ModelError, MissingDependencyError) as error:
+            note = str(error)
+        return Pair(inputs.lengths, "CPU time on one thread" if on_cpu else "time", (late, early), outputs, note)
 
     @property
     def ep(self) -> str:

@@ -12,6 +12,7 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,10 @@ def main() -> int:
         place = task["ep"]["memory"]
         before = memory(place)
         session, binding = _started(task)
+        clock = time.process_time if task.get("clock") == "cpu" else time.perf_counter
         _answer(loaded=True, megabytes=_more(before, memory(place), place))
         for line in sys.stdin:
-            _answer(ms=[_timed(session, binding) for _ in range(int(line))], megabytes=_more(before, memory(place), place))
+            _answer(ms=[_timed(session, binding, clock) for _ in range(int(line))], megabytes=_more(before, memory(place), place))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
         _answer(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:400])
         return 1
@@ -90,12 +92,12 @@ def _value(ort: Any, array: Any, place: str, is_bfloat16: bool) -> Any:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
 
 
-def _timed(session: Any, binding: Any) -> float:
+def _timed(session: Any, binding: Any, clock: Callable[[], float] = time.perf_counter) -> float:
     """Milliseconds of one run, to its end."""
-    start = time.perf_counter()
+    start = clock()
     session.run_with_iobinding(binding)
     binding.synchronize_outputs()
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * (clock() - start)
 
 
 def _answer(**found: Any) -> None:

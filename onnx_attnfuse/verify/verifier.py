@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from onnx_attnfuse.verify.verdict import Verdict
 
 _EVIDENCE = pathlib.Path("attnfuse-evidence")
+_SITE = "verify"
+"""The step that is taken once for each attention; fusing counts these."""
 NOT_VERIFIED = "nothing was verified: onnxruntime is not installed; run pip install 'onnx-attnfuse[cpu]'"
 """The note of a run that would verify by default, and cannot."""
 
@@ -77,7 +79,7 @@ class Verifier:
         self.level = verification_level(options)
         self.differing = 0
         """How many rewrites were found different."""
-        self.timer = StepTimer()
+        self.timer = StepTimer(lambda step: None if step == _SITE else options.progress(step, 0, 1))
         """How long judging took, and whatever else the run times."""
         self.doubted: set[ir.Node] = set()
         """Nodes that patterns which are not built in have read: what is made of them is judged at every level."""
@@ -132,7 +134,7 @@ class Verifier:
         if not self.doubts or (self.level == "none" and not doubted):
             return None
         opsets = scope.graph.opset_imports or model.opset_imports
-        with self.timer.step("verify"):
+        with self.timer.step(_SITE):
             verdict = self._checker.check(results, frontier, scope.facts, opsets, model.functions, given, empty)
         if verdict.undecided is not None and self.level == "none":
             self.believed.append(f"'{name}': {verdict.undecided}")
@@ -154,7 +156,7 @@ class Verifier:
         key = (meaning.text, *mask_values(spec.mask))
         if key not in self._refuted:
             opsets = scope.graph.opset_imports or model.opset_imports
-            with self.timer.step("verify"):
+            with self.timer.step(_SITE):
                 self._refuted[key] = refute(spec, meaning, scope.facts, opsets, model.functions)
         refutation = self._refuted[key]
         return meaning if refutation is None else distrusted(meaning, refutation)

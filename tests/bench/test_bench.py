@@ -253,3 +253,42 @@ def test_what_cannot_be_measured_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
+
+
+def test_two_models_are_measured_in_turns_and_compared(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = small_models.written(WIDE, tmp_path / "first.onnx")
+    assert main(["optimize", str(first), "-o", str(tmp_path / "second.onnx"), "-q"]) == 0
+    capsys.readouterr()
+    arguments = ["bench", str(first), str(tmp_path / "second.onnx"), "--runs", "5", "--dim", "s=16", "--dim", "t=16"]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in found["figures"]] == ["second.onnx", "first.onnx"]
+    assert found["figures"][1]["ratio"] == 1.0
+    assert found["figures"][0]["ratio"] > 0
+    assert found["clock"] == "CPU time on one thread"
+    assert found["lengths"] == {"b": 1, "s": 16, "t": 16}
+    assert found["outputs"]["equal"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("outputs: equal in ")
+
+
+def test_two_models_that_differ_are_reported(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = small_models.written(WIDE, tmp_path / "first.onnx")
+    second = small_models.written(WIDE.replace("{0.5}", "{0.25}"), tmp_path / "second.onnx")
+    assert main(["bench", str(first), str(second), "--runs", "5", "--dim", "s=4", "--dim", "t=4"]) == 3
+    assert "outputs: output 'out' " in capsys.readouterr().out
+
+
+def test_two_models_of_other_inputs_are_no_pair(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = small_models.written(WIDE, tmp_path / "first.onnx")
+    second = small_models.written(small_models.LINEAR, tmp_path / "second.onnx")
+    assert main(["bench", str(first), str(second), "--runs", "5"]) == 2
+    out = capsys.readouterr().out
+    assert "second.onnx failed: " in out
+    assert "outputs not compared: " in out
+
+
+def test_options_of_one_model_are_refused_for_two(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = str(small_models.written(WIDE, tmp_path / "first.onnx"))
+    assert main(["bench", first, first, "--target", "auto"]) == 2
+    assert capsys.readouterr().err == "Error: --target is for one model; two are run as they are, so leave it out\n"

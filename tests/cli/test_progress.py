@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+import onnx_attnfuse
 from onnx_attnfuse_cli.progress import progress_bar
+from tests.support import small_models
 
 
 class _Terminal(io.StringIO):
@@ -24,4 +26,17 @@ def test_frames_are_drawn_on_a_terminal_only_whatever_force_color_says(
     monkeypatch.setattr(sys, "stderr", stream)
     with progress_bar(shown=True) as progress:
         progress("fusing", 1, 2)
-    assert ("fusing" in stream.getvalue()) == is_drawn
+        progress("verify the whole model", 0, 1)
+    drawn = stream.getvalue()
+    assert ("verify the whole model" in drawn) == is_drawn
+    assert ("0:00:0" in drawn) == is_drawn
+
+
+def test_every_long_step_is_named_when_it_begins() -> None:
+    steps: list[tuple[str, int, int]] = []
+    model = small_models.parsed(small_models.ATTENTION)
+    onnx_attnfuse.optimize(model, verify="model", progress=lambda *step: steps.append(step))
+    names = [name for name, _, _ in steps]
+    assert ("fusing", 0, 1) in steps
+    assert names.index("fusing") < names.index("verify the whole model")
+    assert all(0 <= done <= total for _, done, total in steps)
