@@ -41,8 +41,8 @@ _EXAMPLES = [
 def command(*, first: pathlib.Path, second: pathlib.Path, certificate: pathlib.Path, solver: Any, quiet: bool) -> int:
     """Make all obligations of FIRST and SECOND anew, compare them with CERTIFICATE, and have a solver decide each.
 
-    Exits 0 if the two models are proved equal under the assumptions that the certificate names, 3 if something is not proved,
-    2 if the certificate is one of other models.
+    Exits with 0 if the two models are proved equal under the assumptions of the certificate. Exits with 3 if a claim is not
+    proved, with 2 if the certificate is of other models.
     """
     from onnx_attnfuse.certify.certificate import check
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 _EXAMPLES = [
-    Example("attnfuse doctor", "What is here, what is missing, and the lines to export."),
+    Example("attnfuse doctor", "Lists packages and devices, missing ones too, and the lines to export."),
     Example("attnfuse doctor --json", "For a program, or a bug report."),
 ]
 
 
 @click.command(
-    "doctor", cls=Manual, short_help="Report what is installed, what is missing, and which kernels run here.", examples=_EXAMPLES
+    "doctor", cls=Manual, short_help="Report installed and missing packages, and which kernels run here.", examples=_EXAMPLES
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(*, as_json: bool) -> int:
-    """Report what is installed, what is missing and how to get it, and which kernels run on this machine.
+    """Report installed and missing packages, how to install these, and which kernels run on this machine.
 
     For training it asks the questions by which ORTModule chooses its attention; take the first that is answered with yes.
     """
