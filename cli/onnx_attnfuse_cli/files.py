@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -91,6 +92,20 @@ def check_place(path: pathlib.Path) -> None:
         raise click.UsageError(f"{path.parent} is a file, and {path} cannot be in it; give a folder")
     if not path.parent.is_dir():
         raise click.UsageError(f"the folder {path.parent} does not exist; make it first")
+
+
+def check_there(model: pathlib.Path) -> None:
+    """Refuses a model that does not exist, and says what to type for the name of one on Hugging Face.
+
+    Raises:
+        click.UsageError: It does not.
+    """
+    if model.exists() or model.is_symlink():
+        return
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(model)) and model.suffix != ".onnx" and not model.parent.exists():
+        export = f"optimum-cli export onnx --model {model} exported"
+        raise click.UsageError(f"{model} does not exist here; for a model of that name on Hugging Face, run {export} first")
+    raise click.UsageError(f"{model} does not exist; check the path")
 
 
 def same(one: pathlib.Path, other: pathlib.Path) -> bool:

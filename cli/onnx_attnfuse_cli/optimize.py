@@ -13,7 +13,7 @@ from onnx_attnfuse.options import Options
 from onnx_attnfuse_cli import certificates, folders, genai
 from onnx_attnfuse_cli.endings import ended_by, failed
 from onnx_attnfuse_cli.exits import MEANINGS, Exit
-from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, several
+from onnx_attnfuse_cli.files import SUFFIX, Files, are_several, check_there, several
 from onnx_attnfuse_cli.formats import Format, show_findings
 from onnx_attnfuse_cli.manual import Example, Manual
 from onnx_attnfuse_cli.options import SECTIONS, derived_options, taken
@@ -122,6 +122,7 @@ def command(context: click.Context, *, model: Sequence[pathlib.Path], **chosen: 
             files = [dataclasses.replace(files[0], hf_config=config, is_alone=True)]
         start_logging(verbose=wanted.verbose)
         return _all(files, wanted, chosen, context.obj, whole)
+    check_there(model[0])
     files = Files(model[0], out, (wanted.report,) if wanted.report else ())
     files.check()
     genai.check(out, chosen["cache"])
@@ -190,7 +191,7 @@ def _all(
 
         write_index(reported, wanted.report / "index.html")
     copied = ""
-    if whole and output:
+    if whole and output and any(reported.values()):
         done = {item.model for item in files if reported[item.title] is not None}
         copied = folders.copy_others(whole, output, done, {item.model for item in files} - done)
     if wanted.shows_text:

@@ -48,6 +48,7 @@ _FOREIGN = (
 _DEFAULTS_SINCE = 4
 """The IR version from which on an initializer need not be an input."""
 _LONGEST_MAGIC = 32
+_NAMED = 3
 _SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
 """What a protobuf writer may put after the IR version: the tags of the fields 2 to 8."""
 
@@ -186,7 +187,9 @@ def to_kind(model: ir.Model, kind: ModelKind) -> Any:
 
 def _content(path: pathlib.Path) -> bytes | memoryview:
     if path.is_dir():
-        raise ModelError(f"{path} is a folder; pass the .onnx file in it")
+        found = sorted(item.name for item in path.glob("*.onnx"))
+        what = f"pass the .onnx file in it: {', '.join(found[:_NAMED])}" if found else "it holds no .onnx file, so check the path"
+        raise ModelError(f"{path} is a folder; {what}")
     try:
         data = protobuf.content(path)
     except FileNotFoundError:

@@ -83,6 +83,36 @@ def test_folders_without_a_configuration_are_models_only(exported: pathlib.Path)
     }
 
 
+def test_nothing_is_written_where_no_model_can_be_fused(exported: pathlib.Path, capsys: Captured) -> None:
+    assert main(["optimize", "exported", "-o", "out", "-q"]) == 0
+    before = small_models.contents(exported.with_name("out"))
+    for model in exported.rglob("*.onnx"):
+        model.write_text("no model")
+    assert main(["optimize", "exported", "-o", "out"]) == 2
+    assert small_models.contents(exported.with_name("out")) == before
+    assert "copied" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("Qwen/Qwen3-0.6B", "run optimum-cli export onnx --model Qwen/Qwen3-0.6B exported first"),
+        ("exported/absent", "exported/absent does not exist; check the path"),
+        ("absent.onnx", "absent.onnx does not exist; check the path"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_line(given: str, message: str, exported: pathlib.Path, capsys: Captured) -> None:
+    assert main(["optimize", given]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_commands_for_one_model_name_those_of_a_folder(exported: pathlib.Path, capsys: Captured) -> None:
+    assert main(["explain", "exported/encoder"]) == 2
+    assert capsys.readouterr().err.endswith("exported/encoder is a folder; pass the .onnx file in it: model.onnx\n")
+
+
 @pytest.mark.parametrize("output", ["exported", "exported/fused"])
 def test_the_folder_itself_is_no_output(output: str, exported: pathlib.Path, capsys: Captured) -> None:
     before = small_models.contents(exported)
