@@ -138,9 +138,12 @@ def scalar(term: Term, dtype: ir.DataType) -> Array:
 def constant(array: NumPyArray, name: str, dtype: ir.DataType, *, listed: bool = True) -> Array:
     """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted by its name."""
     sort, shape = sort_of(dtype), [number(length) for length in array.shape]
+    repeated = {axis for axis, length in enumerate(array.shape) if length > 1 and _is_repeated(array, axis)}
+    array = without_repeats(array)
     formulas: dict[tuple[int | None, ...], Read | None] = {}
 
     def read(place: Index) -> Term:
+        place = tuple(ZERO if axis in repeated and _lies_in(item, shape[axis]) else item for axis, item in enumerate(place))
         fixed = tuple(
             int(item.data) if item.op == "const" and 0 <= item.data < length else None
             for item, length in zip(place, array.shape, strict=True)
@@ -159,6 +162,22 @@ def constant(array: NumPyArray, name: str, dtype: ir.DataType, *, listed: bool =
         return element(name, sort, place)
 
     return Array(shape, dtype, read)
+
+
+def without_repeats(array: NumPyArray) -> NumPyArray:
+    """An array with length 1 along each axis that it repeats its elements along."""
+    for axis, length in enumerate(array.shape):
+        if length > 1 and _is_repeated(array, axis):
+            array = np.take(array, [0], axis)
+    return array
+
+
+def _is_repeated(array: NumPyArray, axis: int) -> bool:
+    return bool((array == np.take(array, [0], axis)).all())
+
+
+def _lies_in(item: Term, length: Term) -> bool:
+    return item.op != "const" or 0 <= item.data < length.data
 
 
 def _tabulated(array: NumPyArray, place: Index, sort: Sort) -> Term:

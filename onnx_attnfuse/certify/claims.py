@@ -173,7 +173,7 @@ def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     piece, prover = Piece(pair, claim, level), Prover(judge)
     try:
         before, after = piece.results()
-        places = _places(before, after)
+        places = places_of(before, after)
         if places != axes_of(before):
             piece = Piece(pair, claim, level)  # anew, as simplifications of other indices need no proof
             arithmetic.noted()
@@ -191,7 +191,7 @@ def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
     return Proof(claim, proved, level, tuple(prover.shown), left, piece.boundary, problem, assumed)
 
 
-def _places(before: Array, after: Array) -> tuple[Term, ...]:
+def places_of(before: Array, after: Array) -> tuple[Term, ...]:
     """An index for each axis, as digits where it is divided.
 
     Raises:

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.scopes import Scope
 from onnx_attnfuse.graph.uses import label
@@ -21,7 +20,8 @@ from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.mixers.candidates import Mixer, MixerKind, find_mixers
 from onnx_attnfuse.mixers.convolutions import fused_convolution
-from onnx_attnfuse.mixers.proofs import are_equal
+from onnx_attnfuse.mixers.proofs import proved
+from onnx_attnfuse.mixers.recurrences import fused_step
 from onnx_attnfuse.mixers.replacement import Replacement
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import MixerReport
@@ -34,7 +34,10 @@ _LEFT: Mapping[MixerKind, Reason] = {
     "chunked recurrence": Reason("mixer-chunked", "a recurrence in chunks, with running sums of decays, is not fused"),
     "causal convolution": Reason("mixer-convolution", "a causal convolution without a state is not fused"),
 }
-_FUSED_BY: Mapping[MixerKind, Callable[[Mixer, Builder], Replacement]] = {"causal convolution": fused_convolution}
+_FUSED_BY: Mapping[MixerKind, Callable[[Mixer, Builder], Replacement]] = {
+    "causal convolution": fused_convolution,
+    "recurrence": fused_step,
+}
 _FUSING = Subject("fusing a sequence mixer")
 
 
@@ -49,8 +52,8 @@ def fuse_mixers(graph: GraphContext, provider: ExecutionProvider, runtime: tuple
     for item in _own(graph.scope, graph.model.graph):
         name = label(item.node)
         with graph.rewrite(item.node, _FUSING) as edit:
-            done = _proved(item, graph, provider, runtime)
-            edit.replace(done.pairs, [value for value in done.ends if not is_constant(value)])
+            done, ends = _proved(item, graph, provider, runtime)
+            edit.replace(done.pairs, ends)
             fold(done.folds, graph.builder, "attnfuse/weight")
             found.append(MixerReport(name, graph.scope.path, item.kind, (), done.operator))
         if edit.reason is not None:
@@ -69,8 +72,10 @@ def _left(item: Mixer, scope: Scope, reason: Reason) -> MixerReport:
     return MixerReport(label(item.node), scope.path, item.kind, (reason,))
 
 
-def _proved(item: Mixer, graph: GraphContext, provider: ExecutionProvider, runtime: tuple[int, int] | None) -> Replacement:
-    """The replacement of a mixer, proved to equal it.
+def _proved(
+    item: Mixer, graph: GraphContext, provider: ExecutionProvider, runtime: tuple[int, int] | None
+) -> tuple[Replacement, tuple[ir.Value, ...]]:
+    """The replacement of a mixer, proved to equal it, and the values that both are computed from.
 
     Raises:
         Refused: There is none, or no kernel for it, or it could not be shown equal.
@@ -85,6 +90,7 @@ def _proved(item: Mixer, graph: GraphContext, provider: ExecutionProvider, runti
     dtype = graph.scope.facts.dtype(item.state)
     if dtype not in known.written:
         raise Refused("no-kernel-for-type", f"{done.operator} is not written on {provider.name} for this type")
-    if not are_equal(done.pairs, done.ends, graph.scope.facts):
+    ends = proved(done.pairs, done.ends, graph.scope.facts)
+    if ends is None:
         raise Refused("mixer-unequal", f"{done.operator} could not be proved to compute the same")
-    return done
+    return done, ends

@@ -50,9 +50,9 @@ def fused_convolution(mixer: Mixer, builder: Builder) -> Replacement:
     out = builder.node(OPERATOR, inputs, settings, domain=CONTRIB, dims=dims, dtype=facts.dtype(x), outputs=2)
     present = with_state(builder, out, before)
     states = [user.outputs[0] for user, _ in whole.uses() if is_standard(user, "Slice") and facts.dims(user.outputs[0]) == before]
-    ends = tuple(value for value in (x, state, weight, *bias) if value is not None)
+    ends = [x, state, weight, *bias]
     folds = (kernel,) if kernel is not weight and is_constant(weight) else ()
-    return Replacement(OPERATOR, ((result, out), *((item, present) for item in states)), ends, folds)
+    return Replacement(OPERATOR, ((result, out), *((item, present) for item in states)), ends.__contains__, folds)
 
 
 def _number(dim: object) -> int:

@@ -1,23 +1,29 @@
 """Proofs that what is built for a mixer equals what it replaces: certificates' meanings execute both from the same values.
 
-    if not are_equal([(old, new)], ends, facts): ...
+    ends = proved([(old, new)], lambda value: value in operands, facts)     # the values that both were executed from, or None
 
 No solver is asked: two results are equal where they come to one normal form, whatever the sizes are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.arrays import axes_of
+from onnx_attnfuse.certify.arrays import without_repeats
+from onnx_attnfuse.certify.claims import places_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
 from onnx_attnfuse.certify.prover import Prover
 from onnx_attnfuse.certify.smt import Obligation
-from onnx_attnfuse.certify.terms import size
+from onnx_attnfuse.certify.terms import ONE, ZERO, Term, size
+from onnx_attnfuse.graph.constants import constant_array, is_constant
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REARRANGES, REPEATS, SLICES, is_standard
+
+Ends = Callable[[ir.Value], bool]
+_LIGHT = ASKS_SHAPE | CASTS | ELEMENTWISE | GATHERS | REARRANGES | REPEATS | SLICES | {"Softplus", "Concat"}
 
 
 class _NoSolver:
@@ -29,27 +35,43 @@ class _NoSolver:
         return False
 
 
-def executed(ends: Collection[ir.Value], facts: Facts) -> Execution:
-    """The execution of a graph from some values, each an array of its own."""
-    names: dict[ir.Value, str] = {}
+class Reading(Execution):
+    """A graph, executed from some values, each an array with a name of its own; constants of one content are one."""
 
-    def name(value: ir.Value) -> str:
-        return names.setdefault(value, f"v{len(names)}")
+    def __init__(self, ends: Ends, facts: Facts) -> None:
+        self._named: dict[object, str] = {}
+        self._valued: dict[str, ir.Value] = {}
+        super().__init__(facts, self._name, {}, ends, facts.opset, size)
 
-    return Execution(facts, name, {}, lambda value: value in ends, facts.opset, size)
+    def _name(self, value: ir.Value) -> str:
+        array = constant_array(value) if is_constant(value) else None
+        content = None if array is None else without_repeats(array)
+        key = value if content is None else (str(content.dtype), content.shape, content.tobytes())
+        name = self._named.setdefault(key, f"v{len(self._named)}")
+        self._valued[name] = value
+        return name
+
+    def value(self, atom: Term) -> ir.Value | None:
+        """The value that an atom is an element of; None if it is something else."""
+        return self._valued.get(atom.data) if atom.op == "element" else None
 
 
-def are_equal(pairs: Sequence[tuple[ir.Value, ir.Value]], ends: Collection[ir.Value], facts: Facts) -> bool:
-    """Whether the values of each pair are equal in every element, computed from `ends`."""
+def is_heavy(value: ir.Value) -> bool:
+    """Whether execution ends at a value that is neither a view nor computed element by element."""
+    return not is_standard(value.producer(), *_LIGHT)
+
+
+def proved(pairs: Sequence[tuple[ir.Value, ir.Value]], ends: Ends, facts: Facts) -> tuple[ir.Value, ...] | None:
+    """The values from which both of each pair were executed, if all elements are equal then; None if they may differ."""
     with aside():
-        execution, prover = executed(ends, facts), Prover(_NoSolver())
+        reading, prover = Reading(ends, facts), Prover(_NoSolver())
         try:
             for old, new in pairs:
-                one, other = execution.array(old, beyond=True), execution.array(new, beyond=True)
-                place = axes_of(one)
+                one, other = reading.array(old, beyond=True), reading.array(new, beyond=True)
                 lengths = [*zip(one.shape, other.shape, strict=True)]
+                place = [ZERO if length is ONE else item for item, length in zip(places_of(one, other), one.shape, strict=True)]
                 if not all(prover.equal(*terms, ()) for terms in (*lengths, (one.at(*place), other.at(*place)))):
-                    return False
+                    return None
         except UNKNOWN:
-            return False
-    return True
+            return None
+        return tuple(value for value in reading.read.values() if not is_constant(value))

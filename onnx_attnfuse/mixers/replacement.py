@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.mixers.proofs import Ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Replacement:
     operator: str
     pairs: tuple[tuple[ir.Value, ir.Value], ...]
     """Results of the mixer, each with its new value."""
-    ends: tuple[ir.Value, ...]
-    """The values that both are computed from."""
+    ends: Ends
+    """Whether a value is one that both are computed from."""
     folds: tuple[ir.Value, ...] = ()
     """New values made of constants alone."""
 

@@ -39,7 +39,8 @@ def _numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-def _ran(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[Any]:
+def ran(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[Any]:
+    """What ONNX Runtime computes, with optimisations off."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -60,7 +61,7 @@ def test_tokens_one_by_one_are_those_of_torch() -> None:
     wanted = torch.nn.functional.silu(wanted)[..., -9:].numpy()
     for now in range(9):
         given = {"past": state, "x": tokens[..., now : now + 1], "weight": weight, "bias": bias}
-        found, state = _ran(model, given)
+        found, state = ran(model, given)
         np.testing.assert_allclose(found[..., 0], wanted[..., now], rtol=2e-6, atol=2e-6)
     np.testing.assert_array_equal(state, whole[..., -4:].numpy())
 
@@ -71,7 +72,7 @@ def test_a_state_that_is_as_long_as_the_kernel_reaches() -> None:
     fused = optimize(model).model
     assert _operators(fused) == ["CausalConvWithState"]
     given = {"past": _numbers(3, 6, 4), "x": _numbers(3, 6, 1), "weight": _numbers(6, 1, 3)}
-    for one, other in zip(_ran(model, given), _ran(fused, given), strict=True):
+    for one, other in zip(ran(model, given), ran(fused, given), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 

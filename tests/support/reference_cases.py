@@ -50,6 +50,7 @@ def cases() -> Iterator[Case]:
     yield from _norm_cases()
     yield from _product_cases()
     yield from _convolution_cases()
+    yield from _recurrence_cases()
 
 
 def _plain(op: str, name: str, makers: Sequence[Callable[[Draw], Array | None]], **rest: Any) -> Case:
@@ -421,3 +422,21 @@ def _tokens(draw: Draw, *, b: int, t: int, size: int, reach: int, last: int, giv
     shapes = [(b, length, 6) if last else (b, 6, length) for length in (t, reach)]
     rest = [draw.normal(6) if given[0] else None, draw.normal(*shapes[1]) if given[1] else None]
     return [draw.normal(*shapes[0]), draw.normal(6, 1, size), *rest]
+
+
+def _recurrence_cases() -> Iterator[Case]:
+    """Tokens behind a state and behind none, for the CPU alone, which is where the operator is written."""
+    rules = ("linear", "gated", "delta", "gated_delta")
+    for (b, t), groups, rule, past in itertools.product(((1, 1), (3, 5)), (1, 2, 4), rules, (True, False)):
+        for by_key, scale in ((False, 1.0), (True, 0.0)):
+            settings = {"q_num_heads": groups, "kv_num_heads": 4, "update_rule": rule, "scale": scale}
+            make = functools.partial(_steps, b=b, t=t, groups=groups, rule=rule, past=past, by_key=by_key)
+            name = f"{b}x{t} {rule}, {groups} heads, past {past}, decay by key {by_key}, scale {scale:g}"
+            yield Case("LinearAttention", name, settings, make, 2, providers=CPU)
+
+
+def _steps(draw: Draw, *, b: int, t: int, groups: int, rule: str, past: bool, by_key: bool) -> Inputs:
+    decay = draw.cast(-np.abs(draw.normal(b, t, 32 if by_key else 4))) if "gated" in rule else None
+    beta = draw.cast(1 / (1 + np.exp(draw.normal(b, t, 4)))) if "delta" in rule else None
+    wide = [draw.normal(b, t, size, factor=0.5) for size in (8 * groups, 8 * groups, 24)]
+    return [*wide, draw.normal(b, 4, 8, 6) if past else None, decay, beta]

@@ -16,9 +16,10 @@ OPERATORS = (
     "com.microsoft.CausalConvWithState",
     "com.microsoft.FusedMatMul",
     "com.microsoft.GroupQueryAttention",
+    "com.microsoft.LinearAttention",
     "com.microsoft.MultiHeadAttention",
 )
-_NEWER = ("com.microsoft.CausalConvWithState",)
+_NEWER = ("com.microsoft.CausalConvWithState", "com.microsoft.LinearAttention")
 """Operators that the oldest ONNX Runtime lacks, and that have kernels for float32 alone."""
 
 

@@ -1,0 +1,293 @@
+"""A step of a recurrence as LinearAttention: read from its normal form, whatever nodes compute it.
+
+    state · exp(decay) + key ⊗ rate · (value - state · exp(decay) · key)        after one token
+    sum of that state times a query, along the keys                             its result
+
+What the state depends on is executed symbolically. The sum falls into a product with the old state, which is the decay, and one
+without it, whose factors vary along the keys, along the values, or along neither. `mixers.proofs` decides whether that is all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from onnx_attnfuse.certify.arrays import axes_of, reshaped
+from onnx_attnfuse.certify.execution import UNKNOWN
+from onnx_attnfuse.certify.interned import aside
+from onnx_attnfuse.certify.terms import ONE, ZERO, Term, free, polynomial, walk
+from onnx_attnfuse.graph.build import Builder, dims_of
+from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import CONTRIB, REARRANGES, REPEATS, is_standard
+from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.mixers.candidates import Mixer
+from onnx_attnfuse.mixers.layouts import in_order, narrowed, ungrouped
+from onnx_attnfuse.mixers.proofs import Reading, is_heavy
+from onnx_attnfuse.mixers.replacement import Replacement, with_state
+from onnx_attnfuse.reasons import Refused
+
+OPERATOR = "LinearAttention"
+_BATCH, _HEAD, _KEY, _VALUE = range(4)
+_MOST_OPENED = 32
+_OPENED = REARRANGES | REPEATS | {"Exp", "Mul", "Gather"}
+"""Operators that are executed where what they give is not yet a product of what varies along one axis each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Factor:
+    """A value that is a factor, and what its axes are."""
+
+    value: ir.Value
+    axes: dict[int, int]
+    is_flat: bool = False
+    """Whether those axes are what its elements are laid out in, in their order, and its own axes are others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """The result that a state is read for."""
+
+    value: ir.Value
+    query: _Factor
+    scale: float
+    key_axis: int
+    """Which of the last two axes of the state the keys are along."""
+
+
+def fused_step(mixer: Mixer, builder: Builder) -> Replacement:
+    """The operator for one step of a recurrence.
+
+    Raises:
+        Refused: It is none that the operator has, as far as it can be read.
+    """
+    state, present, facts = mixer.state, mixer.node.outputs[0], builder.facts
+    dims = facts.dims(present)
+    if state is None or dims is None or len(dims) != 4 or not all(isinstance(dim, int) for dim in dims[1:]):
+        raise _left("the state is no matrix of known size for each head")
+    below = _below(state)
+    with aside():
+        read = next(_reads(present, below, facts), None)
+        if read is None:
+            raise _left("nothing reads the state by a query of one token")
+        decay, added, is_delta = _update(state, present, below, read.key_axis, facts)
+    return _built((state, present), read, (decay, added, is_delta), builder)
+
+
+def _left(why: str) -> Refused:
+    return Refused("mixer-step", f"a step of a recurrence is left: {why}")
+
+
+def _below(state: ir.Value) -> set[ir.Value]:
+    """The values that depend on a state."""
+    found, pending = {state}, [state]
+    for value in pending:
+        for user, _ in value.uses():
+            pending += [item for item in user.outputs if item not in found]
+            found.update(user.outputs)
+    return found
+
+
+def _reads(present: ir.Value, below: set[ir.Value], facts: Facts) -> Iterator[_Read]:
+    """The values that are a sum, along the keys, of a state times a query."""
+    pending = [present]
+    for value in pending:
+        if len(pending) > _MOST_OPENED:
+            return
+        for user, _ in value.uses():
+            pending += [item for item in user.outputs if item not in pending]
+        found = None if value is present else _as_read(value, present, below, facts)
+        if found is not None:
+            yield found
+
+
+def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Facts) -> _Read | None:
+    opened = set[ir.Value]()
+    for _ in range(_MOST_OPENED):
+        reading = Reading(lambda item: item is present or (item not in below and item not in opened), facts)
+        try:
+            array = reading.array(value, beyond=True)
+            place = _places(array.shape, axes_of(array))
+            term = array.at(*place)
+        except UNKNOWN:
+            return None
+        ((sums, factor), *more) = polynomial(term).items() or [((), 0)]
+        if more or len(sums) != 1 or sums[0].op != "sum":
+            return None
+        bound, body = sums[0].args
+        ((atoms, inner), *more) = polynomial(body).items()
+        states = [atom for atom in atoms if reading.value(atom) is present]
+        rest = [atom for atom in atoms if atom not in states]
+        if more or len(states) != 1 or bound not in states[0].args[2:] or len(rest) != 1:
+            return None
+        axis = states[0].args.index(bound)
+        kinds = dict(zip(states[0].args, (_BATCH, _HEAD, *((_KEY, _VALUE) if axis == 2 else (_VALUE, _KEY))), strict=True))
+        read = [kinds.get(item) for item in place if item is not ZERO]
+        if read != [_BATCH, _HEAD, _VALUE]:
+            return None
+        query = _factor(rest[0], kinds, reading, facts)
+        if query is not None:
+            return _Read(value, query, float(factor) * float(inner), axis)
+        if not _open(rest[0], reading, opened):
+            return None
+    return None
+
+
+def _places(shape: Sequence[Term], place: Sequence[Term]) -> tuple[Term, ...]:
+    return tuple(ZERO if length is ONE else item for length, item in zip(shape, place, strict=True))
+
+
+def _factor(atom: Term, kinds: dict[Term, int], reading: Reading, facts: Facts) -> _Factor | None:
+    """An element as that of a value, whose axes are those of a state, or of length 1."""
+    value = reading.value(atom)
+    dims = None if value is None else facts.dims(value)
+    if value is None or dims is None or len(dims) != len(atom.args):
+        return None
+    axes = {axis: kinds[item] for axis, item in enumerate(atom.args) if item in kinds}
+    if all(dims[axis] == 1 or axis in axes for axis in range(len(dims))) and len(set(axes.values())) == len(axes):
+        return _Factor(value, axes)
+    indices = [item for item in kinds if item in free(atom)]
+    laid = reshaped(reading.array(value), [item.args[0] for item in indices])
+    if laid.at(*indices) is not atom:
+        return None
+    return _Factor(value, {place: kinds[item] for place, item in enumerate(indices)}, is_flat=True)
+
+
+def _open(atom: Term, reading: Reading, opened: set[ir.Value]) -> bool:
+    """Has the node behind an element executed, if that may help; else False."""
+    value = reading.value(atom)
+    node = None if value is None else value.producer()
+    if value is None or value in opened or not is_standard(node, *_OPENED):
+        return False
+    opened.add(value)
+    return True
+
+
+def _update(
+    state: ir.Value, present: ir.Value, below: set[ir.Value], key_axis: int, facts: Facts
+) -> tuple[_Factor | None, list[_Factor], bool]:
+    """The logarithm of the decay, the factors of what a token adds, and whether it takes away what the key retrieves.
+
+    Raises:
+        Refused: The update has another form.
+    """
+    opened = set[ir.Value]()
+    for _ in range(_MOST_OPENED):
+        reading = Reading(lambda item: item is state or (item not in below and item not in opened), facts)
+        try:
+            array = reading.array(present, beyond=True)
+            place = axes_of(array)
+            parts, own = polynomial(array.at(*place)), reading.array(state).at(*place)
+        except UNKNOWN as error:
+            raise _left("its update cannot be executed") from error
+        kinds = dict(zip(place, (_BATCH, _HEAD, *((_KEY, _VALUE) if key_axis == 2 else (_VALUE, _KEY))), strict=True))
+        kept = [[atom for atom in atoms if atom is not own] for atoms in parts if own in atoms]
+        added = [atoms for atoms in parts if not any(reading.value(item) is state for atom in atoms for item in walk(atom))]
+        if len(kept) != 1 or len(kept[0]) > 1 or len(added) != 1 or parts[added[0]] != 1:
+            raise _left("its update is no sum of a faded state and one product")
+        decay, unread = None, [atom for atom in kept[0] if atom.op != "function" or atom.data != "exp"]
+        if kept[0] and not unread:
+            ((logarithm, factor), *more) = polynomial(kept[0][0].args[0]).items()
+            decay = _factor(logarithm[0], kinds, reading, facts) if len(logarithm) == 1 and factor == 1 and not more else None
+            unread = [] if decay is not None else [*logarithm]
+        factors = [_factor(atom, kinds, reading, facts) for atom in added[0]]
+        unread += [
+            atom
+            for atom, item in zip(added[0], factors, strict=True)
+            if item is None or {_KEY, _VALUE} <= set(item.axes.values())
+        ]
+        if not unread:
+            return decay, [item for item in factors if item is not None], len(parts) > 2
+        before = len(opened)
+        for atom in unread:
+            _open(atom, reading, opened)
+        if len(opened) == before:
+            raise _left("a decay is no exponential, or a factor varies along keys and values")
+    raise _left("it is too deep")
+
+
+def _built(
+    states: tuple[ir.Value, ir.Value], read: _Read, update: tuple[_Factor | None, list[_Factor], bool], builder: Builder
+) -> Replacement:
+    (state, present), (decay, added, is_delta), facts = states, update, builder.facts
+    before = dims_of(builder, present)
+    batch, heads = before[:2]
+    k, v = before[read.key_axis], before[5 - read.key_axis]
+    assert isinstance(heads, int)
+    assert isinstance(k, int)
+    assert isinstance(v, int)
+    lengths = (batch, heads, k, v)
+    decay = None if decay is None else _shaped(decay, lengths, builder)
+    wanted = _shaped(read.query, lengths, builder)
+    shrunk = [_narrow(_shaped(item, lengths, builder), builder) for item in added]
+    keys = [item for item in shrunk if _KEY in item.axes.values()]
+    rates = [item for item in shrunk if is_delta and not {_KEY, _VALUE} & set(item.axes.values())]
+    values = [item for item in shrunk if item not in keys and item not in rates]
+    if len(keys) != 1 or len(rates) > 1 or not values or (is_delta and not rates):
+        raise _left("keys, values or rates are no factors of their own")
+    (query, own), (key, shared) = (_grouped(item, heads, builder) for item in (wanted, keys[0]))
+    groups = own if own == shared else heads
+    operands = [
+        builder.reshape(query if groups == own else _laid(wanted, _KEY, builder), (batch, 1, groups * k)),
+        builder.reshape(key if groups == shared else _laid(keys[0], _KEY, builder), (batch, 1, groups * k)),
+        builder.reshape(_product([_laid(item, _VALUE, builder) for item in values], builder), (batch, 1, heads * v)),
+    ]
+    past = state if read.key_axis == 2 else builder.transpose(state, (0, 1, 3, 2))
+    fading, rule = None, f"{'gated_' if decay is not None else ''}delta" if is_delta else "gated" if decay else "linear"
+    if decay is not None:
+        fade = _narrow(decay, builder)
+        if _VALUE in fade.axes.values():
+            raise _left("its decay varies along the values")
+        laid = _laid(fade, _KEY, builder)
+        width = math.prod(dim for dim in dims_of(builder, laid)[2:] if isinstance(dim, int))
+        fading = builder.reshape(laid, (batch, 1, width))
+    rate = builder.reshape(_laid(rates[0], _VALUE, builder), (batch, 1, heads)) if rates else None
+    inputs = [*operands, past, *([fading, rate] if rate is not None else [fading] if fading is not None else [])]
+    settings = {"q_num_heads": groups, "kv_num_heads": heads, "update_rule": rule, "scale": read.scale}
+    dims, dtype = (batch, 1, heads * v), facts.dtype(state)
+    out = builder.node(OPERATOR, inputs, settings, domain=CONTRIB, dims=dims, dtype=dtype, outputs=2)
+    now = with_state(builder, out, (batch, heads, k, v))
+    now = now if read.key_axis == 2 else builder.transpose(now, (0, 1, 3, 2))
+    result = builder.reshape(out, dims_of(builder, read.value))
+    below = _below(state)
+    return Replacement(OPERATOR, ((present, now), (read.value, result)), lambda item: item not in below and is_heavy(item))
+
+
+def _shaped(item: _Factor, lengths: Sequence[Dim], builder: Builder) -> _Factor:
+    """A factor whose axes are its value's own."""
+    if not item.is_flat:
+        return item
+    return _Factor(builder.reshape(item.value, [lengths[kind] for kind in item.axes.values()]), item.axes)
+
+
+def _narrow(item: _Factor, builder: Builder) -> _Factor:
+    """A factor without the axes along which it does not vary."""
+    value, axes = item.value, dict(item.axes)
+    for axis, kind in item.axes.items():
+        found = narrowed(value, axis, builder) if kind in {_KEY, _VALUE} else None
+        if found is not None:
+            value = found
+            del axes[axis]
+    return _Factor(value, axes)
+
+
+def _grouped(item: _Factor, heads: int, builder: Builder) -> tuple[ir.Value, int]:
+    """Queries or keys, with one for all heads that share it."""
+    value = in_order(item.value, item.axes, (_BATCH, _HEAD, _KEY), builder)
+    return ungrouped(value, heads, builder.facts)
+
+
+def _laid(item: _Factor, last: int, builder: Builder) -> ir.Value:
+    """A factor as (b, 1, n, k) or (b, 1, n, v), with 1 where it does not vary."""
+    value = in_order(item.value, item.axes, (_BATCH, _HEAD, last), builder)
+    batch, *rest = dims_of(builder, value)
+    return builder.reshape(value, (batch, 1, *rest))
+
+
+def _product(values: Sequence[ir.Value], builder: Builder) -> ir.Value:
+    result = values[0]
+    for item in values[1:]:
+        result = builder.elementwise("Mul", [result, item], builder.facts.dtype(result))
+    return result
