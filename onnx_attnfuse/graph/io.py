@@ -23,7 +23,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
-from onnx_attnfuse.graph import external, protobuf
+from onnx_attnfuse.graph import external, faults, protobuf
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.graph.tensors import check_payloads, data_tensors
@@ -159,6 +159,7 @@ def _copy(model: ir.Model) -> ir.Model:
     copy = model.clone()
     _take_initializers_from_inputs(copy)
     mark_versions(copy)
+    faults.note(copy)
     return copy
 
 
@@ -176,6 +177,7 @@ def to_kind(model: ir.Model, kind: ModelKind) -> Any:
     if kind.name == "proto":
         proto = _to_proto(model)
         check_written(proto)
+        faults.check_faults(model)
         return proto
     if kind.name != "program":
         return model
@@ -227,6 +229,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     mark_versions(model)
+    faults.note(model)
     if out_of_order is None:
         return model, beside
     try:
@@ -306,6 +309,7 @@ def _write(model: ir.Model, renamed: Mapping[str, str], file: BinaryIO, *, is_re
             proto = _to_proto(model)
         if is_result:
             check_written(proto)
+            faults.check_faults(model)
         for tensor in protobuf.tensors(proto) if renamed else ():
             for entry in tensor.external_data:
                 if entry.key == "location":

@@ -5,8 +5,9 @@
 A line of `schemas.txt` is an operator's domain and name, its versions, inputs, outputs and attributes with their defaults. A `!`
 stands before what is not read: a version in which the operator is unknown, an input that must be left out, an attribute that
 must be at its default. A `?` stands after an attribute that is 0 or 1, a `+` after one that is not negative; kernels disagree on
-what other numbers mean. What is not in the table is unknown, too. `graph.ops` asks it before it calls a node by its name, so no
-reader takes a node for more than is understood. `python -m tests.support.operator_schemas` writes it; what is new gets a `!`.
+what other numbers mean. A `?` after an input says that it may be left out. What is not in the table is unknown, too. `graph.ops`
+asks it before it calls a node by its name, so no reader takes a node for more than is understood. `python -m
+tests.support.operator_schemas` writes it; what is new gets a `!`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ FLAG, COUNT = "?", "+"
 """Stand after the names of attributes that are 0 or 1, and of those that are not negative."""
 VARIADIC = "*"
 """Stands after an input or output of which there may be many."""
+OPTIONAL = "?"
+"""Stands after an input that may be left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Schema:
     """Its inputs in order, and whether each is read."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Attribute]
+    needed: tuple[int, ...]
+    """The places of inputs that may not be left out."""
 
     @functools.cached_property
     def most(self) -> int:
@@ -86,12 +91,14 @@ def table() -> Mapping[tuple[str, str], Schema]:
 
 
 def _entry(line: str) -> tuple[tuple[str, str], Schema]:
-    domain, op, versions, inputs, outputs, *attributes = line.split(" ")
+    domain, op, versions, listed, outputs, *attributes = line.split(" ")
+    inputs = [item for item in listed.split(",") if item != "-"]
     return ("" if domain in STANDARD else domain, op), Schema(
         {int(item.lstrip(UNREAD)): not item.startswith(UNREAD) for item in versions.split(",")},
-        {item.lstrip(UNREAD): not item.startswith(UNREAD) for item in inputs.split(",") if item != "-"},
+        {item.lstrip(UNREAD).rstrip(OPTIONAL): not item.startswith(UNREAD) for item in inputs},
         tuple(item for item in outputs.split(",") if item != "-"),
         dict(_attribute(item) for item in attributes),
+        tuple(place for place, item in enumerate(inputs) if not item.endswith((OPTIONAL, VARIADIC))),
     )
 
 

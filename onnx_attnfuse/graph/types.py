@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import onnx
 import onnx_ir as ir
@@ -18,21 +19,22 @@ def check_types(model: ir.Model, where: str) -> None:
     Raises:
         ModelError: Operands that must share a type do not.
     """
+    for node, kinds in mixed_types(model):
+        name = f"{node.op_type} '{node.name}'" if node.name else f"the {node.op_type} of '{node.outputs[0].name}'"
+        raise ModelError(f"{where}: {name} takes operands of one type, and has {kinds}; export the model again")
+
+
+def mixed_types(model: ir.Model) -> Iterator[tuple[ir.Node, str]]:
+    """The nodes of standard operators whose operands must share a type and do not, each with their types and names."""
     for graph in all_graphs(model):
         for node in graph:
             if node.domain not in STANDARD or len(node.inputs) < 2:
                 continue
             for places in _alike(node.op_type):
-                _check(node, [node.inputs[place] for place in places if place < len(node.inputs)], where)
-
-
-def _check(node: ir.Node, operands: list[ir.Value | None], where: str) -> None:
-    declared = {value.dtype: value for value in operands if value is not None and value.dtype is not None}
-    if len(declared) < 2:
-        return
-    kinds = " and ".join(f"{dtype.name.lower()} '{value.name}'" for dtype, value in declared.items())
-    name = f"{node.op_type} '{node.name}'" if node.name else f"the {node.op_type} of '{node.outputs[0].name}'"
-    raise ModelError(f"{where}: {name} takes operands of one type, and has {kinds}; export the model again")
+                operands = [node.inputs[place] for place in places if place < len(node.inputs)]
+                declared = {value.dtype: value for value in operands if value is not None and value.dtype is not None}
+                if len(declared) > 1:
+                    yield node, " and ".join(f"{dtype.name.lower()} '{value.name}'" for dtype, value in declared.items())
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
 import onnx_attnfuse
 from onnx_attnfuse.graph.ops import CONTRIB
-from onnx_attnfuse.graph.schemas import FILE, UNREAD, VARIADIC, table
+from onnx_attnfuse.graph.schemas import FILE, OPTIONAL, UNREAD, VARIADIC, table
 
 _TABLE = pathlib.Path(onnx_attnfuse.__file__).parent / "graph" / FILE
 _DOMAINS = "", "ai.onnx.preview", CONTRIB
@@ -59,10 +59,10 @@ def _parsed(attribute: Any) -> onnx.AttributeProto:
 
 
 def parameters(found: Iterable[Any]) -> Iterator[str]:
-    """The names of inputs or outputs of a schema."""
+    """The names of inputs or outputs of a schema, each with what says how often it may be there."""
     for item in found:
-        variadic = str(item.option).endswith("Variadic")
-        yield item.name + (VARIADIC if variadic else "")
+        option = str(item.option).rpartition(".")[2].partition(":")[0]
+        yield item.name + {"Variadic": VARIADIC, "Optional": OPTIONAL}.get(option, "")
 
 
 def line(key: tuple[str, str], versions: list[Any]) -> str:
@@ -78,8 +78,8 @@ def line(key: tuple[str, str], versions: list[Any]) -> str:
 
     parts = [
         ",".join(mark(known and known.versions.get(item.since_version)) + str(item.since_version) for item in versions),
-        ",".join(mark(known and known.inputs.get(name)) + name for name in parameters(longest(versions))) or "-",
-        ",".join(parameters(versions[-1].outputs)) or "-",
+        ",".join(mark(known and known.inputs.get(name.rstrip(OPTIONAL))) + name for name in parameters(longest(versions))) or "-",
+        ",".join(name.rstrip(OPTIONAL) for name in parameters(versions[-1].outputs)) or "-",
     ]
     for name, default in sorted(attributes.items()):
         value = "" if default is None else f"={json.dumps(default, separators=(',', ':'))}"

@@ -1,0 +1,139 @@
+"""Faults for which runtimes refuse a model, or run another operator: names, numbers and types that schemas ask for.
+
+A model may come with some of them: a runtime may have operators that no schema here has. So a result is held against its source,
+`noted` when the model is read, and `check_faults` finds what was added. A fault is known by its kind and its operator, not by
+its node, whose name and place may change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterator
+from typing import cast
+
+import onnx
+import onnx_ir as ir
+
+from onnx_attnfuse.errors import InternalError
+from onnx_attnfuse.graph.ops import CONTRIB, plain_domain
+from onnx_attnfuse.graph.schemas import VARIADIC, table
+from onnx_attnfuse.graph.tensors import all_graphs
+from onnx_attnfuse.graph.types import mixed_types
+
+_NOTED = "onnx_attnfuse.faults"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Noted:
+    """What a model had when it was read."""
+
+    faults: frozenset[tuple[str, ...]] = frozenset()
+    functions: frozenset[tuple[str, str]] = frozenset()
+    """Domain and name of its functions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Signature:
+    """How many inputs and outputs an operator takes."""
+
+    needed: tuple[int, ...]
+    """The places of inputs that may not be left out."""
+    inputs: tuple[int, int]
+    """The least and the most."""
+    outputs: tuple[int, int]
+
+
+def note(model: ir.Model) -> None:
+    """Notes, in place, the faults that a model comes with."""
+    functions = frozenset(key[:2] for key in model.functions)
+    model.meta[_NOTED] = _Noted(frozenset(key for key, _ in _faults(model, functions)), functions)
+
+
+def check_faults(model: ir.Model) -> None:
+    """Check that a model has no fault that it did not have when it was read.
+
+    Raises:
+        InternalError: It has one; the message says where.
+    """
+    noted = cast("_Noted", model.meta.get(_NOTED) or _Noted())
+    for key, text in _faults(model, noted.functions):
+        if key not in noted.faults:
+            raise InternalError(f"the result: {text}")
+
+
+def _faults(model: ir.Model, functions: frozenset[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The faults of a model, each with what it is known by; `functions` are those that were there before."""
+    for value in model.graph.outputs:
+        if value.type is None:
+            yield ("no type", value.name or ""), f"the graph output {value.name!r} has no type"
+    for graph in all_graphs(model):
+        for value in graph.initializers.values():
+            yield from _initializer_faults(value)
+    for node, kinds in mixed_types(model):
+        yield ("types", node.domain, node.op_type), f"{_label(node)} takes operands of one type, and has {kinds}"
+    for part in (model.graph, *model.functions.values()):
+        opsets = {plain_domain(domain): version for domain, version in (part.opset_imports or model.opset_imports).items()}
+        for node in part.all_nodes():
+            yield from _node_faults(node, model, opsets, functions)
+
+
+def _initializer_faults(value: ir.Value) -> Iterator[tuple[tuple[str, ...], str]]:
+    tensor = value.const_value
+    if tensor is None:
+        yield ("no data", value.name or ""), f"the initializer {value.name!r} has no data"
+    elif tensor.dtype == ir.DataType.UNDEFINED:
+        yield ("no type", value.name or ""), f"the initializer {value.name!r} has no element type"
+    elif value.dtype not in {None, tensor.dtype}:
+        yield ("type", value.name or ""), f"the initializer {value.name!r} of type {tensor.dtype} is declared {value.dtype}"
+
+
+def _node_faults(
+    node: ir.Node, model: ir.Model, opsets: dict[str, int], functions: frozenset[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    domain, op = plain_domain(node.domain), node.op_type
+    if domain not in opsets:
+        yield ("no import", domain), f"{_label(node)} is of the domain {domain!r}, of which no opset is imported"
+    function = model.functions.get((node.domain, op, node.overload))
+    if function is not None:
+        signature = _Signature((), (0, len(function.inputs)), (0, len(function.outputs)))
+    elif (signature := _signature(domain, op, opsets.get(domain, 1))) is None:
+        if domain in {"", CONTRIB} or (node.domain, op) in functions:
+            yield ("undefined", domain, op), f"{_label(node)} is of no operator and no function of the model"
+        return
+    given, results = len(node.inputs), len(node.outputs)
+    for count, (least, most), what in ((given, signature.inputs, "inputs"), (results, signature.outputs, "outputs")):
+        if not least <= count <= most:
+            yield (what, domain, op), f"{_label(node)} has {count} {what}, and takes {_range(least, most)}"
+    if any(place >= given or node.inputs[place] is None for place in signature.needed):
+        yield ("needed", domain, op), f"{_label(node)} lacks an input that {op} may not be without"
+
+
+@functools.cache
+def _signature(domain: str, op: str, version: int) -> _Signature | None:
+    if onnx.defs.has(op, version, domain):
+        schema = onnx.defs.get_schema(op, version, domain)
+        if schema.deprecated:
+            return None
+        single = onnx.defs.OpSchema.FormalParameterOption.Single
+        needed = tuple(place for place, item in enumerate(schema.inputs) if item.option == single)
+        return _Signature(needed, (schema.min_input, schema.max_input), (schema.min_output, schema.max_output))
+    known = table().get((domain, op))
+    if known is None:
+        return None
+    return _Signature(known.needed, (0, _most(list(known.inputs))), (1, _most(known.outputs)))
+
+
+def _most(names: list[str] | tuple[str, ...]) -> int:
+    return sys.maxsize if names and names[-1].endswith(VARIADIC) else len(names)
+
+
+def _range(least: int, most: int) -> str:
+    if most > 1 << 20:
+        return f"at least {least}"
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _label(node: ir.Node) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else f"the {node.op_type} of {node.outputs[0].name!r}"
