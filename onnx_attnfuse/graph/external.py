@@ -1,7 +1,7 @@
 """Weights in files beside the model: checked by name and size, copied by the kernel, never read into memory.
 
-A data file belongs to whoever wrote it. It is referred to where it lies, or copied next to a model saved elsewhere;
-it is never changed, and a file that stands in the way is never overwritten.
+A data file belongs to whoever wrote it. A model saved in its folder refers to it. A model saved elsewhere gets files of its own,
+named after the model, which are replaced with it. No file of another model is changed or overwritten.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import filecmp
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 
+import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 
 from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.graph import protobuf
 from onnx_attnfuse.graph.staging import Stage
 from onnx_attnfuse.graph.tensors import Computed, external_tensors
 
@@ -92,7 +95,7 @@ class DataFiles:
     """What is missing there, each with the file to copy. Never linked: exporters write over a data file in place, and a model
     in another folder must not change with it."""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """The names of copies whose own name another file has there, by that name."""
+    """The names of copies, by the names of the data files in the source."""
 
     @property
     def nbytes(self) -> int:
@@ -109,35 +112,60 @@ def data_files(model: ir.Model, path: pathlib.Path) -> DataFiles:
 
     Raises:
         ModelError: A data file is gone.
-        OptionError: Another file stands where a copy must go.
+        OptionError: A file of another model stands where a copy must go.
     """
-    sources = {location_of(tensor): pathlib.Path(tensor.path) for tensor in external_tensors(model)}
+    sources = {location_of(tensor): tensor for tensor in external_tensors(model)}
     shared: list[pathlib.Path] = []
     copies: dict[pathlib.Path, pathlib.Path] = {}
     renamed: dict[str, str] = {}
-    for location, source in sources.items():
-        target = path.parent / location
+    for location, tensor in sources.items():
+        source, beside = pathlib.Path(tensor.path), path.parent / location
         if not _is_inside(location):
             raise ModelError(
                 f"weights lie in {location}, which is outside of the model's folder; move the file beside the model first"
             )
-        if not source.is_file():
-            if target.is_file():
-                shared.append(target)
-                continue
+        if not source.is_file() and not beside.is_file():
             raise ModelError(f"the weights in {source} are gone; put the file back and try again")
-        if target.exists() and not filecmp.cmp(source, target):
-            renamed[location] = f"{path.name}.{len(renamed)}.data" if renamed else f"{path.name}.data"
-            target = path.with_name(renamed[location])
-        if not target.exists():
+        if not source.is_file() or path.parent.samefile(os.fspath(tensor.base_dir) or "."):
+            shared.append(beside)
+            continue
+        target = own_file(path, {file.name for file in shared} | set(renamed.values()))
+        renamed[location] = target.name
+        if not target.is_file() or target.samefile(source) or not filecmp.cmp(source, target):
+            check_free(target, path)
             copies[target] = source
-        elif filecmp.cmp(source, target):
-            shared.append(target)
-        else:
-            raise OptionError(
-                f"{target} exists and is not the {location} of this model; choose another folder or move that file away"
-            )
     return DataFiles(tuple(shared), copies, renamed)
+
+
+def own_file(path: pathlib.Path, taken: Collection[str]) -> pathlib.Path:
+    """The data file of the model at `path`: `<file name>.data`, or with a number where that name is taken."""
+    name = f"{path.name}.data"
+    count = 1
+    while name in taken:
+        count += 1
+        name = f"{path.name}.{count}.data"
+    return path.with_name(name)
+
+
+def check_free(target: pathlib.Path, path: pathlib.Path) -> None:
+    """Check that a data file of the model that is written to `path` takes the place of no file but one that was its own.
+
+    Raises:
+        OptionError: Another file is there.
+    """
+    if target.exists() and target.name not in _locations(path):
+        raise OptionError(
+            f"{target} exists and holds no weights of {path.name}; choose another name or folder, or move that file away"
+        )
+
+
+def _locations(path: pathlib.Path) -> set[str]:
+    """The data files that the model at `path` refers to; none where there is no model."""
+    try:
+        proto = onnx.load_model(path, load_external_data=False)
+    except (OSError, DecodeError):
+        return set()
+    return {entry.value for tensor in protobuf.tensors(proto) for entry in tensor.external_data if entry.key == "location"}
 
 
 def check_room(path: pathlib.Path, files: DataFiles, inside: int) -> None:

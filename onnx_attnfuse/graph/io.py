@@ -85,8 +85,8 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
-    is put beside the model, named `<file name>.data` where another file has its name. What is computed from such weights goes
-    to `<file name>.data`, as weights inside the model do when they exceed what one protobuf can hold.
+    is put beside the model, named `<file name>.data`. What is computed from such weights goes to a file of such a name, too, as
+    weights inside the model do when they exceed what one protobuf can hold. These files are replaced with the model.
 
     Args:
         model: The model; unchanged afterwards.
@@ -276,14 +276,10 @@ def _check_target(model: ir.Model, path: pathlib.Path) -> None:
 
 
 def _data_path(model: ir.Model, path: pathlib.Path, more: Iterable[str]) -> pathlib.Path:
-    """`<file name>.data`, or the next free name where the model already keeps weights in a file of that name, or of `more`."""
-    taken = {*more, *map(external.location_of, data_tensors(model))}
-    name = f"{path.name}.data"
-    count = 1
-    while name in taken:
-        count += 1
-        name = f"{path.name}.{count}.data"
-    return path.with_name(name)
+    """The data file for weights that move out of the model; not one where the model already keeps weights, nor one of `more`."""
+    target = external.own_file(path, {*more, *map(external.location_of, data_tensors(model))})
+    external.check_free(target, path)
+    return target
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
 import subprocess
@@ -33,17 +32,60 @@ def test_in_the_same_folder_the_file_is_shared(tmp_path: pathlib.Path) -> None:
     assert weights_of(tmp_path / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
 
 
-@pytest.mark.parametrize("location", ["weights.bin", "deep/er/weights.bin"])
-def test_in_another_folder_there_is_a_copy(location: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("location", ["weights.bin", "deep/er/weights.bin", "out.onnx.data"])
+def test_in_another_folder_there_is_a_copy_named_after_the_model(location: str, tmp_path: pathlib.Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     model = io.load(small_models.linear_with_data(tmp_path, location))
     io.save(model, there / "out.onnx")
-    assert sorted(small_models.contents(there)) == sorted([location, "out.onnx"])
+    assert sorted(small_models.contents(there)) == ["out.onnx", "out.onnx.data"]
     assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
-    copied = (there / location).stat()
+    copied = (there / "out.onnx.data").stat()
+    assert io.save(model, there / "out.onnx") == ()
+    assert (there / "out.onnx.data").stat().st_ino == copied.st_ino
+
+
+def test_two_results_in_one_folder_share_nothing(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    for folder in ("one", "two", "there"):
+        (tmp_path / folder).mkdir()
+    sources = [small_models.linear_with_data(tmp_path / folder) for folder in ("one", "two")]
+    (tmp_path / "two" / "weights.bin").write_bytes(np.arange(6, dtype=np.float32).tobytes())
+    for name, source in zip(("a.onnx", "b.onnx", "c.onnx"), (*sources, sources[0]), strict=True):
+        io.save(io.load(source), there / name)
+    assert sorted(small_models.contents(there)) == [f"{name}.onnx{end}" for name in "abc" for end in ("", ".data")]
+    assert weights_of(there / "a.onnx") == weights_of(there / "c.onnx") == [[1, 2, 3, 4], [5, 6]]
+    assert weights_of(there / "b.onnx") == [[0, 1, 2, 3], [4, 5]]
+    io.save(io.load(sources[1]), there / "a.onnx")
+    assert weights_of(there / "a.onnx") == [[0, 1, 2, 3], [4, 5]]
+    assert weights_of(there / "c.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_each_data_file_has_a_copy(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    source = small_models.linear_with_data(tmp_path)
+    proto = onnx.load_model(source, load_external_data=False)
+    (tmp_path / "biases.bin").write_bytes((tmp_path / "weights.bin").read_bytes()[16:])
+    small_models.point_to(proto.graph.initializer[1], "biases.bin", offset=0, length=8)
+    small_models.written(proto, source)
+    io.save(io.load(source), there / "out.onnx")
+    assert sorted(small_models.contents(there)) == ["out.onnx", "out.onnx.2.data", "out.onnx.data"]
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+
+
+def test_a_hard_link_is_replaced_by_a_copy(tmp_path: pathlib.Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    model = io.load(small_models.linear_with_data(tmp_path))
     io.save(model, there / "out.onnx")
-    assert (there / location).stat().st_ino == copied.st_ino
+    (there / "out.onnx.data").unlink()
+    (there / "out.onnx.data").hardlink_to(tmp_path / "weights.bin")
+    io.save(model, there / "out.onnx")
+    assert not (there / "out.onnx.data").samefile(tmp_path / "weights.bin")
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.write(bytes(24))
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
 
 
 def test_the_data_files_that_must_be_kept_are_told(tmp_path: pathlib.Path) -> None:
@@ -138,39 +180,31 @@ def test_a_copy_that_is_there_wants_no_room(tmp_path: pathlib.Path, monkeypatch:
     model = io.load(small_models.linear_with_data(tmp_path))
     io.save(model, there / "out.onnx")
     with_room(monkeypatch, 0)
-    io.save(model, there / "again.onnx")
-    assert weights_of(there / "again.onnx") == [[1, 2, 3, 4], [5, 6]]
-
-
-def test_a_copy_made_by_other_means_is_accepted(tmp_path: pathlib.Path) -> None:
-    there = tmp_path / "there"
-    there.mkdir()
-    model = io.load(small_models.linear_with_data(tmp_path))
-    (there / "weights.bin").write_bytes((tmp_path / "weights.bin").read_bytes())
-    os.utime(there / "weights.bin", (1, 1))
     io.save(model, there / "out.onnx")
-    assert (there / "weights.bin").stat().st_mtime == 1
+    with pytest.raises(OptionError, match="takes 24 bytes of weights"):
+        io.save(model, there / "again.onnx")
 
 
 @pytest.mark.parametrize("other", [b"", bytes(24), bytes(25)])
-def test_another_file_is_not_overwritten(other: bytes, tmp_path: pathlib.Path) -> None:
+def test_a_file_of_another_model_is_not_overwritten(other: bytes, tmp_path: pathlib.Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     (there / "weights.bin").write_bytes(other)
-    before = small_models.contents(there)
+    (there / "out.onnx.data").write_bytes(other)
     model = io.load(small_models.linear_with_data(tmp_path))
-    io.save(model, there / "out.onnx")
-    assert small_models.contents(there).items() >= before.items()
-    assert sorted(small_models.contents(there)) == ["out.onnx", "out.onnx.data", "weights.bin"]
-    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+    for old in (None, b"", small_models.parsed(small_models.LINEAR).SerializeToString()):
+        if old is not None:
+            (there / "out.onnx").write_bytes(old)
+        before = small_models.contents(there)
+        with pytest.raises(OptionError, match=r"out.onnx.data exists and holds no weights of out.onnx; choose another name"):
+            io.save(model, there / "out.onnx")
+        assert small_models.contents(there) == before
+    (there / "out.onnx.data").unlink()
     io.save(model, there / "out.onnx")
     (there / "out.onnx.data").write_bytes(other)
-    before = small_models.contents(there)
-    with pytest.raises(
-        OptionError, match=r"out.onnx.data exists and is not the weights.bin of this model; choose another folder"
-    ):
-        io.save(model, there / "out.onnx")
-    assert small_models.contents(there) == before
+    io.save(model, there / "out.onnx")
+    assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
+    assert (there / "weights.bin").read_bytes() == other
 
 
 def test_a_renamed_data_file_is_renamed_in_branches_and_functions_too(tmp_path: pathlib.Path) -> None:
@@ -186,7 +220,6 @@ def test_a_renamed_data_file_is_renamed_in_branches_and_functions_too(tmp_path: 
     for offset, tensor in enumerate(protobuf.tensors(model)):
         small_models.point_to(tensor, "weights.bin", offset=8 * offset, length=8)
     there.mkdir()
-    (there / "weights.bin").write_bytes(b"of another")
     small_models.written(model, tmp_path / "model.onnx")
     io.save(io.load(tmp_path / "model.onnx"), there / "out.onnx")
     loaded = onnx.load_model(there / "out.onnx", load_external_data=False)
@@ -242,7 +275,7 @@ def test_a_linked_model_as_download_caches_keep_it(tmp_path: pathlib.Path) -> No
         (blobs / name).rename(blobs / f"{name}.blob")
         (snapshot / name).symlink_to(blobs / f"{name}.blob")
     io.save(io.load(snapshot / "model.onnx"), there / "out.onnx")
-    assert not (there / "weights.bin").is_symlink()
+    assert not (there / "out.onnx.data").is_symlink()
     assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
 
 
