@@ -20,7 +20,10 @@ class Exit(enum.IntEnum):
 
 MEANINGS: Mapping[int, str] = {
     Exit.DONE: "Done.",
-    Exit.TOO_FEW: "The model is written, but less was fused than --min-fused, --require-all or --cache shared asks for.",
+    Exit.TOO_FEW: (
+        "The model is written, but less was fused than --min-fused, --require-all or --cache shared asks for, or no attention "
+        "became the --target."
+    ),
     Exit.BAD_INPUT: "The command line or the model is invalid, or the result cannot be written. One line on stderr says why.",
     Exit.DIFFERS: (
         "Verification found a difference, or a user pattern failed; these places were left unchanged and the written model is "

@@ -245,6 +245,11 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
     if fused < wanted.min_fused:
         echo(f"{about}{fused} of {report.candidates} attentions are fused, --min-fused asks for {wanted.min_fused}", err=True)
         return Exit.TOO_FEW
+    if report.off_target:
+        off = f"{report.off_target} of {report.candidates} attentions are not the --target; `attnfuse explain -v` gives the reasons"
+        is_error = wanted.require_all or report.off_target == report.candidates
+        echo(f"{about if is_error else about.replace('Error', 'Warning', 1)}{off}", err=True)
+        return Exit.TOO_FEW if is_error else Exit.DONE
     if wanted.require_all and report.skipped:
         echo(f"{about}{report.skipped} of {report.candidates} attentions are not fused, --require-all asks for all", err=True)
         return Exit.TOO_FEW

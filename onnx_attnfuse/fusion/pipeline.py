@@ -44,6 +44,7 @@ from onnx_attnfuse.verify.verifier import NOT_VERIFIED, Verifier
 
 _FIND, _REWRITE = "find", "plan and rewrite"
 _NO_ATTENTION = "no attention in the model could be read"
+_PACKING_ROWS = "packing what stands around attentions"
 _ROTARY = "replacing rotary embeddings"
 _LAYING_OUT = Subject("laying the cache of a decoder out")
 PASSES: tuple[Pass, ...] = (
@@ -63,7 +64,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("switching kernels off", passes.switch_kernels, undo=None, once=True),
     Pass("drawing what is there", passes.draw, undo=None),
     Pass("sharing the buffer of the cache", passes.share_cache, _REWRITE),
-    Pass("packing what stands around attentions", passes.pack_rows, _REWRITE),
+    Pass(_PACKING_ROWS, passes.pack_rows, _REWRITE),
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
     Pass(passes.FUSING, passes.fuse_attention, _REWRITE),
     Pass("putting patterns back", passes.put_patterns_back, _REWRITE, PassContext.to_origin),
@@ -244,9 +245,20 @@ def _report(run: Run) -> Report:
         pictures=tuple(run.pictures),
         decoder=decoder,
         unshared=None if decoder is not None or run.options.cache == "as-is" else run.shared.note or _NO_ATTENTION,
+        off_target=_off_target(run),
         kv_cache=cache,
         dequantised=dequantised,
     )
+
+
+def _off_target(run: Run) -> int:
+    """The number of attentions that are not the operator that the options name."""
+    if run.options.target == "auto":
+        return 0
+    statuses = [site.status for site in run.sites]
+    if run.plan_context.target == run.options.target:
+        return statuses.count("skipped")
+    return max(0, len(statuses) - statuses.count("not-attention") - run.changes[_PACKING_ROWS])
 
 
 def _finished_decoder(run: Run) -> ServedDecoder | None:

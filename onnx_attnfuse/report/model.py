@@ -190,7 +190,8 @@ class Report(JsonReport):
 
     _JSON_KEYS = (
         "candidates", "fused", "already_fused", "spelled_out", "skipped", "differing", "seconds", "ops_before", "ops_after",
-        "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "kv_cache", "dequantised", "sites", "mixers",
+        "notes", "failures", "patterns", "policy", "session", "capture", "unshared", "off_target", "kv_cache", "dequantised",
+        "sites", "mixers",
     )  # fmt: skip
 
     sites: tuple[SiteReport, ...]
@@ -220,6 +221,8 @@ class Report(JsonReport):
     """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
     unshared: str | None = None
     """Why the cache is not one buffer, where that was asked for (`--cache shared`)."""
+    off_target: int = 0
+    """Number of attentions that are not the operator that `--target` names; 0 where it names none."""
     kv_cache: QuantisedCache | None = None
     """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
     dequantised: DequantisedAttention | None = None

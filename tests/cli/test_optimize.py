@@ -137,6 +137,35 @@ def test_a_site_that_is_left_ends_in_one_where_all_are_required(model: pathlib.P
     assert capsys.readouterr().err == "Error: 1 of 1 attentions are not fused, --require-all asks for all\n"
 
 
+BESIDE = """<ir_version: 8, opset_import: ["" : 18]>
+attention (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v) => (float[b, 2, s, 4] out, float[b, 2, s, 4] more{}) {{
+  scores = MatMul(q, turned) weights = Softmax<axis = -1>(scores) out = MatMul(weights, v)
+  others = MatMul(k, turned) same = Softmax<axis = -1>(others) more = MatMul(same, v) turned = Transpose<perm = [0, 1, 3, 2]>(k)
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "target", "status", "err"),
+    [
+        ("", "MultiHeadAttention", 0, ""),
+        (", float[b, 2, s, t] weights", "auto", 0, ""),
+        (", float[b, 2, s, t] weights", "MultiHeadAttention", 0, "Warning: 1 of 2 attentions are not MultiHeadAttention, the"),
+        ("", "GroupQueryAttention", 1, "Error: 2 of 2 attentions are not GroupQueryAttention, the --target; `attnfuse explain"),
+        ("", "packed", 1, "Error: 2 of 2 attentions are not packed, the --target; `attnfuse explain -v` with the same"),
+    ],
+)
+def test_attention_that_is_not_the_target_is_a_problem_that_quiet_prints(
+    outputs: str, target: str, status: int, err: str, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_models.written(BESIDE.format(outputs), model)
+    assert main(["optimize", str(model), "-q", "--ep", "cpu", "--target", target]) == status
+    out, told = capsys.readouterr()
+    assert (out, told[: len(err)], told.count("\n")) == ("", err, bool(err))
+    assert model.with_name("model.attnfuse.onnx").exists()
+    required = main(["optimize", str(model), "-q", "--ep", "cpu", "--target", target, "--require-all"])
+    assert required == bool(err or outputs)
+
+
 STANDARD = """<ir_version: 9, opset_import: ["" : 23]>
 attention (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v, float[b, 1, s, t] mask) => (float[b, 2, s, 4] out)
 { [standard] out = Attention<softcap = 2.0>(q, k, v, mask) }"""

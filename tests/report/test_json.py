@@ -35,6 +35,7 @@ def test_a_report_on_fusing_has_the_documented_keys_in_their_order() -> None:
         "session",
         "capture",
         "unshared",
+        "off_target",
         "kv_cache",
         "dequantised",
         "sites",
