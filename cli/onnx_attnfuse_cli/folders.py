@@ -90,7 +90,7 @@ def _others(
     """Every file that is none of these models, and its place in the output; hidden files and earlier results stay out."""
     for source in sorted(folder.rglob("*")):
         place = source.relative_to(folder)
-        is_earlier = source.name.removesuffix(".data").endswith(SUFFIX)
+        is_earlier = SUFFIX in source.name
         if source.is_file() and source not in models and not is_earlier and not any(part[0] == "." for part in place.parts):
             yield source, output / place
 

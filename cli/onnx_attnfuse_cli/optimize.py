@@ -246,7 +246,9 @@ def _status(report: Report, wanted: _Wanted, model: str = "") -> Exit:
         echo(f"{about}{fused} of {report.candidates} attentions are fused, --min-fused asks for {wanted.min_fused}", err=True)
         return Exit.TOO_FEW
     if report.off_target:
-        off = f"{report.off_target} of {report.candidates} attentions are not the --target; `attnfuse explain -v` gives the reasons"
+        off = (
+            f"{report.off_target} of {report.candidates} attentions are not the --target; `attnfuse explain -v` gives the reasons"
+        )
         is_error = wanted.require_all or report.off_target == report.candidates
         echo(f"{about if is_error else about.replace('Error', 'Warning', 1)}{off}", err=True)
         return Exit.TOO_FEW if is_error else Exit.DONE

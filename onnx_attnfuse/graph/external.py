@@ -103,12 +103,13 @@ class DataFiles:
         return sum(source.stat().st_size for source in self.copies.values())
 
 
-def data_files(model: ir.Model, path: pathlib.Path) -> DataFiles:
+def data_files(model: ir.Model, path: pathlib.Path, named: str) -> DataFiles:
     """The plan for the data files of a model that is saved: which are shared, which copied.
 
     Args:
         model: The model.
         path: The file that the model is being saved to.
+        named: The name of the file that it was read from, empty if there is none.
 
     Raises:
         ModelError: A data file is gone.
@@ -129,7 +130,7 @@ def data_files(model: ir.Model, path: pathlib.Path) -> DataFiles:
         if not source.is_file() or path.parent.samefile(os.fspath(tensor.base_dir) or "."):
             shared.append(beside)
             continue
-        target = own_file(path, {file.name for file in shared} | set(renamed.values()))
+        target = own_file(path, {file.name for file in shared} | set(renamed.values()), _ending(location, named))
         renamed[location] = target.name
         if not target.is_file() or target.samefile(source) or not filecmp.cmp(source, target):
             check_free(target, path)
@@ -137,14 +138,20 @@ def data_files(model: ir.Model, path: pathlib.Path) -> DataFiles:
     return DataFiles(tuple(shared), copies, renamed)
 
 
-def own_file(path: pathlib.Path, taken: Collection[str]) -> pathlib.Path:
+def own_file(path: pathlib.Path, taken: Collection[str], ending: str = ".data") -> pathlib.Path:
     """The data file of the model at `path`: `<file name>.data`, or with a number where that name is taken."""
-    name = f"{path.name}.data"
+    name = f"{path.name}{ending}"
     count = 1
     while name in taken:
         count += 1
-        name = f"{path.name}.{count}.data"
+        name = f"{path.name}.{count}{ending}"
     return path.with_name(name)
+
+
+def _ending(location: str, named: str) -> str:
+    """What a data file's name adds to that of its model, which tools may look for: `_data` of `model.onnx_data`."""
+    ending = location.removeprefix(named)
+    return ending if ending not in {"", location} and "/" not in ending else ".data"
 
 
 def check_free(target: pathlib.Path, path: pathlib.Path) -> None:

@@ -85,8 +85,9 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
-    is put beside the model, named `<file name>.data`. What is computed from such weights goes to a file of such a name, too, as
-    weights inside the model do when they exceed what one protobuf can hold. These files are replaced with the model.
+    is put beside the model, named `<file name>.data`, or `<file name>_data` as in the source. What is computed from such
+    weights goes to a file of such a name, too, as weights inside the model do when they exceed what one protobuf can hold.
+    These files are replaced with the model.
 
     Args:
         model: The model; unchanged afterwards.
@@ -105,7 +106,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
     _check_target(model, path)
     try:
         with staged() as stage:
-            files = external.data_files(model, path)
+            files = external.data_files(model, path, cast("pathlib.Path", model.meta.get(_SOURCE) or pathlib.Path()).name)
             weights = external.movable_weights(model)
             inside = sum(value.const_value.nbytes for value in weights if value.const_value is not None)
             external.check_room(path, files, inside)

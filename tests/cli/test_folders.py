@@ -79,7 +79,7 @@ def test_folders_without_a_configuration_are_models_only(exported: pathlib.Path)
     (exported / "model_index.json").unlink()
     assert main(["optimize", "exported", "-o", "out", "-q"]) == 0
     assert names(exported.with_name("out")) == {f"{name}/model.attnfuse.onnx" for name in ("encoder", "head")} | {
-        "head/model.onnx_data"
+        "head/model.attnfuse.onnx_data"
     }
 
 

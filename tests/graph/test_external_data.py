@@ -32,17 +32,29 @@ def test_in_the_same_folder_the_file_is_shared(tmp_path: pathlib.Path) -> None:
     assert weights_of(tmp_path / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
 
 
-@pytest.mark.parametrize("location", ["weights.bin", "deep/er/weights.bin", "out.onnx.data"])
-def test_in_another_folder_there_is_a_copy_named_after_the_model(location: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ("weights.bin", "out.onnx.data"),
+        ("deep/er/weights.bin", "out.onnx.data"),
+        ("out.onnx.data", "out.onnx.data"),
+        ("model.onnx.data", "out.onnx.data"),
+        ("model.onnx_data", "out.onnx_data"),
+        ("model.onnx_data_1", "out.onnx_data_1"),
+        ("model.onnx_data/1", "out.onnx.data"),
+    ],
+)
+def test_in_another_folder_there_is_a_copy_named_after_the_model(location: str, name: str, tmp_path: pathlib.Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    model = io.load(small_models.linear_with_data(tmp_path, location))
+    source = small_models.linear_with_data(tmp_path / "here", location)
+    model = io.load(source)
     io.save(model, there / "out.onnx")
-    assert sorted(small_models.contents(there)) == ["out.onnx", "out.onnx.data"]
+    assert sorted(small_models.contents(there)) == sorted(["out.onnx", name])
     assert weights_of(there / "out.onnx") == [[1, 2, 3, 4], [5, 6]]
-    copied = (there / "out.onnx.data").stat()
+    copied = (there / name).stat()
     assert io.save(model, there / "out.onnx") == ()
-    assert (there / "out.onnx.data").stat().st_ino == copied.st_ino
+    assert (there / name).stat().st_ino == copied.st_ino
 
 
 def test_two_results_in_one_folder_share_nothing(tmp_path: pathlib.Path) -> None:
