@@ -16,4 +16,4 @@ if [ "${#models[@]}" = 0 ]; then
   exit 0
 fi
 read -r -a options <<< "${OPTIONS:-}"
-attnfuse optimize --dry-run --format github "${options[@]}" -- "${models[@]}"
+attnfuse optimize --dry-run --format github ${options[@]+"${options[@]}"} -- "${models[@]}" # bash 3 has no empty arrays

@@ -38,7 +38,7 @@ def repository(tmp_path: pathlib.Path) -> tuple[pathlib.Path, str]:
     git(folder, "commit", "-qm", "second")
     command = tmp_path / "bin" / "attnfuse"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m onnx_attnfuse_cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{pathlib.Path(sys.executable).as_posix()}" -m onnx_attnfuse_cli "$@"\n')
     command.chmod(0o755)
     return folder, first
 
