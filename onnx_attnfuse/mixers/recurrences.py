@@ -123,9 +123,9 @@ def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Fa
         if more or len(states) != 1 or bound not in states[0].args[2:] or len(rest) != 1:
             return None
         axis = states[0].args.index(bound)
-        kinds = dict(zip(states[0].args, (_BATCH, _HEAD, *((_KEY, _VALUE) if axis == 2 else (_VALUE, _KEY))), strict=True))
+        kinds = _kinds(states[0].args, axis)
         read = [kinds.get(item) for item in place if item is not ZERO]
-        if read != [_BATCH, _HEAD, _VALUE]:
+        if read != [kind for kind in (_BATCH, _HEAD, _VALUE) if kind in kinds.values()]:
             return None
         query = _factor(rest[0], kinds, reading, facts)
         if query is not None:
@@ -137,6 +137,12 @@ def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Fa
 
 def _places(shape: Sequence[Term], place: Sequence[Term]) -> tuple[Term, ...]:
     return tuple(ZERO if length is ONE else item for length, item in zip(shape, place, strict=True))
+
+
+def _kinds(place: Sequence[Term], key_axis: int) -> dict[Term, int]:
+    """What the indices of a state are along, without those of axes of length 1."""
+    order = (_BATCH, _HEAD, *((_KEY, _VALUE) if key_axis == 2 else (_VALUE, _KEY)))
+    return {item: kind for item, kind in zip(place, order, strict=True) if item is not ZERO}
 
 
 def _factor(atom: Term, kinds: dict[Term, int], reading: Reading, facts: Facts) -> _Factor | None:
@@ -178,11 +184,11 @@ def _update(
         reading = Reading(lambda item: item is state or (item not in below and item not in opened), facts)
         try:
             array = reading.array(present, beyond=True)
-            place = axes_of(array)
+            place = _places(array.shape, axes_of(array))
             parts, own = polynomial(array.at(*place)), reading.array(state).at(*place)
         except UNKNOWN as error:
             raise _left("its update cannot be executed") from error
-        kinds = dict(zip(place, (_BATCH, _HEAD, *((_KEY, _VALUE) if key_axis == 2 else (_VALUE, _KEY))), strict=True))
+        kinds = _kinds(place, key_axis)
         kept = [[atom for atom in atoms if atom is not own] for atoms in parts if own in atoms]
         added = [atoms for atoms in parts if not any(reading.value(item) is state for atom in atoms for item in walk(atom))]
         if len(kept) != 1 or len(kept[0]) > 1 or len(added) != 1 or parts[added[0]] != 1:

@@ -98,6 +98,12 @@ def test_tokens_one_by_one_are_those_of_torch(step: Callable[..., Any]) -> None:
         np.testing.assert_allclose(found, state.numpy(), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("step", [_delta, _space])
+def test_a_batch_of_one(step: Callable[..., Any]) -> None:
+    model = exported(step, *_operands(0, 1, step))
+    assert [item.operator for item in optimize(model).report.mixers] == ["LinearAttention"]
+
+
 @pytest.mark.parametrize("step", _STEPS)
 def test_a_certificate_proves_output_and_state(step: Callable[..., Any]) -> None:
     pytest.importorskip("z3")
