@@ -110,7 +110,7 @@ def check_there(model: pathlib.Path) -> None:
 
 def same(one: pathlib.Path, other: pathlib.Path) -> bool:
     """Whether two names are of one file, there or not."""
-    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
+    return os.path.realpath(one) == os.path.realpath(other) or (one.exists() and other.exists() and one.samefile(other))
 
 
 def are_several(arguments: Sequence[pathlib.Path]) -> bool:

@@ -42,6 +42,8 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
     _check_header(model, where)
     functions = {(function.domain, function.name) for function in model.functions}
     opsets = _opsets(model.opset_import)
+    if len(functions) < len(model.functions) and not any(function.overload for function in model.functions):
+        raise ModelError(f"{where} defines two functions of one name; {_ASK}")
     found = _GraphCheck(where, opsets, functions).run(model.graph, outer=None)
     for function in model.functions:
         body = _as_graph(function)
@@ -202,6 +204,9 @@ class _GraphCheck:
                     f"{self.where}: attribute {attribute.name!r} of {_label(node)} is of kind {kind}, not {expected}; {_ASK}"
                 )
             for subgraph in _subgraphs(attribute):
+                if node.op_type == "If" and domain == "" and len(subgraph.output) < len(node.output):
+                    given = f"{len(node.output)} outputs, and its {attribute.name} {len(subgraph.output)}"
+                    raise ModelError(f"{self.where}: {_label(node)} has {given}; {_ASK}")
                 self.run(subgraph, scope)
 
 

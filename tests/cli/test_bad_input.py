@@ -180,6 +180,79 @@ def sparse_attribute(model: onnx.ModelProto) -> None:
     model.graph.node.append(onnx.helper.make_node("Constant", [], ["p"], name="c", sparse_value=sparse))
 
 
+@kind("the If of 'p' has 1 outputs, and its else_branch 0;")
+@changed
+def branch_without_result(model: onnx.ModelProto) -> None:
+    empty = onnx.GraphProto()
+    model.graph.node.append(onnx.helper.make_node("If", ["h"], ["p"], then_branch=empty, else_branch=empty))
+
+
+@kind("defines two functions of one name;")
+@changed
+def functions_of_one_name(model: onnx.ModelProto) -> None:
+    body = onnx.helper.make_node("Relu", ["x"], ["y"])
+    opset = onnx.helper.make_opsetid("", 18)
+    model.functions.extend([onnx.helper.make_function("own", "f", ["x"], ["y"], [body], [opset])] * 2)
+
+
+@kind("cannot be read: Too many levels of symbolic links; check the file")
+def link_to_itself(path: pathlib.Path) -> None:
+    path.symlink_to(path.name)
+
+
+@kind("External data length must be non-negative")
+@changed
+def negative_length(model: onnx.ModelProto) -> None:
+    small_models.point_to(model.graph.initializer[0], "weights.bin", offset=0, length=-4)
+
+
+@kind("takes 1208925819614629174706176;")
+@changed
+def huge_dimensions(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[:] = [2**40, 2**40]
+
+
+@kind("an input has no name;")
+@changed
+def nameless_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = ""
+
+
+@kind("the name 'x' is given to an input twice;")
+@changed
+def duplicate_input(model: onnx.ModelProto) -> None:
+    model.graph.input.append(model.graph.input[0])
+
+
+@kind("uses ai.onnx opset -5,")
+@changed
+def negative_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = -5
+
+
+@kind("is not UTF-8;")
+def name_in_other_bytes(path: pathlib.Path) -> None:
+    path.write_bytes(small_models.parsed(small_models.LINEAR).SerializeToString().replace(b"product", b"pr\xff\xfeuct"))
+
+
+@kind("keeps weights in data, which is not in")
+def data_is_a_folder(path: pathlib.Path) -> None:
+    model = small_models.parsed(small_models.LINEAR)
+    small_models.point_to(model.graph.initializer[0], "data")
+    path.with_name("data").mkdir()
+    small_models.written(model, path)
+
+
+@kind("is not an ONNX model; pass a file")
+def zeros(path: pathlib.Path) -> None:
+    path.write_bytes(bytes(4096))
+
+
+@kind("is cut off or damaged; export or download")
+def rubbish_at_the_end(path: pathlib.Path) -> None:
+    path.write_bytes(small_models.parsed(small_models.LINEAR).SerializeToString() + b"\xff" * 4)
+
+
 @kind("has sparse initializers, which would be lost; make them dense first")
 @changed
 def sparse_weight(model: onnx.ModelProto) -> None:
