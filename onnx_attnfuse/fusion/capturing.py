@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
 from onnx_attnfuse.errors import ModelError, OptionError
+from onnx_attnfuse.fusion.pass_context import Run
+from onnx_attnfuse.graph import fixed_sizes
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.fixed_sizes import fix_sizes, input_sizes, inputs_without_shape
+from onnx_attnfuse.graph.fixed_sizes import fold_sizes, input_sizes, inputs_without_shape, unknown_sizes
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.capture import capture_blockers
 from onnx_attnfuse.kernels.device import resolve
@@ -65,7 +68,7 @@ def fix(model: ir.Model, options: Options) -> None:
     if untold := [name for name in names if name not in options.dim]:
         asked = " ".join(f"--dim {name}=N" for name in untold)
         raise OptionError(f"cuda_graph needs numbers for the sizes {', '.join(map(repr, untold))}; add {asked}")
-    fix_sizes(model, options.dim, options.assumed)
+    fixed_sizes.fix_sizes(model, options.dim, options.assumed)
 
 
 def sized(decoder: ServedDecoder, model: ir.Model) -> ServedDecoder:
@@ -74,6 +77,46 @@ def sized(decoder: ServedDecoder, model: ir.Model) -> ServedDecoder:
     batch, new = (shapes[decoder.input_ids or decoder.inputs_embeds or ""][axis] for axis in (0, 1))
     found = (batch, new, shapes[decoder.attention_mask][1], shapes[decoder.past_keys[0]][2])
     return dataclasses.replace(decoder, sizes=StepSizes(*(size for size in found if isinstance(size, int))))
+
+
+def fix_sizes(run: Run) -> int:
+    """Fixes sizes where that is asked for; a shared cache gets dimensions of its own, so that its sizes are fixed later."""
+    if run.options.cache == "shared":
+        return 0
+    run.notes += _untaken(run.model, run.options)
+    if not fixes(run.model, run.options):
+        return 0
+    fix(run.model, run.options)
+    return 1
+
+
+def _untaken(model: ir.Model, options: Options) -> Iterator[str]:
+    """A line on dimensions that `--dim` or `--same` names and no input has."""
+    names = input_sizes(model)
+    there = ", ".join(names) or "none"
+    if unknown := unknown_sizes(model, options.dim):
+        yield f"--dim {', '.join(unknown)} matches no dimension; the inputs have {there}"
+    for same in options.same:
+        if unmatched := [name for name in same.split("=") if not fnmatch.filter(names, name)]:
+            yield f"--same {', '.join(unmatched)} matches no dimension; the inputs have {there}"
+
+
+def fold_fixed_sizes(run: Run) -> int:
+    """Makes constants of what follows from fixed sizes."""
+    options, provider = run.options, run.plan_context.device.provider
+    if not (options.cuda_graph or (provider.fixed_sizes and not input_sizes(run.model))):
+        return 0
+    if options.cache == "shared":
+        fix(run.model, options)
+    return fold_sizes(run.model, options.assumed)
+
+
+def tell_capture(run: Run) -> int:
+    """Takes down whether the model can be captured; changes nothing."""
+    folded, known = run.options.cuda_graph, {part.scope.graph: part.scope.facts for part in run.graphs}
+    stale = folded or run.kv_cache is not None
+    run.capture = told(run.model, run.plan_context.device.provider, folded=folded, known=None if stale else known)
+    return 0
 
 
 def told(

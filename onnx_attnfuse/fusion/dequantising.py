@@ -14,27 +14,29 @@ from onnx_attnfuse.fusion.pass_context import Run
 from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 
 
-def told(run: Run) -> DequantisedAttention | None:
-    """The roundings that were left out, with their cost, also in the model's metadata; None where none was.
+def measure(run: Run) -> int:
+    """Takes down the roundings that were left out, with their cost, also in the model's metadata.
 
     Raises:
         VerificationError: The whole model is to be judged, and differs by more than these roundings.
     """
     if run.source is None:
-        return None
+        return 0
     counts = [counted(graph.left_out, run.sites) for graph in run.graphs]
     sites, roundings = (sum(numbers) for numbers in zip(*counts, strict=True)) if counts else (0, 0)
     if not sites:
-        return None
+        return 0
+    record = DequantisedAttention(sites, roundings)
     if run.shared.decoder is not None:  # it has other inputs than its source, so that the two cannot be compared
         run.notes.append(f"{roundings} quantizations inside {sites} attentions are dropped; the effect was not measured")
-        return DequantisedAttention(sites, roundings)
+        run.dequantised = record
+        return 0
     if run.verifier.level == "model":
         _check(run, run.source)
-    record = _measured(run, run.source, DequantisedAttention(sites, roundings))
+    run.dequantised = record = _measured(run, run.source, record)
     record.write(run.model)
     run.notes += record.lines()
-    return record
+    return 0
 
 
 def _measured(run: Run, source: ir.Model, record: DequantisedAttention) -> DequantisedAttention:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.masks.classify import understand
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
-from onnx_attnfuse.attention.match.candidates import Candidate, read_candidate
+from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates, read_candidate
 from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import find_softmax
 from onnx_attnfuse.containment import Subject
@@ -31,20 +32,24 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.quantised_operators import Spellings
-from onnx_attnfuse.graph.scopes import Scope, all_names
+from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.kernels.conformance import table_for
 from onnx_attnfuse.kernels.device import resolve, runtime_version
+from onnx_attnfuse.kernels.ort_settings import Session
 from onnx_attnfuse.kernels.policy import Policy
 from onnx_attnfuse.language.matcher.near_miss import Trace
 from onnx_attnfuse.language.registry.registry import Catalogue
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.report.model import MixerReport, NodesOfRole, RoundingReport, SiteReport
+from onnx_attnfuse.report.model import CaptureReport, MixerReport, NodesOfRole, RoundingReport, SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.report.pictures.model import SitePicture
 from onnx_attnfuse.rewriting import GraphContext
+from onnx_attnfuse.targets import packed
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.verify.quantised.record import QuantisedCache
+from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 from onnx_attnfuse.verify.verifier import Verifier
 
 Undo: TypeAlias = Callable[[], object]
@@ -61,28 +66,22 @@ class Run:
         verifier: Verifier,
         trace: Trace | None = None,
         dtype: ir.DataType | None = None,
-        merged: Merged | None = None,
+        tried: Run | None = None,
     ) -> None:
-        self.merged = merged
+        self.model, self.options, self.verifier, self.trace, self.dtype = model, options, verifier, trace, dtype
+        self.tried = tried
+        """The run over what the model was replaced by, of which nothing came: this one replaces it by nothing."""
+        self.start = time.perf_counter()
+        self.merged: Merged | None = None
         """What the model is the decoder with a past of, where two were merged."""
-        self.model, self.options, self.verifier, self.trace = model, options, verifier, trace
-        self.source = model.clone() if options.dequantise_attention else None
-        """The model as it was, where it is to be compared with what becomes of it."""
-        self.album = Album(model, options.pictures, verifier.timer)
+        self.readers = catalogue.readers
+        """The readers of single steps, where they are not counted."""
         self.statistics = PatternStatistics()
         readers = self.statistics.counting(catalogue.readers, catalogue.subject, verifier.doubted)
         self.catalogue = dataclasses.replace(catalogue, readers=readers)
-        device = resolve(options.ep, options.arch)
-        self.runtime = runtime_version(options.onnxruntime, device.provider)
+        self.runtime = runtime_version(options.onnxruntime, resolve(options.ep, options.arch).provider)
         """The version of ONNX Runtime that the model will run on; None stands for the newest."""
-        table = table_for(device.ep, options.conformance)
-        taken = options.assumed
-        lengths = Facts(model.graph, assumed=taken).numbers(options.dim) if options.dim else options.dim
-        chosen = options.padding, lengths, options.always, options.target
-        self.plan_context = PlanContext(device, *chosen, dtype=dtype, taken=taken, captured=options.cuda_graph, conformance=table)
         self.policy = Policy.from_environment() if options.policy is None else options.policy
-        self.names = all_names(model)
-        self.opset = Opset(model, asked=options.target == "onnx.Attention")
         self.graphs: list[PassContext] = []
         """The graphs of the model that were read, outer before inner."""
         self.version = 0
@@ -99,8 +98,33 @@ class Run:
         """How often each enabling rule was applied."""
         self.spelled: Counter[str] = Counter()
         """How many operators of other execution providers were spelled out, by their names."""
+        self.spelled_cached: Counter[str] = Counter() if tried is None else tried.spelled_cached
+        """How many operators with a past were spelled out, by their names."""
         self.changes: Counter[str] = Counter()
         """What each pass counted, by its name."""
+        self.failure: Reason | None = None
+        """Why the last pass on the model that failed did."""
+        self.session: Session | None = None
+        self.capture: CaptureReport | None = None
+        self.kv_cache: QuantisedCache | None = None
+        self.dequantised: DequantisedAttention | None = None
+
+    def take_model(self) -> None:
+        """Takes down what the model tells, once passes on the whole of it have given it its form."""
+        model, options, taken = self.model, self.options, self.options.assumed
+        self.source = model.clone() if options.dequantise_attention else None
+        """The model as it was, where it is to be compared with what becomes of it."""
+        self.ops_before = count_ops(model)
+        self.album = Album(model, options.pictures, self.verifier.timer)
+        device = resolve(options.ep, options.arch)
+        table = table_for(device.ep, options.conformance)
+        lengths = Facts(model.graph, assumed=taken).numbers(options.dim) if options.dim else options.dim
+        by_rows = options.target == packed.NAME and "packed-rows" in device.provider.pays
+        chosen = options.padding, lengths, options.always, "auto" if by_rows else options.target
+        captured, dtype = options.cuda_graph, self.dtype
+        self.plan_context = PlanContext(device, *chosen, dtype=dtype, taken=taken, captured=captured, conformance=table)
+        self.names = all_names(model)
+        self.opset = Opset(model, asked=options.target == "onnx.Attention")
 
     @property
     def shared(self) -> SharedCache:
@@ -144,6 +168,11 @@ class PassContext:
         """The outcome of sharing the cache of this graph; attentions that share its buffer are no candidates any more."""
         self.failure: Reason | None = None
         """Why the last pass that failed did."""
+
+    def found(self) -> list[Candidate]:
+        """The attentions of the graph as it is now."""
+        found = find_candidates(self.scope, self.run.catalogue.readers, self.run.options.keep_outputs)
+        return [item.called(self.quantised.names) for item in found]
 
     def snapshot(self) -> Snapshot:
         """The graph as it is, written down anew only where a pass has changed something since."""
@@ -227,11 +256,18 @@ class Pass:
 
     name: str
     """What is done, as a failure is told."""
-    apply: Callable[[PassContext], int]
-    """Does it, and counts what was changed; 0: the graph is what it was."""
+    apply: Callable[[Any], int]
+    """Does it to a graph, a `PassContext`, and counts what was changed; 0: the graph is what it was."""
     step: str | None = None
     """The step whose time it counts for."""
-    undo: Callable[[PassContext], Undo] | None = PassContext.to_last
+    undo: Callable[[Any], Undo] | None = PassContext.to_last
     """What puts the graph back where the pass fails; None: it changes no node."""
-    once: bool = False
-    """Once for the model, with its main graph, when all graphs have come so far; else graph by graph."""
+    must_succeed: bool = False
+    """Whether a failure ends the run, as what is half done cannot be put back."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPass(Pass):
+    """One pass over the whole model, when all graphs have come so far: `apply` takes the `Run`, whose model it may replace."""
+
+    undo: Callable[[Any], Undo] | None = None

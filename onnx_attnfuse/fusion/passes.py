@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from onnx_attnfuse.attention.match.candidates import Candidate, find_candidates
+from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.containment import Subject, collecting, contained
 from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
@@ -14,7 +14,7 @@ from onnx_attnfuse.fusion.enabling.normal_scores import with_factor_inside, with
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
-from onnx_attnfuse.fusion.pass_context import PassContext
+from onnx_attnfuse.fusion.pass_context import PassContext, Run
 from onnx_attnfuse.fusion.pattern_rewrites.custom_ops import write_operators
 from onnx_attnfuse.fusion.pattern_rewrites.equations import write_formulas
 from onnx_attnfuse.fusion.pattern_rewrites.onnxscript_rules import apply_rules
@@ -96,11 +96,8 @@ def find_attention(graph: PassContext) -> int:
     """Finds and reads the attentions, unless nothing has changed since that was done; changes nothing."""
     run = graph.run
     if graph.searched != run.version:
-        graph.candidates = []
-        names = graph.quantised.names
-        found = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
-        graph.candidates = [item.called(names) for item in found]
-        graph.searched = run.version
+        graph.candidates, names = [], graph.quantised.names
+        graph.candidates, graph.searched = graph.found(), run.version
         if not graph.roles:
             graph.roles = {label(item.node): nodes_by_role(item, graph.names) for item in graph.candidates}
             graph.roundings = {label(item.node): roundings_of(item, names) for item in graph.candidates}
@@ -182,47 +179,10 @@ def keep_biases_apart(graph: PassContext) -> int:
     return enable(APART[run.options.cuda_graph or not input_sizes(run.model)], graph)
 
 
-def switch_kernels(graph: PassContext) -> int:
-    """Plans with the kernels that the policy leaves; where operators are there that may need the others, all are left."""
-    run = graph.run
-    device = run.plan_context.device
-    switched = dataclasses.replace(device, switches=switches_for(run.policy, device))
-    existing = [
-        (item.node, part.scope) for part in run.graphs for item in part.candidates if item.softmax is None and item.spec is None
-    ]
-    needy = [node for node, scope in existing if needs_all_kernels(params_of_node(node, scope.facts), switched)]
-    if needy:
-        run.notes.append(f"no kernel is switched off: existing operators may need it, for example '{needy[0].name}'")
-        switched = dataclasses.replace(device, switches=switches_for(run.policy, device, may_switch_off=False))
-    run.plan_context = dataclasses.replace(run.plan_context, device=switched)
-    return 0
-
-
 def draw(graph: PassContext) -> int:
     """Draws the attentions as they stand, where pictures are wanted; changes nothing."""
     graph.run.album.before(graph.candidates, graph.scope)
     return 0
-
-
-def share_cache(graph: PassContext) -> int:
-    """Makes the cache of a decoder one buffer, where that is asked for; its attentions are done with then."""
-    run = graph.run
-    if run.options.cache == "as-is":
-        return 0
-    from onnx_attnfuse.fusion.shared_cache.share import share_cache as share
-
-    fuser = graph.new_site_fuser()
-    length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
-    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged, length, is_quantised=is_quantised)
-    run.notes += [] if found.note is None else [found.note]
-    graph.shared = found
-    if found.decoder is None:
-        return 0
-    fold(fuser.graph.builder.rearranged, fuser.graph.builder, "attnfuse/weight")
-    kept = {item.node for item in graph.candidates if item.node not in found.sites}
-    candidates = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
-    graph.candidates = [item for item in candidates if item.node in kept]
-    return len(found.sites)
 
 
 def pack_rows(graph: PassContext) -> int:
@@ -230,11 +190,10 @@ def pack_rows(graph: PassContext) -> int:
 
     Elsewhere that is for a fixed number of rows, where PackedMultiHeadAttention does not take all attentions.
     """
-    run = graph.run
-    asked, device = run.plan_context.target == packed.NAME, run.plan_context.device
+    run, asked = graph.run, graph.run.options.target == packed.NAME
     is_main, is_shared = graph.scope.graph is run.model.graph, graph.shared.decoder is not None
-    pays, room = "packed-rows" in device.provider.pays, run.options.packed_tokens
-    if not asked and not (pays and run.plan_context.target == "auto"):
+    pays, room = "packed-rows" in run.plan_context.device.provider.pays, run.options.packed_tokens
+    if run.plan_context.target != ("auto" if pays else packed.NAME):
         return 0
     from onnx_attnfuse.fusion.packing.pack import takes_all
     from onnx_attnfuse.fusion.packing.rows import pack_rows as pack
@@ -249,8 +208,7 @@ def pack_rows(graph: PassContext) -> int:
     run.notes += notes
     if count:
         graph.scope.graph.sort()
-        found = find_candidates(graph.scope, run.catalogue.readers, run.options.keep_outputs)
-        graph.candidates = [item.called(graph.quantised.names) for item in found]
+        graph.candidates = graph.found()
     return count
 
 
@@ -398,27 +356,41 @@ def keep_norms_apart(graph: PassContext) -> int:
     return before_norms.keep_apart(graph.graph_context())
 
 
-def order_inputs(graph: PassContext) -> int:
+def switch_kernels(run: Run) -> int:
+    """Plans with the kernels that the policy leaves; where operators are there that may need the others, all are left."""
+    device = run.plan_context.device
+    switched = dataclasses.replace(device, switches=switches_for(run.policy, device))
+    existing = [
+        (item.node, part.scope) for part in run.graphs for item in part.candidates if item.softmax is None and item.spec is None
+    ]
+    needy = [node for node, scope in existing if needs_all_kernels(params_of_node(node, scope.facts), switched)]
+    if needy:
+        run.notes.append(f"no kernel is switched off: existing operators may need it, for example '{needy[0].name}'")
+        switched = dataclasses.replace(device, switches=switches_for(run.policy, device, may_switch_off=False))
+    run.plan_context = dataclasses.replace(run.plan_context, device=switched)
+    return 0
+
+
+def order_inputs(run: Run) -> int:
     """Puts inputs that nobody reads behind the others, for an execution provider that mixes inputs up which follow one."""
-    model = graph.run.model.graph
-    provider = graph.run.plan_context.device.provider
+    model, provider = run.model.graph, run.plan_context.device.provider
     unread = [value for value in model.inputs if not value.uses() and not value.is_graph_output()]
     wanted = sorted(model.inputs, key=unread.__contains__)
     if not provider.mixes_up_inputs or wanted == list(model.inputs):
         return 0
     model.inputs[:] = wanted
     names = ", ".join(f"{value.name}" for value in unread)
-    graph.run.notes.append(f"unused inputs moved to the end, because {provider.name} mixes up inputs otherwise: {names}")
+    run.notes.append(f"unused inputs moved to the end, because {provider.name} mixes up inputs otherwise: {names}")
     return 1
 
 
-def settle_imports(graph: PassContext) -> int:
+def settle_imports(run: Run) -> int:
     """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
-    model = graph.run.model
-    for part in (model.graph, *model.functions.values()):
+    parts = run.model.graph, *run.model.functions.values()
+    for part in parts:
         if any(node.domain == CONTRIB for node in all_nodes(part)):
             part.opset_imports.setdefault(CONTRIB, 1)
-    opset, nodes = graph.run.opset, itertools.chain.from_iterable(map(all_nodes, (model.graph, *model.functions.values())))
-    if opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in nodes):
-        opset.restore()
+    nodes = itertools.chain.from_iterable(map(all_nodes, parts))
+    if run.opset.raised_from and not any(node.op_type == "Attention" and node.domain == "" for node in nodes):
+        run.opset.restore()
     return 0

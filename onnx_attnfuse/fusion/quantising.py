@@ -38,15 +38,15 @@ def check_options(options: Options) -> None:
         raise MissingDependencyError(f"scales of a quantised cache are measured with onnxruntime; {remedy}")
 
 
-def quantise(run: Run) -> QuantisedCache | None:
-    """Quantises the cache of the model, where that is asked for; None where it is in the type of the model.
+def quantise(run: Run) -> int:
+    """Quantises the cache of the model, where that is asked for.
 
     Raises:
         OptionError: The file to calibrate with cannot be used.
     """
     options = run.options
     if options.kv_cache == "same":
-        return None
+        return 0
     from onnx_attnfuse.fusion.quantised_cache.quantise import quantise_cache
 
     options.progress("quantising the cache", len(run.sites), run.total)
@@ -55,7 +55,8 @@ def quantise(run: Run) -> QuantisedCache | None:
     if found.record is not None:
         shared = {site.name for site in run.shared.sites.values()}
         run.sites = [_told(site, found.record) if site.name in shared and site.op == INFO.name else site for site in run.sites]
-    return found.record
+    run.kv_cache = found.record
+    return found.record is not None
 
 
 def _told(site: SiteReport, record: QuantisedCache) -> SiteReport:

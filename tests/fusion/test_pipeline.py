@@ -10,7 +10,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.fusion import pass_context, pipeline
-from onnx_attnfuse.fusion.pass_context import Pass, PassContext
+from onnx_attnfuse.fusion.pass_context import ModelPass, Pass, PassContext
 from onnx_attnfuse.graph.snapshot import Snapshot
 from tests.fusion.test_containment import BERT, LAYERS, MODEL, same, x
 from tests.support.bundled import BUNDLED, name_of
@@ -40,7 +40,7 @@ def test_a_pass_that_reports_no_change_has_changed_nothing(path: Any, choice: st
             untrue.extend([item.name] if not changes and serialized(graph) != before else [])
             return changes
 
-        return item if item.once else dataclasses.replace(item, apply=apply)
+        return item if isinstance(item, ModelPass) else dataclasses.replace(item, apply=apply)
 
     monkeypatch.setattr(pipeline, "PASSES", tuple(map(watched, pipeline.PASSES)))
     report = onnx_attnfuse.explain(path, verify="none", **CHOICES[choice])
@@ -48,16 +48,35 @@ def test_a_pass_that_reports_no_change_has_changed_nothing(path: Any, choice: st
     assert not untrue
 
 
-@pytest.mark.parametrize("place", range(len(pipeline.PASSES)), ids=lambda place: pipeline.PASSES[place].name.replace(" ", "_"))
-def test_a_pass_that_fails_when_it_is_done_is_undone_and_told(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_pass(place: int, monkeypatch: pytest.MonkeyPatch) -> Pass:
+    """Lets one pass fail when it is done."""
     item = pipeline.PASSES[place]
 
-    def apply(graph: PassContext) -> int:
-        item.apply(graph)
+    def apply(subject: Any) -> int:
+        item.apply(subject)
         raise KeyError("on purpose")
 
     broken = dataclasses.replace(item, apply=apply)
     monkeypatch.setattr(pipeline, "PASSES", (*pipeline.PASSES[:place], broken, *pipeline.PASSES[place + 1 :]))
+    return item
+
+
+def places(*, must_succeed: bool) -> Any:
+    """A parameter for each pass that must succeed, or for each that need not."""
+    found = [place for place, item in enumerate(pipeline.PASSES) if item.must_succeed == must_succeed]
+    return pytest.mark.parametrize("place", found, ids=lambda place: pipeline.PASSES[place].name.replace(" ", "_"))
+
+
+@places(must_succeed=True)
+def test_a_pass_that_must_succeed_ends_the_run_where_it_fails(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_pass(place, monkeypatch)
+    with pytest.raises(KeyError, match="on purpose"):
+        onnx_attnfuse.optimize(parsed(MODEL))
+
+
+@places(must_succeed=False)
+def test_a_pass_that_fails_when_it_is_done_is_undone_and_told(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = break_pass(place, monkeypatch)
     before = parsed(MODEL)
     result = onnx_attnfuse.optimize(before)
     assert {(failure.subject, failure.message) for failure in result.report.failures} == {(item.name, "KeyError: 'on purpose'")}
