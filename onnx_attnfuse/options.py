@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from onnx_attnfuse.assumptions import Assumed
-from onnx_attnfuse.choices import Choices
+from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.operators import target_names
 from onnx_attnfuse.kernels.policy import Policy
+
+_Self = TypeVar("_Self", bound="Choices")
+
+
+class Choices:
+    """Base of dataclasses whose fields are options."""
+
+    def __new__(cls: type[_Self], *values: Any, **choices: Any) -> _Self:
+        """Options, whose fields the dataclass sets.
+
+        Raises:
+            OptionError: There is no field of such a name.
+        """
+        del values
+        names = [field.name for field in dataclasses.fields(cast("Any", cls))]
+        for name in choices:
+            if name not in names:
+                close = difflib.get_close_matches(name, names, n=1)
+                remedy = f"did you mean {close[0]!r}?" if close else f"choose {', '.join(names)}"
+                raise OptionError(f"{cls.__name__} has no field {name!r}; {remedy}")
+        return object.__new__(cls)
+
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` when a step begins, `total` 1, and while one of several parts goes on."""

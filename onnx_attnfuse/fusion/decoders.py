@@ -140,7 +140,7 @@ def finish(run: Run) -> int:
     if run.options.past_length and mask in {value.name for value in source.graph.inputs}:
         run.notes.append(f"'{mask}' tells the length of the cache, because the model has its own mask")
     elif run.options.past_length:
-        from onnx_attnfuse.fusion.shared_cache.past_length import told_by_number
+        from onnx_attnfuse.fusion.shared_cache.counted import told_by_number
 
         decoder = told_by_number(run.model, decoder)
         run.notes.append(f"'{decoder.past_length}' gives the length of the cache instead of '{mask}'")

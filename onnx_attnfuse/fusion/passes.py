@@ -35,7 +35,7 @@ from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.ort_settings import switches_for
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.report.log import log_site
+from onnx_attnfuse.report.lines import log_site
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.targets import packed
 

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays, terms
-from onnx_attnfuse.certify.arrays import Array, Unsupported
+from onnx_attnfuse.certify.arrays import Array, Index, Unsupported, elementwise
 from onnx_attnfuse.certify.meanings import elements, reductions
 from onnx_attnfuse.certify.meanings.call import Call
+from onnx_attnfuse.certify.meanings.elements import inverse
 from onnx_attnfuse.certify.prover import Prover
 from onnx_attnfuse.certify.smt import Obligation
-from onnx_attnfuse.certify.softmaxes import gathered, weight
+from onnx_attnfuse.certify.softmaxes import function, gathered, is_minus_infinity, weight
 from onnx_attnfuse.certify.solvers import Solver
-from onnx_attnfuse.certify.terms import ONE, Term, number
+from onnx_attnfuse.certify.terms import FALSE, ONE, Term, add, multiply, number, polynomial, subtract
 from onnx_attnfuse.language.decorators import Pattern
 from onnx_attnfuse.language.expression import Tensor
 from onnx_attnfuse.language.normal_form import kind_of, variants
-from onnx_attnfuse.testing.logarithms import exponential, logarithm
 
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 _FRONT = (terms.size("batch", positive=True), terms.size("heads", positive=True))
@@ -233,3 +233,64 @@ def _softmax(given: Sequence[Array]) -> Array:
         return weight(lambda key: scores.at(*at[:3], key), scores.shape[3], at[3], sink=sink)
 
     return Array(scores.shape, scores.dtype, read)
+
+
+def logarithm(data: Array) -> Array:
+    """The logarithm of each element.
+
+    Raises:
+        Unsupported: An element may be 0 or less.
+    """
+    return elementwise([data], data.dtype, _logarithm)
+
+
+def exponential(data: Array, plain: Array) -> Array:
+    """The exponential of each element; a logarithm that is added or subtracted becomes a factor or a divisor.
+
+    Args:
+        data: What is exponentiated.
+        plain: Its exponential, for elements without a logarithm.
+    """
+
+    def read(at: Index) -> Term:
+        return _factors(data.at(*at)) or plain.at(*at)
+
+    return Array(data.shape, data.dtype, read)
+
+
+def _logarithm(term: Term) -> Term:
+    if not _is_positive(term):
+        raise Unsupported("a logarithm of what may be 0")
+    return function("log", term)
+
+
+def _is_positive(term: Term) -> bool:
+    """Whether a number is positive: made of exponentials of numbers by sums and products alone. No axis of a formula is empty."""
+    parts = polynomial(term)
+    return bool(parts) and all(factor > 0 and all(map(_is_positive_atom, atoms)) for atoms, factor in parts.items())
+
+
+def _is_positive_atom(atom: Term) -> bool:
+    if atom.op == "sum":
+        return _is_positive(atom.args[1])
+    return atom.op == "function" and atom.data == "exp" and is_minus_infinity(atom.args[0]) is FALSE
+
+
+def _factors(term: Term) -> Term | None:
+    """exp(x ± log(y)) as exp(x) times or over y; None where there is no logarithm."""
+    if term.sort != "Real":
+        return None
+    found = [
+        (atoms[0], factor)
+        for atoms, factor in polynomial(term).items()
+        if len(atoms) == 1 and atoms[0].op == "function" and atoms[0].data == "log" and factor in {1, -1}
+    ]
+    if not found:
+        return None
+    rest = term
+    for atom, factor in found:
+        rest = subtract(rest, atom) if factor == 1 else add(rest, atom)
+    result = function("exp", rest)
+    for atom, factor in found:
+        result = multiply(result, atom.args[0] if factor == 1 else inverse(atom.args[0]))
+    return result

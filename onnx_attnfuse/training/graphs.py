@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from onnx_attnfuse.training.reporting import tell
+from onnx_attnfuse.training.report import tell
 
 if TYPE_CHECKING:
     import torch

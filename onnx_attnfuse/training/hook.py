@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from onnx_attnfuse.containment import Subject, failed
 from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.training.installed import ortmodule, torch_version
-from onnx_attnfuse.training.reporting import debug_level, tell
+from onnx_attnfuse.training.report import debug_level, tell
 from onnx_attnfuse.training.shape_inference import forgive
 from onnx_attnfuse.training.spellings import register as register_spellings
 

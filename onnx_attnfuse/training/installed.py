@@ -9,7 +9,7 @@ from types import ModuleType
 
 from onnx_attnfuse.errors import MissingDependencyError
 from onnx_attnfuse.training.newer_torch import mend_after_import, mend_before_import
-from onnx_attnfuse.training.reporting import tell
+from onnx_attnfuse.training.report import tell
 
 _NEEDED = "training needs onnxruntime-training 1.19.2 with torch 2.3 or newer (Python 3.8 to 3.11)"
 _REMEDY = 'run pip install "onnx-attnfuse[training]" in an environment of its own, then build ORTModule\'s C++ extensions'

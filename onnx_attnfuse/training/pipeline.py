@@ -28,9 +28,7 @@ from onnx_attnfuse.language.registry.discovery import load
 from onnx_attnfuse.options import Options
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.training.annotations import Annotations
 from onnx_attnfuse.training.backward import read_backward
-from onnx_attnfuse.training.buffers import Buffers
 from onnx_attnfuse.training.differentiable import check_differentiable
 from onnx_attnfuse.training.fully_masked_rows import treatment
 from onnx_attnfuse.training.kernels import KERNELS
@@ -40,7 +38,7 @@ from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
 from onnx_attnfuse.training.sdpa_fallback import KEPT
 from onnx_attnfuse.training.site import Dropout, TrainingSite, shape_in_words
-from onnx_attnfuse.training.stand_ins import StandIns
+from onnx_attnfuse.training.stand_ins import Annotations, Buffers, StandIns
 from onnx_attnfuse.verify.verifier import Verifier
 
 _IR_VERSION = 8

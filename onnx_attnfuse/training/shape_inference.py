@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from onnx_attnfuse.training.reporting import tell
+from onnx_attnfuse.training.report import tell
 
 
 def forgive(is_ours: Callable[[], bool]) -> None:

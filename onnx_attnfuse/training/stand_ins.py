@@ -6,16 +6,24 @@
     Where(sees, P, 0)            Identity(P), where `guarded_rows` finds that rows without a key are set to 0
 
 The stand-ins are taken out again where nothing was fused, so that what is left alone is left as it was.
+
+ONNX Runtime takes two lengths that meet in a broadcast for one, and writes that down: a mask of shape (b, 1, 1, t) is annotated
+as (b, 4, s, s). So the lengths of what users feed are unknown here, and everything else follows from the operators; only
+where those are not ONNX's own an annotation is all there is. Annotations come back when the graph has been read.
+
+A triangle in a buffer is read as causal only if its content is known. So the content is known while a graph is read, and what a
+fused attention owes to it is told, so that a step with other content is no step of that graph (`graphs`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.graph.constants import Array, attribute, is_standard
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.training.guarded_rows import Guard, PlainMasks, find_guard
 from onnx_attnfuse.training.operators import TRAINING, drops
@@ -92,3 +100,77 @@ def _is_last(node: ir.Node) -> bool:
     rank = None if node.inputs[0] is None or node.inputs[0].shape is None else len(node.inputs[0].shape)
     axis: int = attribute(node, "axis", 1)
     return axis == -1 or (rank is not None and axis % rank == rank - 1)
+
+
+class Annotations:
+    """The shapes that were taken out of a graph."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        """Takes the shapes out of the graph."""
+        self._kept: list[tuple[ir.Value, ir.Shape]] = []
+        for value in graph.inputs:
+            if value.shape is not None and not value.shape.is_static():
+                self._keep(value, ir.Shape([None] * len(value.shape)))
+        for node in graph:
+            for value in node.outputs if is_standard(node) else ():
+                self._keep(value, None)
+
+    def _keep(self, value: ir.Value, shape: ir.Shape | None) -> None:
+        if value.shape is not None:
+            self._kept.append((value, value.shape))
+            value.shape = shape
+
+    def restore(self) -> None:
+        """Puts the shapes back."""
+        for value, shape in self._kept:
+            value.shape = shape
+
+
+class Buffers:
+    """The buffers among the inputs of a graph, with initializers in their place while it is read."""
+
+    def __init__(self, graph: ir.Graph, contents: Mapping[str, Array]) -> None:
+        """Puts the initializers in.
+
+        Args:
+            graph: The graph.
+            contents: By the names of inputs, what they hold in every step.
+        """
+        self._graph = graph
+        self._inputs: dict[ir.Value, ir.Value] = {}
+        for value in graph.inputs:
+            array = contents.get(value.name or "")
+            if array is None:
+                continue
+            constant = ir.Value(name=f"{value.name}/constant", const_value=ir.tensor(array))
+            constant.type, constant.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+            graph.register_initializer(constant)
+            value.replace_all_uses_with(constant)
+            self._inputs[constant] = value
+
+    def behind(self, spec: AttentionSpec) -> tuple[str, ...]:
+        """The names of buffers whose content an attention was read with."""
+        operands = {source.indexed.value for operand in spec.operands() for source in operand}
+        found = [*spec.values(), *(value for node in spec.nodes for value in node.inputs if value is not None)]
+        pending = [value for value in found if value not in operands]
+        seen: set[ir.Value] = set()
+        while pending:
+            value = pending.pop()
+            if value in seen or value in operands:
+                continue
+            seen.add(value)
+            node = value.producer()
+            if node is not None and node.op_type != "Shape":
+                pending += _given(node.inputs)
+        return tuple(sorted(value.name or "" for constant, value in self._inputs.items() if constant in seen))
+
+    def restore(self) -> None:
+        """Makes inputs of them again."""
+        for constant, value in self._inputs.items():
+            constant.replace_all_uses_with(value)
+            self._graph.initializers.pop(constant.name or "", None)
+        self._inputs.clear()
+
+
+def _given(values: Iterable[ir.Value | None]) -> list[ir.Value]:
+    return [value for value in values if value is not None]

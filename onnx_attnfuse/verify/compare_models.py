@@ -22,13 +22,10 @@ from onnx_attnfuse.graph.dtypes import HALVES, largest
 from onnx_attnfuse.graph.facts import Dims, Facts
 from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.divergence import first_divergence
-from onnx_attnfuse.verify.input_kinds import kinds, slot_of
-from onnx_attnfuse.verify.input_values import as_its_kind
+from onnx_attnfuse.verify.input_kinds import as_its_kind, kinds, slot_of
 from onnx_attnfuse.verify.inputs import Array, InputCase, Pattern, case_groups, describe, feeds
-from onnx_attnfuse.verify.interface import check_interfaces
-from onnx_attnfuse.verify.largest_constant import reach_of
 from onnx_attnfuse.verify.model_result import Verification, finding
-from onnx_attnfuse.verify.model_session import Source, read, session
+from onnx_attnfuse.verify.model_session import Source, check_interfaces, read, session
 from onnx_attnfuse.verify.options import Trials
 from onnx_attnfuse.verify.quantised.record import read_record
 from onnx_attnfuse.verify.quantised.roundings import read_dequantised
@@ -36,6 +33,7 @@ from onnx_attnfuse.verify.quantised.stated_error import verify_quantised
 from onnx_attnfuse.verify.rounding import rounded
 from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, RuntimeRefusal, available
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
+from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from onnx_attnfuse.verify.tolerance import Comparison, ErrorBounds, compare
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, by_this_runtime, undecided

@@ -24,13 +24,12 @@ from onnx_attnfuse.graph.ops import CONTRIB
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.verify.crash_guard import is_dangerous
 from onnx_attnfuse.verify.inputs import Pattern
-from onnx_attnfuse.verify.largest_constant import reach_of
 from onnx_attnfuse.verify.run_cases import FIRST_CHOICES, CaseChoice, Trial, is_too_large
 from onnx_attnfuse.verify.runtime import Operators, available
 from onnx_attnfuse.verify.runtime_sizes import Tracer, largest
 from onnx_attnfuse.verify.shape_solver import PROFILES, Equalities, Values
 from onnx_attnfuse.verify.shortened_piece import smaller
-from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, with_factors
+from onnx_attnfuse.verify.subgraph import Subgraph, extract, is_fresh, reach_of, with_factors
 from onnx_attnfuse.verify.submodel import Functions, Keys
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT

@@ -16,8 +16,8 @@ from onnx_attnfuse.bench import run as bench_run
 from onnx_attnfuse.bench.compare import figures, run
 from onnx_attnfuse.bench.contenders import Contender, contenders
 from onnx_attnfuse.bench.inputs import Sample, fitting, sample
-from onnx_attnfuse.bench.isolated_attention import Alone, cut_attention
 from onnx_attnfuse.bench.process import Child, ChildError
+from onnx_attnfuse.bench.run import Alone, cut_attention
 from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph import io
 from onnx_attnfuse.kernels.limits import DeviceLimits

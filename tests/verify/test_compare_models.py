@@ -15,8 +15,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse import OptionError, verify_models
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.verify.input_kinds import InputKind, kinds
-from onnx_attnfuse.verify.input_values import as_its_kind
+from onnx_attnfuse.verify.input_kinds import InputKind, as_its_kind, kinds
 from onnx_attnfuse.verify.inputs import InputCase
 from onnx_attnfuse_cli.main import main
 from tests.support import small_models

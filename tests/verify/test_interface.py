@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from onnx_attnfuse.errors import ModelError
-from onnx_attnfuse.verify.interface import check_interfaces
+from onnx_attnfuse.verify.model_session import check_interfaces
 
 _MODEL = """<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
 decoder (float[b, s, 64] q, float[b, s, 64] k, float[b, s, 64] v, int32[b] last, int32 total,

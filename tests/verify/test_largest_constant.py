@@ -7,7 +7,7 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse.graph.io import from_any
-from onnx_attnfuse.verify.largest_constant import reach_of
+from onnx_attnfuse.verify.subgraph import reach_of
 
 WINDOW = """<ir_version: 10, opset_import: ["" : 20]>
 g (float[b, 2, s, 8] q, float[b, 2, s, 8] k, float[b, 2, s, 8] v) => (float[b, 2, s, 8] y)

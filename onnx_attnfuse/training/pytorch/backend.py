@@ -34,8 +34,7 @@ from onnx_attnfuse.training.pytorch.comparison import compare
 from onnx_attnfuse.training.pytorch.plan import Wishes
 from onnx_attnfuse.training.pytorch.reports import Captured, announce, keep
 from onnx_attnfuse.training.pytorch.trace import as_array, is_plain
-from onnx_attnfuse.training.report import TrainingReport
-from onnx_attnfuse.training.reporting import tell
+from onnx_attnfuse.training.report import TrainingReport, tell
 
 _KEPT = 8
 """How many versions of one graph are kept, for as many contents of its buffers."""

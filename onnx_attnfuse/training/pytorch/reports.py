@@ -8,8 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-from onnx_attnfuse.training.report import TrainingReport
-from onnx_attnfuse.training.reporting import tell
+from onnx_attnfuse.training.report import TrainingReport, tell
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from onnx_attnfuse.choices import Choices
+from onnx_attnfuse.options import Choices
 
 
 @dataclasses.dataclass(frozen=True)
