@@ -117,6 +117,14 @@ def subgraphs(node: ir.Node) -> Sequence[ir.Graph]:
     return graphs
 
 
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """The values that a node reads, those that its nested graphs read and give included."""
+    yield from (value for value in node.inputs if value is not None)
+    for nested in subgraphs(node):
+        yield from (value for inner in nested.all_nodes() for value in inner.inputs if value is not None)
+        yield from nested.outputs
+
+
 def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """The nodes of a graph, each followed by those of the graphs nested in it."""
     for node in graph:

@@ -6,11 +6,11 @@ that looking for one costs as much as what lies there: one attention, not all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.constants import reads, subgraphs
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 
@@ -52,7 +52,7 @@ class NodeOrder:
             if last in self._places:
                 pending.pop()
                 continue
-            read = [owner for value in _read(last) if (owner := self._owner(value.producer())) is not None and owner is not last]
+            read = [owner for value in reads(last) if (owner := self._owner(value.producer())) is not None and owner is not last]
             unknown = [owner for owner in read if owner not in self._places]
             if unknown:
                 pending += unknown
@@ -96,16 +96,8 @@ def is_sorted(graph: ir.Graph | ir.Function) -> bool:
     """Whether every node stands behind what it reads, nested graphs included."""
     before: set[ir.Node] = set()
     for node in graph:
-        producers = (value.producer() for value in _read(node))
+        producers = (value.producer() for value in reads(node))
         if any(producer is not None and producer.graph is graph and producer not in before for producer in producers):
             return False
         before.add(node)
     return True
-
-
-def _read(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node reads, in its nested graphs too."""
-    yield from (value for value in node.inputs if value is not None)
-    for nested in subgraphs(node):
-        yield from (value for inner in nested.all_nodes() for value in inner.inputs if value is not None)
-        yield from nested.outputs

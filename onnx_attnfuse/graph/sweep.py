@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.constants import reads, subgraphs
 
 
 def sweep(values: Iterable[ir.Value | None]) -> int:
@@ -25,9 +25,7 @@ def sweep(values: Iterable[ir.Value | None]) -> int:
         graph = node.graph
         if graph is None or any(output.is_graph_output() or output.uses() for output in node.outputs):
             continue
-        stack += [item for item in node.inputs if item is not None]
-        for nested in subgraphs(node):
-            stack += [item for inner in nested.all_nodes() for item in inner.inputs if item is not None]
+        stack += reads(node)
         graph.remove(node, safe=True)
         removed += 1
     return removed

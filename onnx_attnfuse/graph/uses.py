@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from onnx_attnfuse.graph.constants import is_standard
+from onnx_attnfuse.graph.constants import is_standard, reads, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, REARRANGES
 
 _VIEWS = REARRANGES | CASTS
@@ -42,18 +42,32 @@ def viewers(value: ir.Value) -> list[ir.Node]:
 
 def reads_input(value: ir.Value) -> bool:
     """Whether the elements of a value depend on what the graph is given at run time, and not on shapes and constants alone."""
-    pending, seen = [value], {value}
-    for item in pending:
-        node = item.producer()
-        if node is None:
-            if item.const_value is None or item.is_graph_input():
-                return True
-            continue
-        read = () if is_standard(node, *ASKS_SHAPE) else node.inputs
-        fresh = [part for part in read if part is not None and part not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return False
+    made_of = (item for item in sources([value], lambda _, node: not is_standard(node, *ASKS_SHAPE)) if item.producer() is None)
+    return any(item.const_value is None or item.is_graph_input() for item in made_of)
+
+
+def sources(values: Iterable[ir.Value], follows: Callable[[ir.Value, ir.Node], bool] = lambda _, __: True) -> Iterator[ir.Value]:
+    """Values, and all that they are computed from, each once, nearest first.
+
+    Args:
+        values: The values.
+        follows: Whether to go on from a value to what the node that computes it reads.
+    """
+    pending = list(dict.fromkeys(values))
+    seen = set(pending)
+    for value in pending:
+        yield value
+        node = value.producer()
+        if node is not None and follows(value, node):
+            fresh = [item for item in dict.fromkeys(reads(node)) if item not in seen]
+            seen.update(fresh)
+            pending += fresh
+
+
+def live(graph: ir.Graph | ir.Function, follows: Callable[[ir.Value, ir.Node], bool] = lambda _, __: True) -> set[ir.Node]:
+    """The nodes that the outputs of a graph need, those in branches and bodies too; `follows` is that of `sources`."""
+    found = {node for value in sources(graph.outputs, follows) if (node := value.producer()) is not None}
+    return {*found, *(inner for node in found for nested in subgraphs(node) for inner in nested.all_nodes())}
 
 
 def shape_nodes(value: ir.Value) -> Iterator[ir.Node]:

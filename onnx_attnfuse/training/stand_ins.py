@@ -25,6 +25,7 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph.constants import Array, attribute, is_standard
 from onnx_attnfuse.graph.sweep import sweep
+from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.training.guarded_rows import Guard, PlainMasks, find_guard
 from onnx_attnfuse.training.operators import TRAINING, drops
 
@@ -152,16 +153,7 @@ class Buffers:
         """The names of buffers whose content an attention was read with."""
         operands = {source.indexed.value for operand in spec.operands() for source in operand}
         found = [*spec.values(), *(value for node in spec.nodes for value in node.inputs if value is not None)]
-        pending = [value for value in found if value not in operands]
-        seen: set[ir.Value] = set()
-        while pending:
-            value = pending.pop()
-            if value in seen or value in operands:
-                continue
-            seen.add(value)
-            node = value.producer()
-            if node is not None and node.op_type != "Shape":
-                pending += _given(node.inputs)
+        seen = set(sources(found, lambda value, node: value not in operands and node.op_type != "Shape")) - operands
         return tuple(sorted(value.name or "" for constant, value in self._inputs.items() if constant in seen))
 
     def restore(self) -> None:
@@ -170,7 +162,3 @@ class Buffers:
             constant.replace_all_uses_with(value)
             self._graph.initializers.pop(constant.name or "", None)
         self._inputs.clear()
-
-
-def _given(values: Iterable[ir.Value | None]) -> list[ir.Value]:
-    return [value for value in values if value is not None]

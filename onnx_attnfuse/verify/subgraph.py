@@ -34,6 +34,7 @@ from onnx_attnfuse.graph.ops import (
     is_standard,
 )
 from onnx_attnfuse.graph.rounding import dequantizes, quantizes
+from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.reasons import Refused
 
 Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
@@ -217,17 +218,11 @@ class _Walk:
 
     def _values_read(self) -> set[ir.Value]:
         """All values of the piece but those that only a shape is wanted of, and that the shape is known of."""
-        found = set(self._results)
-        pending = list(self._results)
-        while pending:
-            value = pending.pop()
-            node = value.producer()
-            if node is None or self._end(value) is not None or (node.op_type in ASKS_SHAPE and self._is_plain(node.inputs[0])):
-                continue
-            fresh = [item for item in node.inputs if item is not None and item not in found]
-            found.update(fresh)
-            pending.extend(fresh)
-        return found
+
+        def follows(value: ir.Value, node: ir.Node) -> bool:
+            return self._end(value) is None and not (node.op_type in ASKS_SHAPE and self._is_plain(node.inputs[0]))
+
+        return set(sources(self._results, follows))
 
     def _is_plain(self, value: ir.Value | None) -> bool:
         """Whether this is an activation of a shape that is known from those of other values."""

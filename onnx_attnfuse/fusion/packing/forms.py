@@ -16,7 +16,7 @@ from onnx_attnfuse.fusion.packing.token_axes import Tokens, count_of, others
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
-from onnx_attnfuse.graph.uses import producer_of
+from onnx_attnfuse.graph.uses import producer_of, sources
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.packed import PackedResult, attend
@@ -151,15 +151,8 @@ def own_nodes(site: Site, inner: Collection[ir.Value] = ()) -> list[ir.Node]:
         Refused: Something that is no part of the attention computes with its operands too, or what it reads besides is packed.
     """
     given = {source.indexed.value for source in site.chosen}
-    above: set[ir.Node] = set()
-    pending: list[ir.Value | None] = [site.result.value]
-    while pending:
-        value = pending.pop()
-        node = None if value is None or value in given else value.producer()
-        if node is None or node in above:
-            continue
-        above.add(node)
-        pending += () if node.op_type in ASKS_SHAPE else node.inputs
+    within = sources([site.result.value], lambda value, node: value not in given and node.op_type not in ASKS_SHAPE)
+    above = {value.producer() for value in within if value not in given}
     own: dict[ir.Value, ir.Node] = {}
     known = _known_nodes(site)
     for node in producer_of(site.result.value).graph or ():

@@ -20,9 +20,9 @@ from onnx_attnfuse.fusion.packing.min_cut import least_cut
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens, read_marks
 from onnx_attnfuse.fusion.packing.tokenwise import Step
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
-from onnx_attnfuse.graph.constants import is_constant, subgraphs
+from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
-from onnx_attnfuse.graph.uses import producer_of
+from onnx_attnfuse.graph.uses import live, producer_of
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.packed import choose
 
@@ -246,11 +246,11 @@ class _Growing:
 
     def _walk_down(self, packed: set[ir.Value]) -> list[Step]:
         """The steps after the last attention that compute each token by itself, from packed tokens only."""
-        live = _live(self._graph, set(self._produced))
+        needed = live(self._graph, lambda value, node: value not in self._produced and node.op_type not in ASKS_SHAPE)
         known = {step.node for step in self._steps.values()}
         tail: list[Step] = []
         for node in self._graph:
-            if node not in live or node in known or node.op_type in ASKS_SHAPE:
+            if node not in needed or node in known or node.op_type in ASKS_SHAPE:
                 continue
             first = next((item for item in node.inputs if item in self._marks and item in self._late), None)
             if first is None:
@@ -264,7 +264,7 @@ class _Growing:
                 tail.append(step)
                 for output, own in zip(node.outputs, step.outputs, strict=False):
                     self._note(output, own)
-        self._live = live
+        self._live = needed
         return tail
 
     def _exits(self, tail: Sequence[Step]) -> tuple[set[ir.Value], dict[ir.Value, tuple[ir.Node, ...]]]:
@@ -350,21 +350,4 @@ def below(values: Iterable[ir.Value], graph: ir.Graph | ir.Function) -> set[ir.V
             fresh = [value for value in node.outputs if value not in found]
             found.update(fresh)
             pending += fresh
-    return found
-
-
-def _live(graph: ir.Graph | ir.Function, given: set[ir.Value]) -> set[ir.Node]:
-    """The nodes that are still needed where `given` are at hand and shapes are known otherwise."""
-    found: set[ir.Node] = set()
-    pending: list[ir.Value | None] = list(graph.outputs)
-    while pending:
-        value = pending.pop()
-        node = None if value is None or value in given else value.producer()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        if node.op_type not in ASKS_SHAPE:
-            pending += node.inputs
-        for nested in subgraphs(node):
-            pending += [item for inner in nested.all_nodes() for item in inner.inputs]
     return found

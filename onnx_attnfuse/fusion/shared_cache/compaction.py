@@ -9,7 +9,7 @@ known, stays outside and sees the order of the source.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,9 +17,10 @@ import onnx_ir as ir
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import attribute, is_standard, subgraphs
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib
+from onnx_attnfuse.graph.uses import live
 from onnx_attnfuse.kernels.operators import group_query_attention, rotary_embedding
 from onnx_attnfuse.reasons import Reason, Refused
 
@@ -207,13 +208,13 @@ class Compaction:
     def _readers(self) -> dict[ir.Value, list[ir.Node]]:
         """The values of the region that are read outside, in the source's order, and by whom."""
         graph = self._builder.graph
-        live = _live(graph)
+        needed = live(graph)
         found: dict[ir.Value, list[ir.Node]] = {}
         for value in self._marks:
             users = dict.fromkeys(
                 node
                 for node, place in value.uses()
-                if node in live and node.op_type not in ASKS_SHAPE and place not in self._members.get(node, {})
+                if node in needed and node.op_type not in ASKS_SHAPE and place not in self._members.get(node, {})
             )
             if any(node.graph is not graph for node in users):
                 raise Refused("control-flow", f"'{value.name}' is read in a branch or body")
@@ -265,22 +266,3 @@ class Compaction:
         index = builder.reshape(order, [tokens.batch, tokens.length, 1])
         found = builder.node("GatherND", [turned, index], {"batch_dims": 1}, dims=facts.dims(turned), dtype=dtype)
         return builder.transpose(found, [perm.index(axis) for axis in range(len(perm))])
-
-
-def _live(graph: ir.Graph | ir.Function) -> set[ir.Node]:
-    """The nodes that the outputs of a graph need, those in branches and bodies too."""
-    found: set[ir.Node] = set()
-    pending: list[ir.Value | None] = list(graph.outputs)
-    while pending:
-        value = pending.pop()
-        node = None if value is None else value.producer()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        pending += node.inputs
-        for nested in subgraphs(node):
-            inner: Iterable[ir.Node] = nested.all_nodes()
-            for item in inner:
-                found.add(item)
-                pending += item.inputs
-    return found

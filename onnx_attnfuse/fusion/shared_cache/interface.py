@@ -19,6 +19,7 @@ from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dim
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, RESHAPES
+from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.serving.layer_names import template
@@ -240,7 +241,7 @@ class Counting:
 
 def context_length(graph: ir.Graph, counting: Counting, facts: Facts) -> int | None:
     """The rows of the smallest table that is read by position; None where there is none."""
-    read = [table.shape[0] for table, index in _lookups(graph) if facts.rank(index) and _counts(_sources(index), counting, facts)]
+    read = [table.shape[0] for table, index in _lookups(graph) if facts.rank(index) and _counts(_made_of(index), counting, facts)]
     return min((rows for rows in read if isinstance(rows, int)), default=None)
 
 
@@ -248,9 +249,9 @@ def counts_alike(graph: ir.Graph, counting: Counting, facts: Facts) -> bool:
     """Whether a table is read, or an angle taken, at positions that all entries of a batch share."""
     if any(is_standard(node, "Slice") and _table(node.inputs[0]) and constant_tensor(node.inputs[1]) is None for node in graph):
         return True
-    indices = [_sources(index) for _, index in _lookups(graph)]
+    indices = [_made_of(index) for _, index in _lookups(graph)]
     counted = [found for found in indices if _counts(found, counting, facts)]
-    angles = [_sources(node.inputs[0]) for node in graph if is_standard(node, "Cos") and node.inputs[0] is not None]
+    angles = [_made_of(node.inputs[0]) for node in graph if is_standard(node, "Cos") and node.inputs[0] is not None]
     counted += [found for found in angles if counting.tokens not in found and _marks(found, counting)]
     return any(found.isdisjoint(counting.by_entry) for found in counted)
 
@@ -269,18 +270,9 @@ def _table(value: ir.Value | None) -> ir.TensorProtocol | None:
     return tensor if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) == _TABLE_RANK else None
 
 
-def _sources(value: ir.Value) -> set[ir.Value]:
+def _made_of(value: ir.Value) -> set[ir.Value]:
     """A value, and all that its elements are computed from; a size depends on no element."""
-    pending, seen = [value], set[ir.Value]()
-    while pending:
-        item = pending.pop()
-        if item in seen:
-            continue
-        seen.add(item)
-        node = item.producer()
-        if node is not None and not is_standard(node, *ASKS_SHAPE):
-            pending += [given for given in node.inputs if given is not None]
-    return seen
+    return set(sources([value], lambda _, node: not is_standard(node, *ASKS_SHAPE)))
 
 
 def _counts(found: set[ir.Value], counting: Counting, facts: Facts) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from onnx_attnfuse.attention.spec import AttentionSpec, mask_values
 from onnx_attnfuse.containment import Subject, contained
+from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.training.kernels.kernel import TrainingDevice
 from onnx_attnfuse.training.pytorch.decomposed_mha import open_calls
@@ -135,14 +136,15 @@ class _Run:
 
     def _is_trained(self, spec: AttentionSpec) -> bool:
         """Whether a gradient is asked for something that is added to the scores."""
-        return not self._traced.reached.isdisjoint(_above(mask_values(spec.mask), _may_have_a_gradient))
+        above = sources(mask_values(spec.mask), lambda value, _: _may_have_a_gradient(value))
+        return not self._traced.reached.isdisjoint(filter(_may_have_a_gradient, above))
 
     def _buffers(self, spec: AttentionSpec) -> Iterator[int]:
         """The buffers that decide what was read between the operands."""
         inside = set(spec.nodes)
         operands = {source.indexed.value for operand in spec.operands() for source in operand}
         beside = (value for node in spec.nodes for value in node.inputs if value is not None and value.producer() not in inside)
-        for value in _above(value for value in beside if value not in operands):
+        for value in sources(value for value in beside if value not in operands):
             if value in self._traced.constants:
                 yield self._traced.constants[value]
 
@@ -158,17 +160,3 @@ def _may_have_a_gradient(value: ir.Value) -> bool:
     node = value.producer()
     ends = node is not None and node.op_type == APART
     return not ends and (value.dtype is None or value.dtype.is_floating_point())
-
-
-def _above(values: Iterable[ir.Value], follow: Callable[[ir.Value], bool] = lambda _: True) -> set[ir.Value]:
-    """Values, and all that they are computed from, as far as they are to be followed."""
-    seen: set[ir.Value] = set()
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value in seen or not follow(value):
-            continue
-        seen.add(value)
-        node = value.producer()
-        pending += [] if node is None else [item for item in node.inputs if item is not None]
-    return seen
