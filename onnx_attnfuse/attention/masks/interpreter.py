@@ -12,21 +12,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks.expression import (
-    And,
-    Apply,
-    Choice,
-    Compare,
-    Element,
-    Expression,
-    Index,
-    Linear,
-    NonZero,
-    Not,
-    Number,
-    Or,
-    Truth,
-)
+from onnx_attnfuse.attention.masks import expression as ex
+from onnx_attnfuse.attention.masks.expression import Element, Expression, Index
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.thresholds import MASKS
 
@@ -55,28 +42,28 @@ class Evaluator:
             NotEvaluated: It cannot be evaluated.
         """
         match part:
-            case Linear():
+            case ex.Linear():
                 return self._linear(part)
             case Element():
                 return self._element(part)
-            case Number(value) | Truth(value):
+            case ex.Number(value) | ex.Truth(value):
                 return np.asarray(value)
-            case Compare(form, equal):
+            case ex.Compare(form, equal):
                 return self._linear(form) == 0 if equal else self._linear(form) <= 0
-            case NonZero(element):
+            case ex.NonZero(element):
                 return self._element(element) != 0
-            case Not(inner):
+            case ex.Not(inner):
                 return ~self.evaluate(inner)
-            case And(parts):
+            case ex.And(parts):
                 return functools.reduce(np.logical_and, map(self.evaluate, parts))
-            case Or(parts):
+            case ex.Or(parts):
                 return functools.reduce(np.logical_or, map(self.evaluate, parts))
-            case Choice(condition, chosen, other):
+            case ex.Choice(condition, chosen, other):
                 return np.where(self.evaluate(condition), self.evaluate(chosen), self.evaluate(other))
-            case Apply():
+            case ex.Apply():
                 return self._applied(part)
 
-    def _linear(self, form: Linear) -> Array:
+    def _linear(self, form: ex.Linear) -> Array:
         total = np.asarray(sizes.evaluate(form.offset, self.lengths))
         for atom, coefficient in form.terms:
             value = self.indices[atom.factor] if isinstance(atom, Index) else self._element(atom)
@@ -93,7 +80,7 @@ class Evaluator:
         )
         return np.asarray(value[inside])
 
-    def _applied(self, part: Apply) -> Array:
+    def _applied(self, part: ex.Apply) -> Array:
         function = _FUNCTIONS.get(part.op)
         if function is None:
             raise NotEvaluated(part.op)

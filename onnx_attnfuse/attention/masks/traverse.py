@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnx_attnfuse.attention.axes.factors import Factor
-from onnx_attnfuse.attention.masks.expression import (
-    And,
-    Apply,
-    Choice,
-    Compare,
-    Element,
-    Expression,
-    Index,
-    Linear,
-    NonZero,
-    Not,
-    Or,
-)
+from onnx_attnfuse.attention.masks import expression as ex
+from onnx_attnfuse.attention.masks.expression import Element, Expression, Index
 
 
 def walk(part: Expression) -> Iterator[Index | Element]:
     """Every index variable and read element, also inside the places where elements are read."""
     match part:
-        case Linear(terms):
+        case ex.Linear(terms):
             for atom, _ in terms:
                 if isinstance(atom, Element):
                     yield from walk(atom)
@@ -39,11 +28,11 @@ def walk(part: Expression) -> Iterator[Index | Element]:
 def parts_of(part: Expression) -> tuple[Expression, ...]:
     """The operands of an expression; none for an index form, a read element, a number or a truth value."""
     match part:
-        case NonZero(inner) | Compare(inner) | Not(inner):
+        case ex.NonZero(inner) | ex.Compare(inner) | ex.Not(inner):
             return (inner,)
-        case Choice(condition, chosen, other):
+        case ex.Choice(condition, chosen, other):
             return condition, chosen, other
-        case Apply(_, parts) | And(parts) | Or(parts):
+        case ex.Apply(_, parts) | ex.And(parts) | ex.Or(parts):
             return parts
         case _:
             return ()

@@ -19,21 +19,8 @@ import onnx_ir as ir
 import torch
 
 from onnx_attnfuse.attention.axes.factors import Factor, leaves, length
-from onnx_attnfuse.attention.masks.expression import (
-    And,
-    Apply,
-    Choice,
-    Compare,
-    Element,
-    Expression,
-    Index,
-    Linear,
-    NonZero,
-    Not,
-    Number,
-    Or,
-    Truth,
-)
+from onnx_attnfuse.attention.masks import expression as ex
+from onnx_attnfuse.attention.masks.expression import Element, Expression, Index
 from onnx_attnfuse.attention.masks.traverse import parts_of
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.graph import sizes
@@ -47,7 +34,7 @@ if TYPE_CHECKING:
 Program: TypeAlias = "tuple[Any, ...]"
 _LETTERS = "bnij"
 _WIDE = frozenset([torch.int32, torch.int64])
-_NAMES = {NonZero: "nonzero", Not: "not", And: "and", Or: "or", Choice: "where"}
+_NAMES = {ex.NonZero: "nonzero", ex.Not: "not", ex.And: "and", ex.Or: "or", ex.Choice: "where"}
 
 
 class Compiler:
@@ -72,23 +59,23 @@ class Compiler:
             Refused: It applies an operator that programs lack, or a length that operands do not tell.
         """
         match part:
-            case Linear():
+            case ex.Linear():
                 return self._sum(part)
             case Element(value, at):
                 return ("read", self._number(value), *map(self.program, at))
-            case Number(value) | Truth(value):
+            case ex.Number(value) | ex.Truth(value):
                 return ("number", value)
-            case Compare(form, equal):
+            case ex.Compare(form, equal):
                 left, right = _sides(form)
                 return ("eq" if equal else "le", self._sum(left), self._sum(right))
-            case Apply(op, arguments):
+            case ex.Apply(op, arguments):
                 if op not in _APPLIED:
                     raise Refused("unreadable-mask", f"the mask applies {op}, which has no program")
                 return (op, *map(self.program, arguments))
             case _:
                 return (_NAMES[type(part)], *map(self.program, parts_of(part)))
 
-    def _sum(self, form: Linear) -> Program:
+    def _sum(self, form: ex.Linear) -> Program:
         terms = [(self._length(factor), self._atom(atom)) for atom, factor in form.terms]
         if form.offset == 0 and [factor for factor, _ in terms] == [1] and isinstance(form.terms[0][0], Index):
             return terms[0][1]
@@ -129,13 +116,13 @@ class Compiler:
         return factors[0] if len(factors) == 1 else ("product", *factors)
 
 
-def _sides(form: Linear) -> tuple[Linear, Linear]:
+def _sides(form: ex.Linear) -> tuple[ex.Linear, ex.Linear]:
     """A form that is compared with 0 as two that are compared with each other, without what is certainly negative."""
     right = tuple((atom, -factor) for atom, factor in form.terms if isinstance(factor, int) and factor < 0)
     left = tuple((atom, factor) for atom, factor in form.terms if not isinstance(factor, int) or factor >= 0)
     if isinstance(form.offset, int):
-        return Linear(left), Linear(right, -form.offset)
-    return Linear(left, form.offset), Linear(right)
+        return ex.Linear(left), ex.Linear(right, -form.offset)
+    return ex.Linear(left, form.offset), ex.Linear(right)
 
 
 def uses(program: Any, letter: str) -> bool:
