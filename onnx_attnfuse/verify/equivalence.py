@@ -76,6 +76,18 @@ class _Graph:
         return itertools.chain(first, told, self._free.assignments(dims, PROFILES[FIRST_CHOICES:]))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """The graph that a piece is of, and what is asked of the piece."""
+
+    pairs: int
+    """How many results there are of either side."""
+    facts: Facts
+    opsets: Mapping[str, int]
+    functions: Functions
+    empty: frozenset[str]
+
+
 class EquivalenceChecker:
     """Judges pieces, equal ones once."""
 
@@ -129,52 +141,36 @@ class EquivalenceChecker:
             weights = sum(sizes.evaluate(sizes.product(item.dims), {}) for item in subgraph.inputs if item.role == "weight")
             if weights > _MAX_WEIGHT_ELEMENTS:
                 return undecided(f"weights of {weights} elements are too large to judge by")
-            return self._judged(subgraph, len(pairs), facts, opsets, functions or {}, empty)
+            return self._judged(subgraph, _Origin(len(pairs), facts, opsets, functions or {}, empty))
         except Refused as refused:
             return undecided(str(refused.reason))
         except ProcessDied as died:
             return undecided(str(died))
 
-    def _judged(
-        self,
-        subgraph: Subgraph,
-        pairs: int,
-        facts: Facts,
-        opsets: Mapping[str, int],
-        functions: Functions,
-        empty: frozenset[str],
-    ) -> Verdict:
-        graph = self._graphs.get(facts)
+    def _judged(self, subgraph: Subgraph, origin: _Origin) -> Verdict:
+        graph = self._graphs.get(origin.facts)
         if graph is None:
-            graph = self._graphs[facts] = _Graph(facts, opsets, self._lengths)
-        choices = graph.choices(subgraph, empty)
+            graph = self._graphs[origin.facts] = _Graph(origin.facts, origin.opsets, self._lengths)
+        choices = graph.choices(subgraph, origin.empty)
         first = list(itertools.islice(choices, FIRST_CHOICES))
-        key = pairs, *self._keys.key(subgraph, [choice.shapes for choice in first], opsets)
+        key = origin.pairs, *self._keys.key(subgraph, [choice.shapes for choice in first], origin.opsets)
         if key not in self._verdicts and first and all(map(is_too_large, first)):
-            self._verdicts[key] = self._on_less(subgraph, pairs, facts, opsets, functions, empty)
+            self._verdicts[key] = self._on_less(subgraph, origin)
         if key not in self._verdicts:
-            examiner = _Examiner(subgraph, pairs, facts, {**opsets, CONTRIB: 1}, functions, self._operators, rounded=self._rounds)
+            examiner = _Examiner(subgraph, origin, self._operators, rounded=self._rounds)
             self._verdicts[key] = by_this_runtime(examiner.verdict(itertools.chain(first, choices)))
         return self._verdicts[key]
 
-    def _on_less(
-        self,
-        subgraph: Subgraph,
-        pairs: int,
-        facts: Facts,
-        opsets: Mapping[str, int],
-        functions: Functions,
-        empty: frozenset[str],
-    ) -> Verdict:
+    def _on_less(self, subgraph: Subgraph, origin: _Origin) -> Verdict:
         """The verdict on a piece that is too large to be run, by one of the same structure with shorter axes."""
         lengths: list[int] = []
-        for length, piece, known in smaller(subgraph, facts.assumed):
+        for length, piece, known in smaller(subgraph, origin.facts.assumed):
             lengths.append(length)
-            graph = _Graph(known, opsets, self._lengths)
-            choices = list(itertools.islice(graph.choices(piece, empty), FIRST_CHOICES))
+            graph = _Graph(known, origin.opsets, self._lengths)
+            choices = list(itertools.islice(graph.choices(piece, origin.empty), FIRST_CHOICES))
             if not choices or all(map(is_too_large, choices)):
                 continue
-            examiner = _Examiner(piece, pairs, known, {**opsets, CONTRIB: 1}, functions, self._operators, rounded=self._rounds)
+            examiner = _Examiner(piece, dataclasses.replace(origin, facts=known), self._operators, rounded=self._rounds)
             verdict = by_this_runtime(examiner.verdict(choices))
             shorter = f"axes of {', '.join(map(str, lengths))} judged shorter"
             if not verdict.equal and verdict.undecided is None:
@@ -187,24 +183,14 @@ class EquivalenceChecker:
 class _Examiner:
     """Judges one piece in every precision it takes."""
 
-    def __init__(
-        self,
-        subgraph: Subgraph,
-        pairs: int,
-        facts: Facts,
-        opsets: Mapping[str, int],
-        functions: Functions,
-        operators: Operators,
-        *,
-        rounded: bool,
-    ) -> None:
+    def __init__(self, subgraph: Subgraph, origin: _Origin, operators: Operators, *, rounded: bool) -> None:
         self._rounded = rounded
         self._without_rows: tuple[Pattern, ...] = ("empty", "left", "holes", "index") if rounded else ("empty", "left")
         """Patterns with rows that float32 and float16 may differ in, as they have no key."""
-        self._dtypes = {facts.dtype(value) for node in subgraph.nodes for value in node.outputs} | {
-            item.dtype for item in subgraph.inputs
-        }
-        self._trial = functools.partial(Trial, subgraph, pairs, facts, opsets, functions, operators=operators)
+        inner = {origin.facts.dtype(value) for node in subgraph.nodes for value in node.outputs}
+        self._dtypes = inner | {item.dtype for item in subgraph.inputs}
+        fixed = origin.pairs, origin.facts, {**origin.opsets, CONTRIB: 1}, origin.functions
+        self._trial = functools.partial(Trial, subgraph, *fixed, operators=operators)
 
     def verdict(self, choices: Iterable[CaseChoice]) -> Verdict:
         """The verdict; of `choices` no more are made than needed."""
