@@ -15,9 +15,8 @@ from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.transforms.decompose.decompose import spell_out
+from onnx_attnfuse.transforms.decompose.decompose import is_fused, spell_out
 from onnx_attnfuse.transforms.decompose.norms import gives_sum, is_skip_norm, is_standard_norm, spell_out_norm
-from onnx_attnfuse.transforms.decompose.operators import is_fused
 
 _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 

@@ -18,8 +18,7 @@ from onnx_attnfuse.fusion.commit import check_apart, check_lengths, check_shape_
 from onnx_attnfuse.fusion.foreign import why_foreign
 from onnx_attnfuse.fusion.plan import Plan, PlanContext, assumed_of
 from onnx_attnfuse.fusion.plan_policy import preferred_plans
-from onnx_attnfuse.fusion.report_kernel import kernel_of, kernel_of_forecast
-from onnx_attnfuse.fusion.report_site import as_wanted, kept, unfused
+from onnx_attnfuse.fusion.report_site import as_wanted, kept, kernel_of, kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.runtime_dispatch import Guards
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.uses import label

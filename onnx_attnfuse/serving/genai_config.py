@@ -20,8 +20,7 @@ from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.graph.staging import staged
 from onnx_attnfuse.kernels import providers
 from onnx_attnfuse.kernels.ort_settings import Session
-from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes
-from onnx_attnfuse.serving.layer_names import template
+from onnx_attnfuse.serving.decoder import ServedDecoder, StepSizes, template
 
 FILE = "genai_config.json"
 ENCODER = "encoder.onnx"

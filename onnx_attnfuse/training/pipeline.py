@@ -36,8 +36,8 @@ from onnx_attnfuse.training.kernels.kernel import Demand, TrainingDevice, Traini
 from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
-from onnx_attnfuse.training.sdpa_fallback import KEPT
 from onnx_attnfuse.training.site import Dropout, TrainingSite, shape_in_words
+from onnx_attnfuse.training.spellings import KEPT
 from onnx_attnfuse.training.stand_ins import Annotations, Buffers, StandIns
 from onnx_attnfuse.verify.verifier import Verifier
 

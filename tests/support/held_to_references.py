@@ -24,7 +24,7 @@ import onnx
 import onnxruntime
 
 from onnx_attnfuse.bench.conformance.drawing import Array, Case
-from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.run import feeds_of, model_of
 from onnx_attnfuse.verify.runtime import Reference
 from onnx_attnfuse.verify.tolerance import LOOSE, TIGHT, Comparison, compare
 from tests.support.reference_cases import cases

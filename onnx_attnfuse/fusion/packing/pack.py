@@ -10,8 +10,8 @@ import onnx_ir as ir
 from onnx_attnfuse.attention.masks.classify import Meaning, understand
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
+from onnx_attnfuse.fusion.packing.build_region import attended_in, note, packed_params, packed_report
 from onnx_attnfuse.fusion.packing.packer import OperatorPacker
-from onnx_attnfuse.fusion.packing.report import attended_in, note, packed_params, packed_report
 from onnx_attnfuse.fusion.plan import PlanContext
 from onnx_attnfuse.fusion.plan_policy import refuse_packed
 from onnx_attnfuse.fusion.report_site import unfused

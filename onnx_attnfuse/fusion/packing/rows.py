@@ -20,13 +20,11 @@ from onnx_attnfuse.attention.masks.traverse import index_factors
 from onnx_attnfuse.attention.masks.visible_diagonal import rows_see_themselves
 from onnx_attnfuse.attention.match.candidates import Candidate, anchor_of
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.packing.build_region import PackedRegion
+from onnx_attnfuse.fusion.packing.build_region import PackedRegion, note
 from onnx_attnfuse.fusion.packing.forms import AttentionForm, RowsForm, own_nodes
-from onnx_attnfuse.fusion.packing.masked_rows import MaskedRows
 from onnx_attnfuse.fusion.packing.packer import Packer
-from onnx_attnfuse.fusion.packing.padding_rows import Around, read_padding_rows
+from onnx_attnfuse.fusion.packing.padding_rows import Around, MaskedRows, read_padding_rows
 from onnx_attnfuse.fusion.packing.region import Region
-from onnx_attnfuse.fusion.packing.report import note
 from onnx_attnfuse.fusion.plan import PlanContext
 from onnx_attnfuse.fusion.site import SiteFuser
 from onnx_attnfuse.graph.build import Builder

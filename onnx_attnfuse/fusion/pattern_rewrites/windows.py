@@ -12,7 +12,7 @@ from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.operators import onnx_attention
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.transforms.decompose.operators import exact_body
+from onnx_attnfuse.transforms.decompose.decompose import exact_body
 
 _NAME = "window of Attention"
 

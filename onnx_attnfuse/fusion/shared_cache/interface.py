@@ -21,8 +21,7 @@ from onnx_attnfuse.graph.facts_view import Dim
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, RESHAPES
 from onnx_attnfuse.graph.uses import sources
 from onnx_attnfuse.reasons import Refused
-from onnx_attnfuse.serving.decoder import ServedDecoder
-from onnx_attnfuse.serving.layer_names import template
+from onnx_attnfuse.serving.decoder import ServedDecoder, template
 from onnx_attnfuse.targets.layout import shared_heads
 from onnx_attnfuse.verify.input_kinds import kinds
 

@@ -22,7 +22,6 @@ from onnx_attnfuse.attention.match.cache import appending
 from onnx_attnfuse.attention.match.candidates import find_candidates
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
-from onnx_attnfuse.fusion.shared_cache.inputs import new_input
 from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
 from onnx_attnfuse.fusion.shared_cache.static import behind, is_static, outputs_of
@@ -33,7 +32,7 @@ from onnx_attnfuse.graph.edit import answer_shapes
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import GATHERS, REARRANGES, SLICES
 from onnx_attnfuse.graph.scopes import all_names, scopes
-from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.cache import cache_layout
@@ -265,3 +264,16 @@ def turn(graph: ir.Graph, builder: Builder, turned: Sequence[Buffer]) -> None:
         graph.inputs[list(graph.inputs).index(given)] = new
         new.name, given.name = given.name, None
         graph.outputs[list(graph.outputs).index(result)] = builder.transpose(result, buffer.result_order)
+
+
+def new_input(builder: Builder, given: ir.Value, dims: Sequence[Dim]) -> ir.Value:
+    """An input with what another holds, of which sizes are asked from now on; whoever asks for it puts it into the graph."""
+    facts = builder.facts
+    noted = dict(zip(facts.dims(given) or (), given.shape or (), strict=False))
+    shape = ir.Shape([dim if isinstance(dim, int) else noted.get(dim, str(dim)) for dim in dims])
+    new = ir.Value(name=builder.name(f"{given.name}_laid_out"), shape=shape, type=given.type)
+    facts.record(new, dims, facts.dtype(given))
+    for axis, dim in enumerate(dims):
+        if isinstance(dim, Size) and len(dim.atoms) == 1 and facts.origins.get(dim.atoms[0].key, (None, 0))[0] is given:
+            facts.origins[dim.atoms[0].key] = (new, axis)
+    return new

@@ -24,8 +24,7 @@ from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.fusion.commit import check_lengths
 from onnx_attnfuse.fusion.packing.token_axes import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
-from onnx_attnfuse.fusion.report_kernel import kernel_of_forecast
-from onnx_attnfuse.fusion.report_site import unfused
+from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
 from onnx_attnfuse.fusion.shared_cache.counted import PositionTables, counted

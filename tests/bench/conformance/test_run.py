@@ -12,7 +12,7 @@ from onnx_attnfuse.bench.conformance import child, installed, packed, run, spell
 from onnx_attnfuse.bench.conformance.forms import forms, operators
 from onnx_attnfuse.bench.conformance.inputs import case_of, spread
 from onnx_attnfuse.bench.conformance.installed import Installed, find
-from onnx_attnfuse.bench.conformance.models import feeds_of, model_of
+from onnx_attnfuse.bench.conformance.run import feeds_of, model_of
 from onnx_attnfuse.bench.conformance.summary import failures, lines
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.kernels.conformance import Conformance, Form, Outcome
