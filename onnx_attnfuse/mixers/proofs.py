@@ -20,10 +20,10 @@ from onnx_attnfuse.certify.smt import Obligation
 from onnx_attnfuse.certify.terms import ONE, ZERO, Term, size
 from onnx_attnfuse.graph.constants import constant_array, is_constant
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REARRANGES, REPEATS, SLICES, is_standard
+from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, ELEMENTWISE, GATHERS, REARRANGES, REDUCTIONS, REPEATS, SLICES, is_standard
 
 Ends = Callable[[ir.Value], bool]
-_LIGHT = ASKS_SHAPE | CASTS | ELEMENTWISE | GATHERS | REARRANGES | REPEATS | SLICES | {"Softplus", "Concat"}
+_LIGHT = ASKS_SHAPE | CASTS | ELEMENTWISE | GATHERS | REARRANGES | REDUCTIONS | REPEATS | SLICES | {"Softplus", "Concat"}
 
 
 class _NoSolver:
