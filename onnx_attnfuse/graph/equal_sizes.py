@@ -6,8 +6,10 @@ solved([(total, past + seq), (past_1, past_0)], ["seq", "past_0", "past_1", "tot
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.sizes import Dim, Size
@@ -56,6 +58,20 @@ def _divided(term: Dim, divisor: int) -> Dim:
     quotient = sizes.exact_quotient(term, divisor)
     assert quotient is not None
     return quotient
+
+
+def said(same: Iterable[Sequence[str]], names: Sequence[str]) -> Iterator[tuple[Dim, Dim]]:
+    """The sizes of inputs that the caller says are equal, by patterns of their names."""
+    for patterns in same:
+        equal = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+        yield from itertools.pairwise(map(sizes.symbol, equal))
+
+
+def have_new_positions(pair: tuple[Dim, Dim]) -> bool:
+    """Whether two lengths are both sums of sizes, and have one of these in common, as earlier and new positions together do."""
+    one, other = (sizes.summands(dim) for dim in pair)
+    sums = all(len(terms) > 1 and all(isinstance(term, Size) for term in terms) for terms in (one, other))
+    return sums and not set(one).isdisjoint(other)
 
 
 def with_equal(numbers: Mapping[str, int], equal: Mapping[str, Dim]) -> dict[str, int]:

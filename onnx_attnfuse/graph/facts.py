@@ -12,8 +12,6 @@ back to the annotation, and then to a fresh symbol that remembers which axis of 
 from __future__ import annotations
 
 import copy
-import fnmatch
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -23,8 +21,9 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
-from onnx_attnfuse.graph.equal_sizes import solved, with_equal
+from onnx_attnfuse.graph.equal_sizes import have_new_positions, said, solved, with_equal
 from onnx_attnfuse.graph.facts_view import Content, Dims
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
@@ -45,6 +44,7 @@ class Facts:
         graph: ir.Graph | ir.Function,
         inputs: Sequence[tuple[Dims | None, ir.DataType | None]] = (),
         assumed: Assumed = Assumed(),  # noqa: B008 - frozen
+        calls: Calls | None = None,
     ) -> None:
         """Reads a graph.
 
@@ -52,8 +52,9 @@ class Facts:
             graph: Nodes in topological order.
             inputs: Shape and type of its inputs where the graph itself does not tell, as in functions.
             assumed: What is taken for granted of the model.
+            calls: What the functions return that nodes call.
         """
-        self.assumed = assumed
+        self.assumed, self._calls = assumed, calls
         self.opset: int = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
         """The version of the standard's operators."""
         self._equal: dict[str, Dim] = {}
@@ -71,7 +72,7 @@ class Facts:
         """Sizes of inputs that follow from others by what has been read, and are not known to yet; fewer each time."""
         shapes = [self._dims.get(value, ()) for value in graph.inputs]
         names = list(dict.fromkeys(name for dims in shapes for dim in dims for name in sorted(sizes.symbols(dim))))
-        if found := solved(self._given(names), names):
+        if found := solved(said(self.assumed.same, names), names):
             return found
         if found := solved((pair for pair, rests in self._enforced.items() if not rests), names):
             return found
@@ -79,15 +80,9 @@ class Facts:
         self._fitted.update(found, *map(sizes.symbols, found.values()))
         if found:
             return found
-        found = solved(filter(_have_new_positions, self._met), names) if self.assumed.equal_pasts else {}
+        found = solved(filter(have_new_positions, self._met), names) if self.assumed.equal_pasts else {}
         self._one_past.update(found, *map(sizes.symbols, found.values()))
         return found
-
-    def _given(self, names: Iterable[str]) -> Iterator[tuple[Dim, Dim]]:
-        """The sizes of inputs that the caller says are equal."""
-        for patterns in self.assumed.same:
-            equal = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-            yield from itertools.pairwise(map(sizes.symbol, equal))
 
     def _begin(self, graph: ir.Graph | ir.Function, inputs: Sequence[tuple[Dims | None, ir.DataType | None]]) -> None:
         """Reads the graph, from nothing but which sizes are equal."""
@@ -97,6 +92,7 @@ class Facts:
         self._made: dict[str, object] = {}
         self.origins: dict[str, tuple[ir.Value, int]] = {}
         """For each symbol's name a value and the axis of it that has this length."""
+        self._fresh: dict[tuple[ir.Value, int], Size] = {}
         self.equalities: dict[tuple[Dim, Dim], None] = {}
         """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
         self._shared: Counter[str] = Counter()
@@ -106,8 +102,8 @@ class Facts:
         """Pairs of lengths that are equal where masks fit."""
         self._met: dict[tuple[Dim, Dim], None] = {}
         """The pairs of `equalities` that do not meet in a branch only."""
-        self._depth = 0
-        """How many graphs are around the one that is read: what a branch enforces holds only where it runs."""
+        self._nested: list[dict[tuple[Dim, Dim], bool]] = []
+        """The pairs of `_enforced` of each nested graph that is being read: what one enforces holds only where it runs."""
         self._spans: set[Dim] = set()
         self._spreads: dict[Dim, set[Dim]] = {}
         """For a length those others that meet it where operands broadcast, so that they may be 1 where it is not."""
@@ -196,16 +192,19 @@ class Facts:
         if left == right or 1 in {left, right} or (isinstance(left, int) and isinstance(right, int)):
             return
         self.equalities.setdefault((left, right))
-        if not self._depth:
+        if not self._nested:
             self._met.setdefault((left, right))
 
     def enforce(self, left: Dim, right: Dim) -> None:
         """Notes that two lengths are equal whenever the graph runs, as no operator repeats here."""
         self.meet(left, right)
-        if left != right and not self._depth:
-            rests_on_masks = bool(self.shorter(left) or self.shorter(right))
-            for pair in ((left, right), (right, left)):
-                self._enforced.setdefault(pair, rests_on_masks)
+        if left != right:
+            self._note(left, right, rests_on_masks=bool(self.shorter(left) or self.shorter(right)))
+
+    def _note(self, left: Dim, right: Dim, *, rests_on_masks: bool) -> None:
+        noted = self._nested[-1] if self._nested else self._enforced
+        for pair in ((left, right), (right, left)):
+            noted.setdefault(pair, rests_on_masks)
 
     def contract(self, left: Dim, right: Dim) -> None:
         """Notes that a product sums along two lengths, which are equal unless one was repeated on its way."""
@@ -213,12 +212,12 @@ class Facts:
             self.enforce(left, right)
             return
         self.meet(left, right)
-        if _have_new_positions((left, right)):
+        if have_new_positions((left, right)):
             self.fit(left, right)
 
     def fit(self, left: Dim, right: Dim) -> None:
         """Notes two lengths that are equal where masks are as long as what they are meant for."""
-        if left != right and not self._depth:
+        if left != right and not self._nested:
             self._fits.setdefault((left, right))
 
     def same(self, left: Dim, right: Dim) -> bool:
@@ -239,6 +238,10 @@ class Facts:
         """The lengths that meet `size` where operands broadcast: each may be 1 where it is not."""
         return {dim for dim in self._spreads.get(size, ()) if not self.same(dim, size)}
 
+    def is_spread(self, dim: Dim) -> bool:
+        """Whether `dim` meets another length where operands broadcast."""
+        return any(dim == size or dim in others for size, others in self._spreads.items())
+
     def is_shorter(self, dim: Dim, size: Dim) -> bool:
         """Whether `dim` meets `size` where operands broadcast, so that it may be 1 where `size` is not."""
         return dim in self._spreads.get(size, ()) and not self.same(dim, size)
@@ -251,9 +254,13 @@ class Facts:
 
     def fresh(self, value: ir.Value, axis: int) -> Size:
         """A symbol for the unknown length of one axis."""
-        name = f"{value.name}.{axis}"
-        self.origins.setdefault(name, (value, axis))
-        return sizes.symbol(name)
+        if (value, axis) not in self._fresh:
+            name = f"{value.name}.{axis}"
+            while name in self.origins:  # the values of two branches may have one name
+                name += "'"
+            self.origins[name] = (value, axis)
+            self._fresh[value, axis] = sizes.symbol(name)
+        return self._fresh[value, axis]
 
     def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
         """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
@@ -268,15 +275,19 @@ class Facts:
 
     def learn(self, node: ir.Node) -> None:
         """Reads a node, again if what is known of its inputs has changed."""
+        enforced: list[dict[tuple[Dim, Dim], bool]] = []
         for nested in subgraphs(node):
             for value in nested.inputs:
                 self._set_from_annotation(value)
-            self._depth += 1
+            self._nested.append({})
             if is_standard(node, "Loop") and any(value.shape is None for value in nested.inputs[2:]):
                 self._read_loop(node, nested)
             else:
                 self._read(nested)
-            self._depth -= 1
+            enforced.append(self._nested.pop())
+        if is_standard(node, "If") and enforced:
+            for pair in (pair for pair in enforced[0] if all(pair in other for other in enforced)):
+                self._note(*pair, rests_on_masks=any(other[pair] for other in enforced))
         self._read_node(node, readable=read_as(node)[0] in _DOMAINS and not has_unknown_attribute(node))
 
     def _read_loop(self, node: ir.Node, body: ir.Graph) -> None:
@@ -320,6 +331,10 @@ class Facts:
 
     def _read_node(self, node: ir.Node, *, readable: bool) -> None:
         shapes: Sequence[Dims | None] = self._ruled(shape_rule(node) if readable else None, node) or ()
+        if self._calls is not None and (called := self._calls.results(node, self)):
+            shapes = [dims for dims, _ in called]
+            types = zip(node.outputs, (dtype for _, dtype in called), strict=False)
+            self._dtypes.update((value, dtype) for value, dtype in types if dtype is not None)
         for index, output in enumerate(node.outputs):
             dtype = output.dtype or (infer_dtype(node, index, self) if readable else None)
             if dtype is not None:
@@ -382,10 +397,3 @@ class Facts:
         for axis, dim in enumerate(dims):
             if isinstance(dim, Size) and len(dim.atoms) == 1 and dim.factor == 1:
                 self.origins.setdefault(dim.atoms[0].key, (value, axis))
-
-
-def _have_new_positions(pair: tuple[Dim, Dim]) -> bool:
-    """Whether two lengths are both sums of sizes, and have one of these in common, as earlier and new positions together do."""
-    one, other = (sizes.summands(dim) for dim in pair)
-    sums = all(len(terms) > 1 and all(isinstance(term, Size) for term in terms) for terms in (one, other))
-    return sums and not set(one).isdisjoint(other)

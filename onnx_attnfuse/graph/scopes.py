@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import all_nodes, subgraphs
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
@@ -38,12 +39,13 @@ def scopes(model: ir.Model, assumed: Assumed = Assumed()) -> Iterator[Scope]:  #
             if node.op_identifier() in calls:
                 calls[node.op_identifier()].append((node, facts))
 
-    facts = Facts(model.graph, assumed=assumed)
+    known = Calls(model.functions, assumed)
+    facts = Facts(model.graph, assumed=assumed, calls=known)
     note(model.graph, facts)
     yield from _nested(model.graph, model.graph.name or "main", facts, opset)
     for function in _callers_first(model):
         agreed = _agreed_inputs(function, [item for item in calls[function.identifier()] if item[0].graph])
-        facts = Facts(function, agreed, assumed)
+        facts = Facts(function, agreed, assumed, known)
         note(function, facts)
         path = f"{function.domain}::{function.name}"
         yield from _nested(function, path, facts, function.opset_imports.get("", opset))

@@ -73,6 +73,15 @@ _ALWAYS = {
     "Gemm": "g (float[b,a] x, float[d,c] y) => (float[e,f] z) { z = Gemm<transA=1, transB=1>(x, y) }",
     "Concat": "g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = Concat<axis=0>(x, y) }",
 }
+_IF = """g (float[a,b] x, float[c,d] y, bool given) => (float[e,f] z) {{
+        w = If(given)<then_branch = yes () => (float m) {{ {} }}, else_branch = no () => (float m) {{ {} }}> {} }}"""
+_ALWAYS |= {
+    "Conv": "g (float[a,b,4] x, float[c,d,1] y) => (float[e,f,h] z) { z = Conv(x, y) }",
+    "groups of Conv": "g (float[a,b,4] x, float[2,c,1] y) => (float[e,f,h] z) { z = Conv<group=2>(x, y) }",
+    "ConvTranspose": "g (float[a,b,4] x, float[c,d,1] y) => (float[e,f,h] z) { z = ConvTranspose<group=1>(x, y) }",
+    "both branches": _IF.format("m = MatMul(x, y)", "n = MatMul(x, y) m = Neg(n)", "z = Identity(w)"),
+    "the size that both branches give": _IF.format("m = Neg(x)", "m = Identity(x)", "z = MatMul(w, y)"),
+}
 _RESHAPED = """g (float[1,{b}] x, float[c,d] y) => (float[e,f] z) {{
     kept = Shape<start=1>(x) asked = Shape<start=0, end=1>(y) shape = Concat<axis=0>(asked, kept) z = Reshape(x, shape) }}"""
 _ALWAYS["a length that Reshape leaves one number for"] = _RESHAPED.format(b=4)
@@ -81,6 +90,10 @@ _NOT = {
     "Add": "g (float[a,b] x, float[a,d] y) => (float[e,f] z) { z = Add(x, y) }",
     "Einsum": 'g (float[a,b] x, float[c,d] y) => (float[e,f] z) { z = Einsum<equation="ij,jk->ik">(x, y) }',
     "leading axes of MatMul": "g (float[a,2,3] x, float[b,3,2] y) => (float[e,f,h] z) { z = MatMul(x, y) }",
+    "filters and places of Conv": "g (float[a,3,b] x, float[c,3,d] y) => (float[e,f,h] z) { z = Conv<pads=[3,3]>(x, y) }",
+    "filters of ConvTranspose": "g (float[a,1,b] x, float[1,c,d] y) => (float[e,f,h] z) { z = ConvTranspose(x, y) }",
+    "sizes that one branch gives": _IF.format("m = Neg(x)", "m = Transpose(y)", "z = MatMul(w, y)"),
+    "branches that enforce others": _IF.format("m = MatMul(x, y)", "m = MatMul(y, x)", "z = Identity(w)"),
     "the axis of Concat": "g (float[a,2] x, float[c,2] y) => (float[e,f] z) { z = Concat<axis=0>(x, y) }",
     "a branch": """g (float[a,b] x, float[c,d] y, bool given) => (float[e,f] z) {
         z = If(given)<then_branch = yes () => (float[e,f] m) { m = MatMul(x, y) },

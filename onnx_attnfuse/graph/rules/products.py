@@ -77,6 +77,7 @@ def _conv(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
         return [None]
     if weight is None:
         return [(data[0], *(facts.fresh(output, axis) for axis in range(1, len(data))))]
+    facts.contract(data[1], weight[1] * attribute(node, "group", 1))
     if attribute(node, "auto_pad", "NOTSET") != "NOTSET":
         return [(data[0], weight[0], *(facts.fresh(output, axis) for axis in range(2, len(data))))]
     return [(data[0], weight[0], *_positions(node, data[2:], weight[2:]))]
@@ -97,6 +98,8 @@ def _conv_transpose(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     data, weight = input_dims(node, 0, facts), input_dims(node, 1, facts)
     if data is None:
         return [None]
+    if weight is not None:
+        facts.contract(data[1], weight[0])
     output = node.outputs[0]
     channels = facts.fresh(output, 1) if weight is None else weight[1] * attribute(node, "group", 1)
     return [(data[0], channels, *(facts.fresh(output, axis) for axis in range(2, len(data))))]
