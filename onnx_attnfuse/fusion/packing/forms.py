@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
@@ -16,7 +16,7 @@ from onnx_attnfuse.fusion.packing.token_axes import Tokens, count_of, others
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
-from onnx_attnfuse.graph.uses import producer_of, sources
+from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.packed import PackedResult, attend
@@ -151,12 +151,10 @@ def own_nodes(site: Site, inner: Collection[ir.Value] = ()) -> list[ir.Node]:
         Refused: Something that is no part of the attention computes with its operands too, or what it reads besides is packed.
     """
     given = {source.indexed.value for source in site.chosen}
-    within = sources([site.result.value], lambda value, node: value not in given and node.op_type not in ASKS_SHAPE)
-    above = {value.producer() for value in within if value not in given}
     own: dict[ir.Value, ir.Node] = {}
     known = _known_nodes(site)
-    for node in producer_of(site.result.value).graph or ():
-        if node not in above or node.op_type in ASKS_SHAPE:
+    for node in _above(producer_of(site.result.value), given):
+        if node.op_type in ASKS_SHAPE:
             continue
         depends = any(value in given or value in own for value in node.inputs if value is not None)
         packed = not depends and not set(node.outputs).isdisjoint(inner)
@@ -165,6 +163,24 @@ def own_nodes(site: Site, inner: Collection[ir.Value] = ()) -> list[ir.Node]:
             raise Refused("operator-between", message, node.name)
         own.update(dict.fromkeys(node.outputs if depends else (), node))
     return list(dict.fromkeys(own.values()))
+
+
+def _above(last: ir.Node, given: Collection[ir.Value]) -> Iterator[ir.Node]:
+    """A node and all of its graph that it is computed by from given values, each after those that it reads.
+
+    The time that this takes grows with these nodes alone, as a model has many attentions.
+    """
+    seen: set[ir.Node] = set()
+    pending = [(last, False)]
+    while pending:
+        node, done = pending.pop()
+        if done:
+            yield node
+        elif node not in seen and node.graph is last.graph:
+            seen.add(node)
+            read = () if node.op_type in ASKS_SHAPE else reversed(node.inputs)
+            makers = [value.producer() for value in read if value is not None and value not in given]
+            pending += [(node, True), *((maker, False) for maker in makers if maker is not None)]
 
 
 def _known_nodes(site: Site) -> set[ir.Node]:
