@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onnx_attnfuse.graph import sizes
@@ -23,13 +24,18 @@ def solved(pairs: Iterable[tuple[Dim, Dim]], names: Sequence[str]) -> dict[str, 
         names: The symbols of the graph's inputs; of two that are equal the first one is kept.
     """
     found: dict[str, Dim] = {}
+    made_of: defaultdict[str, list[str]] = defaultdict(list)
     order = {name: place for place, name in enumerate(names)}
     for left, right in pairs:
         gap = sizes.substituted(left, found) - sizes.substituted(right, found)
         solution = _solution(gap, order)
         if solution is not None:
             name, size = solution
-            found = {other: sizes.substituted(dim, {name: size}) for other, dim in found.items()} | {name: size}
+            changed = [name, *made_of.pop(name, ())]
+            found[name] = size
+            found.update((other, sizes.substituted(found[other], {name: size})) for other in changed)
+            for part in sizes.symbols(size):
+                made_of[part] += changed
     return found
 
 
