@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import unicodedata
+from typing import TYPE_CHECKING
 
 from onnx_attnfuse.kernels.policy import SELECTION
-from onnx_attnfuse.report.model import SiteReport
+
+if TYPE_CHECKING:
+    from onnx_attnfuse.report.model import SiteReport
 
 
 def one_line(text: str) -> str:
