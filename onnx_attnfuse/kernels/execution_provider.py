@@ -29,6 +29,7 @@ Paying: TypeAlias = Literal[
     "shared-table",
     "projection-bias",
     "fewer-biases",
+    "outside-biases",
     "bias-behind",
     "emptied-rotations",
     "own-products",

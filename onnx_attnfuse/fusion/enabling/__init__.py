@@ -80,7 +80,7 @@ AFTER: tuple[EnablingRule, ...] = (
         "biases added to keys dropped, and those added to values moved after the attention",
         frozenset(["MultiHeadAttention", "PackedMultiHeadAttention"]),
         with_biases_outside,
-        "fewer-biases",
+        "outside-biases",
     ),
     EnablingRule(
         "value biases merged into those of the output projections",

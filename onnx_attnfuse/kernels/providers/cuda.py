@@ -329,6 +329,7 @@ PROVIDER = ExecutionProvider(
             "half-gelu",
             "projection-bias",
             "fewer-biases",
+            "outside-biases",
             "bias-behind",
             "emptied-rotations",
             "own-products",
