@@ -92,7 +92,6 @@ class Facts:
         self._made: dict[str, object] = {}
         self.origins: dict[str, tuple[ir.Value, int]] = {}
         """For each symbol's name a value and the axis of it that has this length."""
-        self._fresh: dict[tuple[ir.Value, int], Size] = {}
         self.equalities: dict[tuple[Dim, Dim], None] = {}
         """Pairs of different lengths that meet in an operator which takes equal ones, so that one of them may also be 1."""
         self._shared: Counter[str] = Counter()
@@ -254,13 +253,10 @@ class Facts:
 
     def fresh(self, value: ir.Value, axis: int) -> Size:
         """A symbol for the unknown length of one axis."""
-        if (value, axis) not in self._fresh:
-            name = f"{value.name}.{axis}"
-            while name in self.origins:  # the values of two branches may have one name
-                name += "'"
-            self.origins[name] = (value, axis)
-            self._fresh[value, axis] = sizes.symbol(name)
-        return self._fresh[value, axis]
+        name, place = f"{value.name}.{axis}", (value, axis)
+        while self.origins.setdefault(name, place) != place:  # the values of two branches may have one name
+            name += "'"
+        return sizes.symbol(name)
 
     def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
         """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
@@ -300,7 +296,9 @@ class Facts:
             self.__dict__.update(before)
             before = self._saved()
             for first, inner, _, _ in undeclared:
-                self.record(inner, guesses[inner], None if first is None else self.dtype(first))
+                self.record(inner, None, None if first is None else self.dtype(first))
+                if (guess := guesses[inner]) is not None:
+                    self._take(inner, guess)
             self._read(body)
             kept = {inner: self._kept(inner, guesses[inner], self.dims(last)) for _, inner, last, _ in undeclared}
             stable, guesses = kept == guesses, kept
