@@ -46,6 +46,24 @@ def text(name: str, family: str, batch: int, seq: int, width: int, heads: int, s
     return Whole(spec, lambda: Flat(of_transformers(model, f"{family}Config", dict(settings)), names, hidden))
 
 
+def images(name: str, family: str, batch: int, tokens: int, settings: Mapping[str, Any], small: bool) -> Whole:
+    """An encoder on a batch of images of one size; the arguments are those of `text`, and the tokens of an image."""
+    side, width, heads = settings["image_size"], settings["hidden_size"], settings["num_attention_heads"]
+    spec = Spec(
+        name,
+        (Port("pixel_values", ("batch", 3, side, side)),),
+        (Port("last_hidden_state", ("batch", tokens, width)),),
+        (Case(f"{batch}x{tokens}", {"batch": batch, "seq": tokens}),),
+        "vit",
+        heads,
+        width,
+        small,
+    )
+    return Whole(
+        spec, lambda: Flat(of_transformers(f"{family}Model", f"{family}Config", dict(settings)), ("pixel_values",), hidden)
+    )
+
+
 def xlm_roberta(small: bool) -> Whole:
     """XLM-RoBERTa-large, which embedders and rerankers are made of."""
     settings = {
@@ -104,18 +122,7 @@ def dinov3(small: bool) -> Whole:
         "use_gated_mlp": True,
         "hidden_act": "silu",
     }
-    tokens = (side // 16) ** 2 + 5
-    spec = Spec(
-        "dinov3-h-12l",
-        (Port("pixel_values", ("batch", 3, side, side)),),
-        (Port("last_hidden_state", ("batch", tokens, width)),),
-        (Case(f"{batch}x{tokens}", {"batch": batch, "seq": tokens}),),
-        "vit",
-        heads,
-        width,
-        small,
-    )
-    return Whole(spec, lambda: Flat(of_transformers("DINOv3ViTModel", "DINOv3ViTConfig", settings), ("pixel_values",), hidden))
+    return images("dinov3-h-12l", "DINOv3ViT", batch, (side // 16) ** 2 + 5, settings, small)
 
 
 ENCODERS = (xlm_roberta, t5, modernbert, dinov3)

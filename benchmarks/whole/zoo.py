@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.whole.building import IDS, Whole, of_transformers
 from benchmarks.whole.decoders import DECODERS, cached
-from benchmarks.whole.encoders import ENCODERS
+from benchmarks.whole.encoders import ENCODERS, images
 from benchmarks.whole.spec import Case, Port, Spec
 from models.adapters import Flat, hidden, logits, sample
 
@@ -83,17 +83,6 @@ def vit(name: str, side: int, batch: int, small: bool) -> Whole:
     """ViT-L/16 on images of one size."""
     heads, layers, width, inner = (4, 2, 64, 128) if small else (16, 24, 1024, 4096)
     side, batch = (side // 7, 2) if small else (side, batch)
-    tokens = (side // 16) ** 2 + 1
-    spec = Spec(
-        name,
-        (Port("pixel_values", ("batch", 3, side, side)),),
-        (Port("last_hidden_state", ("batch", tokens, width)),),
-        (Case(f"{batch}x{tokens}", {"batch": batch, "seq": tokens}),),
-        "vit",
-        heads,
-        width,
-        small,
-    )
     settings = {
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -102,7 +91,7 @@ def vit(name: str, side: int, batch: int, small: bool) -> Whole:
         "image_size": side,
         "patch_size": 16,
     }
-    return Whole(spec, lambda: Flat(of_transformers("ViTModel", "ViTConfig", settings), ("pixel_values",), hidden))
+    return images(name, "ViT", batch, (side // 16) ** 2 + 1, settings, small)
 
 
 def unet(small: bool) -> Whole:
