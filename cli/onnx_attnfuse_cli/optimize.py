@@ -138,8 +138,10 @@ def _streamed(models: Sequence[pathlib.Path], wanted: _Wanted, chosen: Mapping[s
         raise click.UsageError("--format is about files, and - is none; give files instead of -")
     if wanted.certify or wanted.require_proof or chosen["cache"] == "shared":
         raise click.UsageError("proofs and --cache shared write files beside the model; give files instead of -")
-    with piped(models[0], STREAM if wanted.dry_run else wanted.output) as (model, out):
-        files = Files(model, None if wanted.dry_run else out, (wanted.report,) if wanted.report else ())
+    if wanted.output is None and not wanted.dry_run:
+        raise click.UsageError("a model from standard input has no name; give the result's with -o, which may be -")
+    with piped(models[0], None if wanted.dry_run else wanted.output) as (model, out):
+        files = Files(model, out, (wanted.report,) if wanted.report else ())
         files.check()
         start_logging(verbose=wanted.verbose)
         report, files = _optimized(files, wanted, chosen)

@@ -20,20 +20,14 @@ def piped(model: pathlib.Path, output: pathlib.Path | None) -> Generator[tuple[p
 
     Args:
         model: The model to read, `-` for standard input.
-        output: The file to write, `-` for standard output.
+        output: The file to write, `-` for standard output; None where nothing is written.
 
     Yields:
         The model and the output as files.
 
     Raises:
-        click.UsageError: Standard input has no name from which to derive that of a result, standard output is a terminal, or the
-            result has data files.
+        click.UsageError: Standard output is a terminal, or the result has data files.
     """
-    if STREAM not in (model, output):
-        yield model, output
-        return
-    if output is None:
-        raise click.UsageError("a model from standard input has no name; give the result's with -o, which may be -")
     if output == STREAM and sys.stdout.isatty():
         raise click.UsageError("-o - would write a model to the terminal; redirect it to a file or a program")
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +40,7 @@ def piped(model: pathlib.Path, output: pathlib.Path | None) -> Generator[tuple[p
             written = pathlib.Path(folder, "out", "stdout.onnx")
             written.parent.mkdir()
         yield read, written
-        if output != STREAM or not written.exists():
+        if written is None or output != STREAM or not written.exists():
             return
         if len(list(written.parent.iterdir())) > 1:
             raise click.UsageError("the result has data files beside it, which one stream cannot hold; give a file with -o")
