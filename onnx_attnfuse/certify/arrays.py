@@ -138,8 +138,8 @@ def scalar(term: Term, dtype: ir.DataType) -> Array:
 def constant(array: NumPyArray, name: str, dtype: ir.DataType, *, listed: bool = True) -> Array:
     """A constant: read where its index is a number, a formula where its elements follow one, else uninterpreted by its name."""
     sort, shape = sort_of(dtype), [number(length) for length in array.shape]
-    repeated = {axis for axis, length in enumerate(array.shape) if length > 1 and _is_repeated(array, axis)}
     array = without_repeats(array)
+    repeated = {axis for axis, length in enumerate(array.shape) if length != shape[axis].data}
     formulas: dict[tuple[int | None, ...], Read | None] = {}
 
     def read(place: Index) -> Term:
@@ -167,13 +167,9 @@ def constant(array: NumPyArray, name: str, dtype: ir.DataType, *, listed: bool =
 def without_repeats(array: NumPyArray) -> NumPyArray:
     """An array with length 1 along each axis that it repeats its elements along."""
     for axis, length in enumerate(array.shape):
-        if length > 1 and _is_repeated(array, axis):
-            array = np.take(array, [0], axis)
+        if length > 1 and (array == (first := np.take(array, [0], axis))).all():
+            array = first
     return array
-
-
-def _is_repeated(array: NumPyArray, axis: int) -> bool:
-    return bool((array == np.take(array, [0], axis)).all())
 
 
 def _lies_in(item: Term, length: Term) -> bool:

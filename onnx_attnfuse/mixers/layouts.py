@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.build import Builder, dims_of
-from onnx_attnfuse.graph.constants import attribute, constant_array, is_constant
+from onnx_attnfuse.graph.constants import attribute, attributes, constant_array, is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import ELEMENTWISE, RESHAPES, is_standard
@@ -40,7 +40,7 @@ def _keeps_order(node: ir.Node, source: ir.Value, facts: Facts) -> bool:
 
 
 def _count(node: ir.Node, facts: Facts) -> int | None:
-    """How many indices a Gather is given."""
+    """The number of indices that a Gather is given."""
     dims = None if node.inputs[1] is None else facts.dims(node.inputs[1])
     return None if dims is None else math.prod(dim if isinstance(dim, int) else 0 for dim in dims)
 
@@ -89,8 +89,7 @@ def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value | None:
         if found is None:
             return None
         made.append(found)
-    attributes = {name: item.value for name, item in node.attributes.items()}
-    return builder.node(node.op_type, made, attributes, dims=_with_one(dims, axis), dtype=dtype)
+    return builder.node(node.op_type, made, attributes(node), dims=_with_one(dims, axis), dtype=dtype)
 
 
 def _with_one(dims: Dims, axis: int) -> Dims:

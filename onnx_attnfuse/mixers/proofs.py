@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.arrays import without_repeats
+from onnx_attnfuse.certify.arrays import axes_of, without_repeats
 from onnx_attnfuse.certify.claims import places_of
 from onnx_attnfuse.certify.execution import UNKNOWN, Execution
 from onnx_attnfuse.certify.interned import aside
@@ -50,6 +50,12 @@ class Reading(Execution):
         name = self._named.setdefault(key, f"v{len(self._named)}")
         self._valued[name] = value
         return name
+
+    def element(self, value: ir.Value) -> tuple[tuple[Term, ...], Term]:
+        """Indices of a value, 0 on axes of length 1, and its element there, computed by the nodes above it."""
+        array = self.array(value, beyond=True)
+        place = tuple(ZERO if length is ONE else item for length, item in zip(array.shape, axes_of(array), strict=True))
+        return place, array.at(*place)
 
     def value(self, atom: Term) -> ir.Value | None:
         """The value that an atom is an element of; None if it is something else."""

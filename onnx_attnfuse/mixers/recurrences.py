@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from onnx_attnfuse.certify.arrays import axes_of, reshaped
+from onnx_attnfuse.certify.arrays import reshaped
 from onnx_attnfuse.certify.execution import UNKNOWN
 from onnx_attnfuse.certify.interned import aside
-from onnx_attnfuse.certify.terms import ONE, ZERO, Term, free, polynomial, walk
+from onnx_attnfuse.certify.terms import ZERO, Term, free, polynomial, walk
 from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import CONTRIB, REARRANGES, REPEATS, is_standard
@@ -108,9 +108,7 @@ def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Fa
     for _ in range(_MOST_OPENED):
         reading = Reading(lambda item: item is present or (item not in below and item not in opened), facts)
         try:
-            array = reading.array(value, beyond=True)
-            place = _places(array.shape, axes_of(array))
-            term = array.at(*place)
+            place, term = reading.element(value)
         except UNKNOWN:
             return None
         ((sums, factor), *more) = polynomial(term).items() or [((), 0)]
@@ -135,12 +133,8 @@ def _as_read(value: ir.Value, present: ir.Value, below: set[ir.Value], facts: Fa
     return None
 
 
-def _places(shape: Sequence[Term], place: Sequence[Term]) -> tuple[Term, ...]:
-    return tuple(ZERO if length is ONE else item for length, item in zip(shape, place, strict=True))
-
-
 def _kinds(place: Sequence[Term], key_axis: int) -> dict[Term, int]:
-    """What the indices of a state are along, without those of axes of length 1."""
+    """The kinds of a state's axes by their indices, without those of axes of length 1."""
     order = (_BATCH, _HEAD, *((_KEY, _VALUE) if key_axis == 2 else (_VALUE, _KEY)))
     return {item: kind for item, kind in zip(place, order, strict=True) if item is not ZERO}
 
@@ -183,9 +177,8 @@ def _update(
     for _ in range(_MOST_OPENED):
         reading = Reading(lambda item: item is state or (item not in below and item not in opened), facts)
         try:
-            array = reading.array(present, beyond=True)
-            place = _places(array.shape, axes_of(array))
-            parts, own = polynomial(array.at(*place)), reading.array(state).at(*place)
+            place, term = reading.element(present)
+            parts, own = polynomial(term), reading.array(state).at(*place)
         except UNKNOWN as error:
             raise _left("its update cannot be executed") from error
         kinds = _kinds(place, key_axis)

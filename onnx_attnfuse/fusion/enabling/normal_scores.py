@@ -36,7 +36,7 @@ from onnx_attnfuse.certify.terms import (
 )
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import is_constant, is_standard
+from onnx_attnfuse.graph.constants import attributes, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import broadcast
@@ -240,7 +240,7 @@ def _large(term: Term) -> bool:
 
 
 def _cases(terms: tuple[Term, ...], depth: int = 0) -> Iterator[tuple[tuple[Term, ...], int]]:
-    """What numbers are in each case of their choices, with how many of them are made in factors."""
+    """Numbers in each case of their choices, with the number of choices that are made in factors."""
     whole = [term for term in terms if term.op == "ite"]
     choices = whole or [atom for term in terms for atoms in polynomial(term) for atom in atoms if atom.op == "ite"]
     if not choices or depth > _MOST_CASES:
@@ -275,8 +275,7 @@ def _copied(nodes: Sequence[ir.Node], product: ir.Value, scores: ir.Value, build
         inputs = [None if item is None else made.get(item, item) for item in node.inputs]
         given = [facts.dims(item) for item in inputs if item is not None]
         dims = broadcast(given) if is_elementwise else facts.dims(node.outputs[0])
-        attributes = {name: item.value for name, item in node.attributes.items()}
-        copy = builder.node(node.op_type, inputs, attributes, domain=node.domain, dims=dims, dtype=dtype)
+        copy = builder.node(node.op_type, inputs, attributes(node), domain=node.domain, dims=dims, dtype=dtype)
         known = facts.number(copy) if is_elementwise and all(map(is_constant, filter(None, inputs))) else None
         made[node.outputs[0]] = copy if known is None else builder.scalar(known, dtype)
     return made[scores]

@@ -14,7 +14,7 @@ from onnx_attnfuse.fusion.packing.pad_unpad import PadUnpad, Rows, UnpadRows, Un
 from onnx_attnfuse.fusion.packing.region import Region, Site
 from onnx_attnfuse.fusion.packing.token_axes import Tokens, count_of, others
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import subgraphs
+from onnx_attnfuse.graph.constants import attributes, subgraphs
 from onnx_attnfuse.graph.ops import ASKS_SHAPE
 from onnx_attnfuse.graph.uses import producer_of
 from onnx_attnfuse.reasons import Refused
@@ -121,7 +121,7 @@ class RowsForm(AttentionForm):
         first = build.node(
             node.op_type,
             [value if value is None else moved.get(value, value) for value in node.inputs],
-            {name: item.value for name, item in node.attributes.items()},
+            attributes(node),
             domain=node.domain,
             dims=build.facts.dims(node.outputs[0]),
             dtype=build.facts.dtype(node.outputs[0]),
