@@ -1,4 +1,4 @@
-"""What is told of a run: lines on what belongs to no single site, and the report."""
+"""The report on a run, with lines on all that belongs to no single site."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """What the functions of a model return; each is read once for all calls with equal shapes and types."""
+    """The results of a model's functions; each is read once for all calls with equal shapes and types."""
 
     def __init__(self, functions: Mapping[ir.OperatorIdentifier, ir.Function], assumed: Assumed) -> None:
         """Reads nothing yet.
@@ -37,7 +37,7 @@ class Calls:
         self._known: dict[object, list[_Returned]] = {}
 
     def results(self, node: ir.Node, facts: Facts) -> list[Known]:
-        """What is known of each output of a node by the function that it calls; nothing where it calls none."""
+        """Shape and type of each output of a node, by the function that it calls; nothing where it calls none."""
         function = self._functions.get(node.op_identifier())
         if function is None:
             return []

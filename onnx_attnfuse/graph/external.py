@@ -149,7 +149,7 @@ def own_file(path: pathlib.Path, taken: Collection[str], ending: str = ".data") 
 
 
 def _ending(location: str, named: str) -> str:
-    """What a data file's name adds to that of its model, which tools may look for: `_data` of `model.onnx_data`."""
+    """The ending by which tools may look for a data file beside its model: `_data` of `model.onnx_data`."""
     ending = location.removeprefix(named)
     return ending if ending not in {"", location} and "/" not in ending else ".data"
 

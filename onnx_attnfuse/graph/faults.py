@@ -27,7 +27,7 @@ _NOTED = "onnx_attnfuse.faults"
 
 @dataclasses.dataclass(frozen=True)
 class _Noted:
-    """What a model had when it was read."""
+    """Faults and functions of a model when it was read."""
 
     faults: frozenset[tuple[str, ...]] = frozenset()
     functions: frozenset[tuple[str, str]] = frozenset()
@@ -36,7 +36,7 @@ class _Noted:
 
 @dataclasses.dataclass(frozen=True)
 class _Signature:
-    """How many inputs and outputs an operator takes."""
+    """The numbers of inputs and outputs that an operator takes."""
 
     needed: tuple[int, ...]
     """The places of inputs that may not be left out."""

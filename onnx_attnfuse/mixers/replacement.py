@@ -1,4 +1,4 @@
-"""What a mixer's results are replaced by, built beside them."""
+"""The replacement of a mixer's results, built beside them."""
 
 from __future__ import annotations
 

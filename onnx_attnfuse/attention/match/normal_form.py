@@ -1,4 +1,4 @@
-"""What nodes compute in normal form: the graph executed by certificates' meanings, from values of which nothing more is asked."""
+"""Values in normal form: the graph executed by certificates' meanings, from values of which nothing more is asked."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _read(node: ir.Node, output: ir.Value, weights: ir.Value, facts: Facts) -> R
 
 
 _ZERO = -1.0
-"""What is added to a sum where the quotient is 0 or a number times a weight, whatever the sum."""
+"""The addend of a sum where the quotient is 0 or a number times a weight, whatever the sum."""
 
 
 def _threshold(test: Term, total: Term) -> tuple[float, bool, bool] | None:
@@ -78,7 +78,7 @@ def _threshold(test: Term, total: Term) -> tuple[float, bool, bool] | None:
 
 
 def _share(term: Term, weight: Term, total: Term) -> float | None:
-    """What is added to the sum that a weight is divided by; None if the term is no such quotient."""
+    """The addend of the sum that a weight is divided by; None if the term is no such quotient."""
     parts = polynomial(term)
     if not parts:
         return _ZERO

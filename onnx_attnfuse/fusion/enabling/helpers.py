@@ -44,7 +44,7 @@ class Moved:
 
     source: ir.Value
     steps: tuple[ir.Node, ...]
-    """What moves them, the last first."""
+    """The nodes that move them, the last first."""
 
     def again(self, value: ir.Value, builder: Builder) -> ir.Value:
         """Another value moved likewise."""
@@ -62,7 +62,7 @@ class Moved:
         return value
 
     def others(self) -> list[ir.Value | None]:
-        """What says where they go."""
+        """The values that say where they go."""
         return [value for node in self.steps if node.op_type != "Reshape" for value in node.inputs[1:]]
 
 
@@ -81,7 +81,7 @@ def moved_by(node: ir.Node | None, facts: Facts) -> ir.Value | None:
 
 
 def _reshaped(value: ir.Value) -> ir.Value:
-    """What a value is made of by Reshapes alone, which nothing else reads."""
+    """The value before Reshapes that nothing else reads."""
     node = value.producer()
     while is_standard(node, "Reshape") and node.inputs[0] is not None and len(value.uses()) == 1 and not value.is_graph_output():
         value = node.inputs[0]
@@ -90,7 +90,7 @@ def _reshaped(value: ir.Value) -> ir.Value:
 
 
 def moved_rows(value: ir.Value, facts: Facts) -> Moved:
-    """What a value is moved rows of, where nothing else reads them; itself where it is of none."""
+    """The source of a value's rows and the nodes that moved them, where nothing else reads any of these."""
     steps: list[ir.Node] = []
     while len(value.uses()) == 1 and not value.is_graph_output():
         node = value.producer()

@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.ops import is_contrib
 _BIAS, _FIRST_OF_CACHE = 3, 6
 """Inputs of MultiHeadAttention."""
 _CHANNELS = 256
-"""What heads that are one have at most: 2, 4, 8 and 16 heads of 64 channels take the same time."""
+"""The most channels of heads that are one: 2, 4, 8 and 16 heads of 64 channels take the same time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Rotated:
         return found
 
     def frontier(self) -> list[ir.Value | None]:
-        """What it is computed from."""
+        """The values that all of it is computed from."""
         return [*self.product.inputs, self.bias, *self.moved.others(), *self.rotary.inputs[1:]]
 
 

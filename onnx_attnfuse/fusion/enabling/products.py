@@ -117,7 +117,7 @@ class _Parted:
 
 
 def _moved(value: ir.Value, facts: Facts) -> Moved:
-    """What moves the rows of a value before all else."""
+    """The nodes that move the rows of a value before all else."""
     source, steps, maker = value, list[ir.Node](), producer_of(value)
     while len(value.uses()) == 1 and not value.is_graph_output():
         node = next(iter(value.uses()))[0]

@@ -25,7 +25,7 @@ _INDEX = ir.DataType.INT64
 
 
 def with_rotated_rows(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """What RestorePadding gives of rotated rows, in the place of the rotation of what it gives."""
+    """RestorePadding of rotated rows, in the place of a rotation of its result."""
     facts = builder.facts
     if not is_contrib(node, "RotaryEmbedding") or len(node.inputs) != 4 or attribute(node, "is_packed_batching", 0):
         return None

@@ -37,7 +37,7 @@ from onnx_attnfuse.training.pytorch.trace import as_array, is_plain
 from onnx_attnfuse.training.report import TrainingReport, tell
 
 _KEPT = 8
-"""How many versions of one graph are kept, for as many contents of its buffers."""
+"""The most versions of one graph that are kept, for as many contents of its buffers."""
 
 
 @dataclasses.dataclass(frozen=True)
