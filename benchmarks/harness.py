@@ -6,9 +6,11 @@ first variant is what the others are compared with. `command` makes a command of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import platform
@@ -32,6 +34,17 @@ _PACKAGES = ("torch", "transformers", "onnxruntime-gpu", "onnxruntime", "onnxscr
 _DISTINCT, _WARM, _READABLE = 65537, 3, 160
 _KERNEL_LOG = "ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO"
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "bfloat16": 16}
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Drops what tools log, and lets them log again afterwards."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import logging
 import os
 import pathlib
 import unittest.mock
@@ -19,7 +18,7 @@ import numpy as np
 import onnx
 
 import onnx_attnfuse
-from benchmarks.harness import Benchmark, Bound, Race, Setting
+from benchmarks.harness import Benchmark, Bound, Race, Setting, quietly
 from benchmarks.whole import spec as specs
 from benchmarks.whole import weights
 from benchmarks.whole.spec import Spec
@@ -60,12 +59,11 @@ def write(source: pathlib.Path, written: Written, way: str) -> str:
     """Writes a model, and gives its nodes as text; what fails is a result too."""
     if written.choices is None:
         return ""
-    logging.disable(logging.WARNING)
     record = providers.provider("cuda")
     others = {"cuda": dataclasses.replace(record, pays=record.pays - written.off)}
     target = written.path(source, way)
     try:
-        with unittest.mock.patch.dict("onnx_attnfuse.kernels.providers._records", others):
+        with quietly(), unittest.mock.patch.dict("onnx_attnfuse.kernels.providers._records", others):
             onnx_attnfuse.optimize(source, ep="cuda", verify="none", **written.choices).save(target)
     except Exception as error:  # noqa: BLE001 - a failure is a result
         return f"{type(error).__name__}: {error}"

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import logging
 import pathlib
 import re
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from benchmarks.harness import quietly
 from benchmarks.whole.spec import Spec
 
 ONNX = ("plain", "onnxruntime", "onnxscript", "ours")
@@ -77,10 +77,9 @@ def make(spec: Spec, variant: Variant, folder: pathlib.Path, provider: str, arch
     notes = target.with_suffix(".made.json")
     if notes.exists():
         return json.loads(notes.read_text())
-    logging.disable(logging.WARNING)
     start = time.perf_counter()
     more: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
+    with quietly(), contextlib.redirect_stdout(io.StringIO()):
         match variant.tool:
             case "onnxruntime":
                 more = _by_onnxruntime(spec, source, target, provider)
