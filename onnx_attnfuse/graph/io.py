@@ -6,13 +6,15 @@ A model that is loaded and saved unchanged stays the same `ModelProto`, with the
 * `value_info` is ordered by node and leaves initializers out; metadata entries are ordered by key;
 * the default domain is written as an empty name in opset imports and left out of nodes;
 * of an external tensor only location, offset and length are kept;
-* nodes that stand before what they read are put in order.
+* nodes that stand before what they read are put in order;
+* a negative size, with which some tools say that it is not known, is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -26,7 +28,7 @@ from onnx_attnfuse.errors import ModelError, OptionError
 from onnx_attnfuse.graph import external, faults, protobuf
 from onnx_attnfuse.graph.schemas import mark_versions
 from onnx_attnfuse.graph.staging import staged
-from onnx_attnfuse.graph.tensors import check_payloads, data_tensors
+from onnx_attnfuse.graph.tensors import all_graphs, check_payloads, data_tensors
 from onnx_attnfuse.graph.types import check_types
 from onnx_attnfuse.graph.validity import check, check_written
 
@@ -159,6 +161,7 @@ def from_any(model: AnyModel) -> tuple[ir.Model, ModelKind]:
 def _copy(model: ir.Model) -> ir.Model:
     copy = model.clone()
     _take_initializers_from_inputs(copy)
+    _forget_negative_sizes(copy)
     mark_versions(copy)
     faults.note(copy)
     return copy
@@ -227,6 +230,7 @@ def _understood(proto: onnx.ModelProto, where: str) -> tuple[ir.Model, list[ir.E
     except (ir.serde.SerdeError, NotImplementedError, ValueError, TypeError) as error:
         raise ModelError(f"{where} cannot be read: {_root_cause(error)}; export the model again") from error
     _take_initializers_from_inputs(model)
+    _forget_negative_sizes(model)
     if "ai.onnx" in model.opset_imports:
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     mark_versions(model)
@@ -253,6 +257,14 @@ def _take_initializers_from_inputs(model: ir.Model) -> None:
     if len(kept) < len(inputs):
         inputs[:] = kept
         model.ir_version = _DEFAULTS_SINCE
+
+
+def _forget_negative_sizes(model: ir.Model) -> None:
+    """Forget sizes below 0, which ONNX Runtime takes for unknown ones, as the tools that write -1 mean it."""
+    for graph in all_graphs(model):
+        for value in itertools.chain(graph.inputs, graph.outputs, *(node.outputs for node in graph)):
+            if value.shape is not None and any(isinstance(size, int) and size < 0 for size in value.shape):
+                value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in value.shape])
 
 
 def _root_cause(error: BaseException) -> str:

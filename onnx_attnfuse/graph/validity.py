@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import graphlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx
@@ -44,6 +45,7 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
     opsets = _opsets(model.opset_import)
     if len(functions) < len(model.functions) and not any(function.overload for function in model.functions):
         raise ModelError(f"{where} defines two functions of one name; {_ASK}")
+    _check_calls(model, where)
     found = _GraphCheck(where, opsets, functions).run(model.graph, outer=None)
     for function in model.functions:
         body = _as_graph(function)
@@ -77,13 +79,10 @@ def check_written(model: onnx.ModelProto) -> None:
 
 def _check_versions(nodes: Iterable[onnx.NodeProto], opsets: Mapping[str, int], own: Collection[tuple[str, str]]) -> None:
     version = opsets.get("", 0)
-    for node in nodes:
+    for node in _nodes(nodes):
         is_standard = plain_domain(node.domain) == "" and (node.domain, node.op_type) not in own and onnx.defs.has(node.op_type)
         if is_standard and not onnx.defs.has(node.op_type, version, ""):
             raise InternalError(f"the result: {_label(node)} is not in opset {version}")
-        for attribute in node.attribute:
-            for subgraph in _subgraphs(attribute):
-                _check_versions(subgraph.node, opsets, own)
 
 
 def _check_header(model: onnx.ModelProto, where: str) -> None:
@@ -107,6 +106,30 @@ def _check_header(model: onnx.ModelProto, where: str) -> None:
             f"{where} uses ai.onnx opset {version}, but onnx {onnx.__version__} knows opsets up to {known}; "
             "update onnx, or export for an older opset"
         )
+
+
+def _check_calls(model: onnx.ModelProto, where: str) -> None:
+    """Refuse functions that call themselves, which the standard forbids: nothing that follows calls would end."""
+    calls = {
+        (function.domain, function.name, function.overload): [
+            (node.domain, node.op_type, node.overload) for node in _nodes(function.node)
+        ]
+        for function in model.functions
+    }
+    try:
+        tuple(graphlib.TopologicalSorter(calls).static_order())
+    except graphlib.CycleError as error:
+        _, name, _ = error.args[1][0]
+        raise ModelError(f"{where}: the function {name!r} calls itself; {_ASK}") from None
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes with those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in _subgraphs(attribute):
+                yield from _nodes(subgraph.node)
 
 
 def _opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
@@ -153,6 +176,8 @@ class _GraphCheck:
         for node in graph.node:
             if not all(map(_is_text, (node.op_type, node.domain, node.name, *node.input, *node.output))):
                 raise ModelError(f"{self.where}: the name of a {node.op_type!r} node or its values is not UTF-8; {_ASK}")
+            if not node.op_type:
+                raise ModelError(f"{self.where}: the node that computes {next(iter(node.output), '')!r} has no operator; {_ASK}")
             self._check_inputs(node, scope)
             self._check_attributes(node, scope)
             scope.ready.update(node.output)
@@ -193,6 +218,7 @@ class _GraphCheck:
         domain = plain_domain(node.domain)
         own = (node.domain, node.op_type) in self.functions
         known = _attribute_kinds("" if own else node.op_type, self.opsets.get(domain, 1), domain)
+        self._unique((attribute.name for attribute in node.attribute), f"an attribute of {_label(node)}")
         for attribute in node.attribute:
             kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
             if kind.startswith("SPARSE"):

@@ -195,6 +195,31 @@ def functions_of_one_name(model: onnx.ModelProto) -> None:
     model.functions.extend([onnx.helper.make_function("own", "f", ["x"], ["y"], [body], [opset])] * 2)
 
 
+@kind("the function 'g' calls itself;")
+@changed
+def recursive_functions(model: onnx.ModelProto) -> None:
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("own", 1)]
+    condition = onnx.helper.make_node("Cast", ["x"], ["c"], to=onnx.TensorProto.BOOL)
+    inner = onnx.helper.make_node("g", ["x"], ["z"], domain="own")
+    branch = onnx.helper.make_graph([inner], "branch", [], [onnx.helper.make_tensor_value_info("z", 1, None)])
+    within = onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    model.functions.append(onnx.helper.make_function("own", "g", ["x"], ["y"], [condition, within], opsets))
+
+
+@kind("the node that computes 'y' has no operator;")
+@changed
+def node_without_operator(model: onnx.ModelProto) -> None:
+    model.graph.node[1].op_type = ""
+
+
+@kind("the name 'axis' is given to an attribute of Softmax 'norm' twice;")
+@changed
+def attribute_given_twice(model: onnx.ModelProto) -> None:
+    node = onnx.helper.make_node("Softmax", ["h"], ["p"], name="norm", axis=1)
+    node.attribute.append(onnx.helper.make_attribute("axis", 0))
+    model.graph.node.append(node)
+
+
 @kind("cannot be read: Too many levels of symbolic links; check the file")
 def link_to_itself(path: pathlib.Path) -> None:
     path.symlink_to(path.name)

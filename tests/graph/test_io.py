@@ -276,3 +276,14 @@ def test_an_initializer_is_an_input_that_a_caller_sets_from_ir_version_4_on(
         assert written.ir_version == max(version, 4)
         assert [value.name for value in written.graph.input] == inputs
         assert [tensor.name for tensor in written.graph.initializer] == ["w"]
+
+
+@pytest.mark.parametrize("kind", ["proto", "ir"])
+def test_a_negative_size_is_an_unknown_one(kind: str) -> None:
+    given = small_models.parsed(small_models.LINEAR)
+    for value in (*given.graph.input, *given.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+    model, _ = io.from_any(given if kind == "proto" else ir.from_proto(given))
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        assert value.shape == ir.Shape([None, 2])
