@@ -132,7 +132,21 @@ def extract(results: Sequence[ir.Value], frontier: Iterable[ir.Value], facts: Fa
     Raises:
         Refused: No piece can be made: control flow, an attribute that a function is called with, a value of unknown type.
     """
-    return _Walk(frozenset(frontier), tuple(results), facts).go()
+    stops = frozenset(frontier)
+    subgraph = _Walk(stops, tuple(results), facts).go()
+    given = {item.value for item in subgraph.inputs}
+    views = frozenset(value for value in stops & given if _is_view_of(value, given))
+    return _Walk(stops - views, tuple(results), facts).go() if views else subgraph
+
+
+def _is_view_of(value: ir.Value, given: Container[ir.Value]) -> bool:
+    """Whether a value shows another one of the inputs, so that the two cannot be drawn apart."""
+    node = value.producer()
+    while node is not None and node.op_type in REARRANGES and is_standard(node) and (shown := node.inputs[0]) is not None:
+        if shown in given:
+            return True
+        node = shown.producer()
+    return False
 
 
 def with_factors(subgraph: Subgraph, results: Sequence[ir.Value]) -> Subgraph:
