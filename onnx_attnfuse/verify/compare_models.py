@@ -35,7 +35,7 @@ from onnx_attnfuse.verify.runtime import Operators, PieceSession, Reference, Run
 from onnx_attnfuse.verify.shape_solver import Equalities, Values
 from onnx_attnfuse.verify.subgraph import reach_of
 from onnx_attnfuse.verify.subprocess_runner import ProcessDied
-from onnx_attnfuse.verify.tolerance import Comparison, ErrorBounds, compare
+from onnx_attnfuse.verify.tolerance import Comparison, ErrorBounds, as_typed, compare
 from onnx_attnfuse.verify.verdict import Evidence, Verdict, by_this_runtime, undecided
 
 _TOLERANCE = 1e-3
@@ -48,6 +48,7 @@ _MAX_LISTED_OUTPUTS = 3
 _LARGEST = 1 << 30
 """Elements of the largest tensor of a model that is still run."""
 _CHOICES = 8
+_RANDOM = "gives other results each time that it runs on the same inputs"
 
 
 def check_models(before: Source, after: Source, operators: Operators = ()) -> Verdict:
@@ -214,6 +215,8 @@ class _Models:
                 return self._verdict(detail, ran.inputs, dict(zip(names, ran.old, strict=True)), {})
             for name, left, right in zip(names, ran.old, ran.new, strict=True):
                 result = compare(left, right, self._tolerance)
+                if not result.equal and self._is_random(ran):
+                    return undecided(f"the original model {_RANDOM}")
                 if not result.equal:
                     detail = f"output '{name}' {result.detail}; {ran.where}"
                     return self._verdict(detail, ran.inputs, {name: left}, {name: right})
@@ -236,8 +239,10 @@ class _Models:
             if ran.refusal:
                 raise ModelError(f"the second model does not run where the first does: {ran.refusal}; {ran.where}")
             for name, left, right in zip(found, ran.old, ran.new, strict=True):
-                result = compare(left, _like(right, left), self._tolerance)
+                result = compare(left, as_typed(right, left), self._tolerance)
                 found[name].append(result)
+                if not result.equal and self._is_random(ran):
+                    raise ModelError(f"the first model {_RANDOM}; give its random nodes a seed")
                 if not result.equal and different is None:
                     different = f"output '{name}' {result.detail}; {ran.where}", ran
         if not self._cases:
@@ -337,6 +342,11 @@ class _Models:
             if one.dtype.kind == "f"
         )
 
+    def _is_random(self, ran: _Ran) -> bool:
+        """Whether the first model gives other results when it runs again."""
+        again = self._original.run(None, ran.inputs)
+        return not all(compare(old, new, self._tolerance).equal for old, new in zip(ran.old, again, strict=True))
+
     def _is_dangerous(self, values: Values) -> bool:
         """Whether running one of the models may end the process."""
         return any(is_dangerous(graph.all_nodes(), facts, values) for graph, facts in self._graphs)
@@ -378,11 +388,6 @@ def _computed(model: ir.Model) -> set[ir.DataType | None]:
     """The types of what the nodes give."""
     facts = Facts(model.graph)
     return {facts.dtype(value) for node in model.graph for value in node.outputs}
-
-
-def _like(array: Array, other: Array) -> Array:
-    """A float array in the float type of another."""
-    return array.astype(other.dtype) if array.dtype.kind in "fV" and other.dtype.kind in "fV" else array
 
 
 def _made_of(shapes: Iterable[Dims], graph: ir.Graph, facts: Facts) -> Dims:

@@ -89,3 +89,8 @@ def _at(old: Array, new: Array, index: int, count: int) -> str:
 
 def _number(array: Array, index: int) -> str:
     return f"{float(array.reshape(-1)[index]):.6g}"
+
+
+def as_typed(array: Array, other: Array) -> Array:
+    """A float array in the float type of another."""
+    return array.astype(other.dtype) if array.dtype.kind in "fV" and other.dtype.kind in "fV" else array

@@ -14,7 +14,9 @@ import pytest
 
 import onnx_attnfuse
 from onnx_attnfuse import OptionError, verify_models
+from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.verify.compare_models import check_models
 from onnx_attnfuse.verify.input_kinds import InputKind, as_its_kind, kinds
 from onnx_attnfuse.verify.inputs import InputCase
 from onnx_attnfuse_cli.main import main
@@ -253,6 +255,19 @@ def test_scores_of_projections_are_large_and_low_enough_to_tell_a_fill_from_a_ma
         model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     found = verify_models(models[0], models[1])
     assert found.equal is equal, found.detail
+
+
+RANDOM = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[b, 8] x) => (float[b, 8] out) { drawn = RandomNormalLike%s(x) out = Add(x, drawn) }"""
+
+
+def test_a_model_that_draws_random_numbers_differs_from_none() -> None:
+    """The random numbers of a model with a seed are the same in each new session; without one they never are."""
+    unseeded, seeded = (onnx.parser.parse_model(RANDOM % seed) for seed in ("", "<seed = 1.0>"))
+    verdict = check_models(unseeded, unseeded)
+    assert verdict.undecided == "the original model gives other results each time that it runs on the same inputs"
+    with pytest.raises(ModelError, match="the first model gives other results each time"):
+        verify_models(unseeded, seeded)
 
 
 @pytest.fixture
