@@ -92,6 +92,8 @@ class OpSupport:
     """Whether MultiHeadAttention takes keys and values as (b, n, t, h)."""
     broadcasts_bias: bool = False
     """Whether a bias may stand for all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
+    bias_beside_lengths: bool = False
+    """Whether GroupQueryAttention is known to add a bias where each entry has a length of its own."""
     rotates_inside: bool = False
     """Whether GroupQueryAttention rotates queries and keys where it is handed cosines and sines."""
     is_wrong: Callable[[AttentionParams], Reason | None] | None = None

@@ -1,8 +1,9 @@
 """com.microsoft.GroupQueryAttention: causal attention with a cache, also within a window, capped, of grouped heads.
 
-It reads lengths, not masks: padding is not handed over, only batches without any are its own. Its kernels read grouped heads and
-the cache as they lie and spare the scores outside of a window, which no bias does. It always writes a cache, also where nobody
-reads it: without one it pays before Hopper only, with many scores.
+It reads lengths, not masks: padding is not handed over, only batches without any are its own. Where its cache is one buffer it
+may be given a mask with a bias too (`buffered_bias.py`). Its kernels read grouped heads and the cache as they lie and spare the
+scores outside of a window, which no bias does. It always writes a cache, also where nobody reads it: without one it pays before
+Hopper only, with many scores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
+from onnx_attnfuse.targets.buffered_bias import Places, buffered_bias, refuse_bias
 from onnx_attnfuse.targets.cache import refuse_cache
 from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.layout import Grouped, grouped, operator, replacing, shared_heads
@@ -53,10 +55,12 @@ class Buffered:
     """The number of positions as a size that a table is to have."""
     is_rearranged: bool
     """New tokens are brought into another order in each entry."""
+    places: Places
+    """The order of a bias."""
 
 
-def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
-    """Why this operator cannot compute `spec`, or None if it can."""
+def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *, is_buffered: bool = False) -> Reason | None:
+    """Why this operator cannot compute `spec`, where its past and present are one buffer or not, or None if it can."""
     message = f"GroupQueryAttention has no kernel on {context.device.ep} for {type_name(spec.dtype)}"
     unsupported = refuse_device(INFO.key, spec.dtype, context.device, Reason("no-kernel-for-type", message))
     if unsupported is not None:
@@ -76,8 +80,10 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     if not _is_causal(spec, meaning):
         return Reason("not-causal", "GroupQueryAttention is for attention to the row's own position and those before it")
     rest = [item for item in meaning.predicates if not isinstance(item, (Causal, Window))]
-    if meaning.biases or window_of(spec, meaning) is None or (rest and not is_padding(rest, spec)):
-        return Reason("mask-form", "GroupQueryAttention takes a causal triangle and a window, nothing besides")
+    if window_of(spec, meaning) is None or (rest and not is_padding(rest, spec)):
+        return Reason("mask-form", "keys are left out by something other than a causal triangle, a window and padding")
+    if meaning.biases and (reason := refuse_bias(spec, meaning, context, is_buffered=is_buffered)) is not None:
+        return reason
     if spec.sink is not None and not {leaf for axis in spec.sink.axes for leaf in leaves(axis)} <= set(axes.n):
         return Reason("sink-differs", "GroupQueryAttention takes one sink for each head, and here it differs by row")
     if any(rule.condition is not None for rule in spec.row_rules):
@@ -86,7 +92,7 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
-    """Without a mask, for batches without padding where there may be some.
+    """Without a mask, for batches without padding where there may be some; with a bias if there is one.
 
     Several new positions on top of cached ones are taken for one batch entry only.
     """
@@ -95,7 +101,7 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
     one = 1 in {length(spec.axes.b), length(spec.axes.i)}
     return (
         MaskEncoding(
-            "none",
+            "bias" if meaning.biases else "none",
             causal=True,
             when="unpadded" if padded else "always",
             windowed=windowed,
@@ -145,6 +151,8 @@ def emit(
     inputs = _handed_over(operands, spec, context)
     inputs |= {"seqlens_k": last, "total_sequence_length": total}
     inputs["past_key"], inputs["past_value"] = operands.past
+    if meaning.biases and buffered is not None:
+        inputs["attention_bias"] = buffered_bias(spec, meaning, context, buffered.places)
     if spec.softcap is not None:
         attributes["softcap"] = spec.softcap
     if operands.rotary is not None:
@@ -158,6 +166,7 @@ def emit(
     fused = operator(builder, spec, INFO, inputs, attributes, outputs=3)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
     words += ["shared buffer"] if buffered is not None else []
+    words += ["attention_bias"] if meaning.biases else []
     words += ["do_rotary"] if operands.rotary is not None else []
     words += ["packed qkv"] if inputs.get("key") is None and buffered is None else []
     form = f"{INFO.name} {', '.join(words)}"

@@ -11,7 +11,7 @@ from onnx_attnfuse.attention.match.candidates import anchor_of
 from onnx_attnfuse.fusion.commit import check_apart, commit
 from onnx_attnfuse.fusion.shared_cache.counted import PositionTables
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
-from onnx_attnfuse.graph.edit import answer_needless, connect
+from onnx_attnfuse.graph.edit import answer_shapes, connect
 from onnx_attnfuse.graph.order import NodeOrder
 from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.graph.uses import viewers
@@ -97,7 +97,7 @@ def _give_out(old: ir.Value, new: ir.Value, context: BuildContext) -> None:
         Refused: They are used elsewhere too.
     """
     builder = context.builder
-    answer_needless(old, builder)
+    answer_shapes(old, builder)
     for node in {node for node, _ in old.uses()}:
         sweep(node.outputs)
     if (others := viewers(old)) or old.uses():

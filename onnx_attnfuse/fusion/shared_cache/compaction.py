@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.packing.token_axes import Marks, Tokens
 from onnx_attnfuse.fusion.packing.tokenwise_ops import read_step
-from onnx_attnfuse.graph.build import Builder
+from onnx_attnfuse.graph.build import Builder, dims_of
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.edit import connect
 from onnx_attnfuse.graph.ops import ASKS_SHAPE, is_contrib
@@ -69,6 +69,28 @@ def _sorted(builder: Builder, mask: ir.Value) -> Order:
     return Order(places(front, 0), front)
 
 
+def buffer_order(builder: Builder, earlier: ir.Value, new: ir.Value) -> ir.Value:
+    """Emits the order of keys in the buffer, as places in the source, (b, past + s) int64.
+
+    Real tokens of the past come first, then the new ones, real ones before padding. Padding of the past comes last, as the buffer
+    does not hold it.
+
+    Args:
+        builder: What to build with, where sizes lie where the model runs.
+        earlier: The mask of the past, (b, past).
+        new: The mask of the new tokens, ones and zeros, (b, s) int32.
+    """
+    dtype = ir.DataType.INT32
+    kept = builder.cast(builder.cast(earlier, _TRUTH), dtype)
+    ranks = [
+        builder.elementwise("Mul", [kept, builder.constant(np.asarray(2, np.int32))], dtype),
+        builder.elementwise("Add", [new, builder.constant(np.asarray(1, np.int32))], dtype),
+    ]
+    (batch, past), (_, count) = (dims_of(builder, item) for item in ranks)
+    ranked = builder.node("Concat", ranks, {"axis": 1}, dims=[batch, past + count], dtype=dtype)
+    return _sorted(builder, ranked).front
+
+
 def _counted(builder: Builder, mask: ir.Value) -> Order:
     """The order by counting real tokens and padding, and nothing by shapes."""
     dims, one, axis = builder.facts.dims(mask), builder.constant([1]), builder.constant(np.asarray(1))
@@ -93,7 +115,7 @@ class Compaction:
     """Rearranges the tokens of one graph around its attentions."""
 
     def __init__(self, builder: Builder, tokens: Tokens, order: Order) -> None:
-        self._builder, self._tokens, self._order = builder, tokens, order
+        self._builder, self._tokens, self.order = builder, tokens, order
         self._marks: dict[ir.Value, Marks] = {}
         """Values that nodes of the region give."""
         self._members: dict[ir.Node, dict[int, Marks]] = {}
@@ -117,7 +139,7 @@ class Compaction:
                 if value is not None and value not in self._marks:
                     node.replace_input_with(place, self._moved_to_front(value, marks))
         for value, outside in readers.items():
-            restored = self._gathered(value, self._marks[value], self._order.back)
+            restored = self._gathered(value, self._marks[value], self.order.back)
             if value.is_graph_output():
                 connect(value, restored, self._builder, [])
             for node in outside:
@@ -200,7 +222,7 @@ class Compaction:
         if places is None or marks not in {self._settled(_TOKENS), self._settled(("b", "", "s", ""))}:
             return None
         if self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
-            first = self._builder.elementwise("Add", [self._order.front, places], _INT)
+            first = self._builder.elementwise("Add", [self.order.front, places], _INT)
             node.replace_input_with(1, first)
             return {0: marks}, {node.outputs[0]: marks}
         return ({0: marks, 1: _PLACES}, {node.outputs[0]: marks}) if self._tokens.is_full(places, _PLACES) else None
@@ -228,7 +250,7 @@ class Compaction:
         """A value that enters the region, with its tokens in the new order and one for each entry of the batch."""
         key = value, marks
         if key not in self._moved:
-            self._moved[key] = self._gathered(self._spread(value, marks), marks, self._order.front)
+            self._moved[key] = self._gathered(self._spread(value, marks), marks, self.order.front)
         return self._moved[key]
 
     def _spread(self, value: ir.Value, marks: Marks) -> ir.Value:

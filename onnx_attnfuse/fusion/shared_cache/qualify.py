@@ -82,7 +82,7 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
     """
     facts, cache = context.builder.facts, spec.cache
     assert cache is not None
-    reason = target.refuse(spec, meaning, context)
+    reason = target.refuse(spec, meaning, context, is_buffered=True)
     if reason is not None:
         raise Refused(reason.code, reason.message, reason.node)
     earlier = length(cache.past_axis)

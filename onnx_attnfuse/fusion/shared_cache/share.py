@@ -26,7 +26,7 @@ from onnx_attnfuse.fusion.packing.token_axes import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
-from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, new_order
+from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
 from onnx_attnfuse.fusion.shared_cache.counted import PositionTables, counted
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
@@ -50,6 +50,7 @@ from onnx_attnfuse.serving.decoder import ServedDecoder
 from onnx_attnfuse.targets import TARGETS
 from onnx_attnfuse.targets import group_query_attention as target
 from onnx_attnfuse.targets.base import BuildContext
+from onnx_attnfuse.targets.buffered_bias import Places
 from onnx_attnfuse.targets.norms_inside import take_in_norms
 from onnx_attnfuse.targets.packed_operands import merge_products
 from onnx_attnfuse.verify.decoder_loop import FilledSource, Loop
@@ -258,8 +259,13 @@ class _Sharing:
         for past in (value for site in sites for value in site.past):
             answer_for_past(builder, past)
         grow(builder, sites)
-        order, is_rearranged = NodeOrder(graph), self._may_rearrange(sites) and new != 1
-        buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged)
+        builder.at(next(iter(graph)))
+        is_rearranged = self._may_rearrange(sites) and new != 1
+        compaction = self._compaction(sites, lengths) if is_rearranged else None
+        columns = buffer_order(builder, lengths.earlier, lengths.new) if self._has_bias_at_padding(sites) else None
+        places = Places(None if compaction is None or columns is None else compaction.order.front, columns)
+        buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places)
+        order = NodeOrder(graph)
         tables = PositionTables(builder) if self._has_tables else None
         attended = [attend(site, buffered, self._context, order, edit, tables=tables) for site in sites]
         settle_source(graph, builder, sites, mask, lengths)
@@ -269,8 +275,8 @@ class _Sharing:
         if target.merges_projections(self._context):
             for item in attended:
                 merge_products(item.node, builder)
-        if is_rearranged:
-            self._rearrange(attended, lengths)
+        if compaction is not None:
+            compaction.apply([item.node for item in attended])
         graph.sort()
         return lengths, attended
 
@@ -286,15 +292,17 @@ class _Sharing:
         """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
         return self._is_padded(sites) and self._plan_context.padding != "assume-right"
 
-    def _rearrange(self, attended: Sequence[Attended], lengths: Lengths) -> None:
-        """Puts padding behind the real tokens, wherever the attentions see them."""
-        used, axes = self._context.builder, attended[0].site.spec.axes
+    def _has_bias_at_padding(self, sites: Sequence[CachedSite]) -> bool:
+        """Whether columns of a bias are in another order than keys in the buffer."""
+        return self._is_padded(sites) and any(site.meaning.biases for site in sites)
+
+    def _compaction(self, sites: Sequence[CachedSite], lengths: Lengths) -> Compaction:
+        """What puts padding behind the real tokens, wherever the attentions see them."""
+        used, axes = self._context.builder, sites[0].spec.axes
         builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with what is rearranged
         builder.at(next(iter(self._graph.model.graph)))
         tokens = Tokens(builder.facts, length(axes.b), length(axes.i), builder.opset)
-        Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host)).apply(
-            [item.node for item in attended]
-        )
+        return Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host))
 
     def _report(self, attended: Attended, sites: Sequence[CachedSite], verified: Verified | None) -> SiteReport:
         """The report on one attention."""

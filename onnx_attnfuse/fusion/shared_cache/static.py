@@ -62,6 +62,8 @@ def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: B
     if key.position is not value.position:
         raise Refused("cache-kept", "keys and values are written at positions that two inputs say", spec.name)
     _check_factors(spec)
+    if meaning.biases:
+        raise Refused("mask-form", "a bias over keys in a buffer of a fixed length is not read", spec.name)
     _check_position(key.position, spec, facts)
     earlier = sizes.symbol(f"{key.position.name}.first")
     predicates = _grown(spec, meaning, key.position, earlier)

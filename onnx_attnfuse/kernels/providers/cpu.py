@@ -56,6 +56,7 @@ _OPERATORS: Mapping[str, OpSupport | Reason | None] = {
     "GroupQueryAttention": dataclasses.replace(
         _ANY,
         kernels=(("FLASH_ATTENTION", (only(_FLOAT), not_capped)), *_MATH),
+        bias_beside_lengths=True,
         caches={"int8": (), "int4": ()},
         time=_always(1.1, 1.1),
         cached_times={"none": (1.7, 1.37), "bias": (1.6, 1.47)},

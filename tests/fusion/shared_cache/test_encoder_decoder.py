@@ -129,10 +129,15 @@ def test_a_number_is_refused_where_a_mask_is_wanted(choices: dict[str, object], 
         _shared(_WHISPER, past_length=True, **choices)
 
 
-def test_biases_by_relative_position_leave_the_cache_as_it_was() -> None:
+def test_biases_by_relative_position_are_handed_over_besides() -> None:
     result = _shared(_T5)
+    assert result.report.decoder is not None, result.report.notes
+    forms = [site.mask_form for site in result.report.sites if site.op == "GroupQueryAttention"]
+    assert forms == ["GroupQueryAttention causal, shared buffer, attention_bias"] * 2
+    assert all(site.verified is not None for site in result.report.sites)
+
+
+def test_biases_in_half_precision_on_a_gpu_leave_the_cache_as_it_was() -> None:
+    result = _shared(_T5, ep="cuda", arch="sm90")
     assert result.report.decoder is None
-    assert any(
-        "GroupQueryAttention takes a causal triangle and a window, nothing besides" in note for note in result.report.notes
-    )
     assert {item.name for item in onnx.load(_T5).graph.input} == {item.name for item in result.model.graph.input}
