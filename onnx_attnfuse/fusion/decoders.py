@@ -13,7 +13,7 @@ from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.scopes import all_names, scopes
 from onnx_attnfuse.kernels import providers
-from onnx_attnfuse.kernels.device import resolve
+from onnx_attnfuse.kernels.device import resolve, runtime_version
 from onnx_attnfuse.kernels.operators import group_query_attention, info_of
 from onnx_attnfuse.options import CachePolicy, Options
 from onnx_attnfuse.reasons import Refused
@@ -99,7 +99,16 @@ def share_cache(graph: PassContext) -> int:
 
     fuser = graph.new_site_fuser()
     length, is_quantised = run.options.context_length, run.options.kv_cache != "same"
-    found = share(fuser.graph, fuser.context, graph.candidates, run.plan_context, run.merged, length, is_quantised=is_quantised)
+    found = share(
+        fuser.graph,
+        fuser.context,
+        graph.candidates,
+        run.plan_context,
+        run.merged,
+        length,
+        is_quantised=is_quantised,
+        runtime=min([item for item in (run.runtime, runtime_version(None, providers.provider("cpu"))) if item], default=None),
+    )
     run.notes += [] if found.note is None else [found.note]
     graph.shared = found
     if found.decoder is None:

@@ -94,6 +94,8 @@ class OpSupport:
     """Whether a bias may stand for all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
     bias_beside_lengths: bool = False
     """Whether GroupQueryAttention is known to add a bias where each entry has a length of its own."""
+    reads_without_new_keys_from: tuple[int, int] | None = None
+    """The ONNX Runtime from which on GroupQueryAttention reads a buffer that holds the new keys already; None: not known to."""
     rotates_inside: bool = False
     """Whether GroupQueryAttention rotates queries and keys where it is handed cosines and sines."""
     is_wrong: Callable[[AttentionParams], Reason | None] | None = None

@@ -22,6 +22,7 @@ from onnx_attnfuse.attention.masks.predicates import Causal, Window
 from onnx_attnfuse.attention.spec import AttentionSpec, Rotary
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.sizes import Dim
+from onnx_attnfuse.graph.sweep import sweep
 from onnx_attnfuse.kernels.operators import rotary_embedding
 from onnx_attnfuse.kernels.operators.group_query_attention import INFO
 from onnx_attnfuse.reasons import Reason
@@ -57,6 +58,8 @@ class Buffered:
     """New tokens are brought into another order in each entry."""
     places: Places
     """The order of a bias."""
+    holds_new: tuple[ir.Value, ir.Value] | None = None
+    """The buffer where it holds the new keys and values already; None: the operator appends them."""
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext, *, is_buffered: bool = False) -> Reason | None:
@@ -138,7 +141,8 @@ def emit(
     builder, axes = context.builder, spec.axes
     each = context.device.provider.rotates_each_token
     absorbs = functools.partial(absorbs_rotary, batch=axes.b, each=each, in_order=buffered is None or not buffered.is_rearranged)
-    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs)
+    holding = None if buffered is None else buffered.holds_new
+    operands = grouped(builder, spec, Rows(None), cached=encoding.cached, absorbs=absorbs if holding is None else None)
     last, total = _lengths(builder, length(axes.b), length(axes.j)) if buffered is None else (buffered.last, buffered.total)
     window = window_of(spec, meaning)
     assert window is not None
@@ -148,9 +152,9 @@ def emit(
         "scale": operands.scale,
         "local_window_size": window,
     }
-    inputs = _handed_over(operands, spec, context)
+    inputs = _handed_over(operands, spec, context) if holding is None else _query_alone(operands, spec, builder)
     inputs |= {"seqlens_k": last, "total_sequence_length": total}
-    inputs["past_key"], inputs["past_value"] = operands.past
+    inputs["past_key"], inputs["past_value"] = holding or operands.past
     if meaning.biases and buffered is not None:
         inputs["attention_bias"] = buffered_bias(spec, meaning, context, buffered.places)
     if spec.softcap is not None:
@@ -163,14 +167,28 @@ def emit(
     if spec.sink is not None:
         heads = arrange(builder, spec.sink.refined(), (axes.n,))
         inputs["head_sink"] = builder.cast(heads, spec.dtype)
-    fused = operator(builder, spec, INFO, inputs, attributes, outputs=3)
+    fused = operator(builder, spec, INFO, inputs, attributes, outputs=3 if holding is None else 1)
     words = ["causal"] if window == -1 else ["causal", f"local_window_size {window}"]
     words += ["shared buffer"] if buffered is not None else []
+    words += ["no new keys"] if holding is not None else []
     words += ["attention_bias"] if meaning.biases else []
     words += ["do_rotary"] if operands.rotary is not None else []
     words += ["packed qkv"] if inputs.get("key") is None and buffered is None else []
     form = f"{INFO.name} {', '.join(words)}"
-    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=encoding.cached)
+    gives = encoding.cached and holding is None
+    return replacing(builder, fused, spec, Rows(None), operands.chosen, operands.targets, form, cached=gives)
+
+
+def _query_alone(operands: Grouped, spec: AttentionSpec, builder: Builder) -> dict[str, ir.Value | None]:
+    """Queries with no keys and values; what was made of those is swept where nothing else reads it."""
+    query, *rest = operands.values
+    width, batch = length((*operands.kv_heads, *spec.axes.h)), length(spec.axes.b)
+    assert isinstance(width, int)
+    assert spec.dtype is not None
+    nothing = builder.cast(builder.constant(np.zeros((1, 0, width), np.float32)), spec.dtype)
+    empty = builder.expand(nothing, [batch, 0, width], [True, False, False])
+    sweep(rest)
+    return {"query": query, "key": empty, "value": empty}
 
 
 def _handed_over(operands: Grouped, spec: AttentionSpec, context: BuildContext) -> dict[str, ir.Value | None]:

@@ -147,6 +147,8 @@ def _check_kernels(nodes: list[ir.Node], model: ir.Model, form: CacheFormat, dev
         what = f"{INFO.name} has no kernel on {device.ep} for a cache in {form.name}; there are {others}"
         raise Refused("no-kernel-for-cache", what)
     facts = Facts(model.graph)
+    if any(output.uses() for node in nodes for output in node.outputs[1:]):
+        raise Refused("no-kernel-for-cache", "a later attention reads the buffer without new keys, which is not quantised")
     for node in nodes:
         params = params_of_node(node, facts)
         if isinstance(params, Reason):

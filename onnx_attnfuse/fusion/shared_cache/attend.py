@@ -32,6 +32,8 @@ class Attended:
     emitted: Emitted
     present: tuple[ir.Value, ir.Value]
     """The outputs of the model that are the buffer afterwards."""
+    presents: tuple[tuple[ir.Value, ir.Value], ...]
+    """The keys and values that the source put together, each with the buffer in its place."""
     has_tables: bool
     """Whether it is rotated by rows of tables, which positions have to be inside of."""
 
@@ -54,6 +56,7 @@ def attend(
     edit: Edit,
     *,
     tables: PositionTables | None,
+    leader: Attended | None = None,
 ) -> Attended:
     """Builds the operator and puts it in the place of the attention.
 
@@ -64,6 +67,7 @@ def attend(
         order: The order of the nodes.
         edit: What is added is part of this.
         tables: Where cosines and sines become tables, if they are computed of positions alone.
+        leader: The attention that appends the keys and values, if this one does not.
 
     Raises:
         Refused: An operand cannot be brought into its layout, or keys and values are used elsewhere.
@@ -76,18 +80,29 @@ def attend(
     computed = spec
     spec = computed if tables is None else tables.within(computed)
     (encoding,) = target.encodings(spec, site.meaning)
+    if leader is not None:
+        buffered = dataclasses.replace(buffered, holds_new=leader.present)
     emitted = target.emit(spec, site.meaning, context, encoding, buffered=buffered)
-    given = [item for item in emitted.node.inputs if item in site.past]
-    if given != list(site.past) or any(
+    earlier = site.past if leader is None else leader.present
+    given = [item for item in emitted.node.inputs if item in earlier]
+    if given != list(earlier) or any(
         new is not output for (_, new), output in zip(emitted.presents, emitted.node.outputs[KEY:], strict=False)
     ):
         raise Refused("cache-layout", "the cache layout is not batch, heads, positions, channels", spec.name)
     order.add(edit.added[count:], anchor_of(spec))
     commit(spec, dataclasses.replace(emitted, presents=()), builder, order, edit)
-    for old, new in emitted.presents:
+    present = (emitted.node.outputs[KEY], emitted.node.outputs[VALUE]) if leader is None else leader.present
+    return Attended(site, emitted, present, emitted.presents, spec is not computed)
+
+
+def give_out(attended: Attended, context: BuildContext) -> None:
+    """Gives out the buffer once no attention of the source reads what it put together.
+
+    Raises:
+        Refused: It is used elsewhere too.
+    """
+    for old, new in attended.presents:
         _give_out(old, new, context)
-    outputs = emitted.node.outputs
-    return Attended(site, emitted, (outputs[KEY], outputs[VALUE]), spec is not computed)
 
 
 def _give_out(old: ir.Value, new: ir.Value, context: BuildContext) -> None:

@@ -150,7 +150,9 @@ class Compaction:
     def _attention(self, node: ir.Node) -> dict[int, Marks]:
         """The inputs of an attention that consist of tokens."""
         info = group_query_attention.INFO
-        found: dict[int, Marks] = dict.fromkeys(range(3), _TOKENS)
+        key = node.inputs[1]
+        is_alone = key is not None and 0 in dims_of(self._builder, key)  # it reads keys that are in the buffer already
+        found: dict[int, Marks] = dict.fromkeys(range(1 if is_alone else 3), _TOKENS)
         if info.input(node, "position_ids") is not None:
             found[info.place("position_ids")] = _PLACES
         return found

@@ -144,6 +144,7 @@ def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
 
 def settle(builder: Builder, attended: Sequence[Attended], states: States) -> None:
     """Names the parts of the buffer by layer, beside states with the source's numbers, and gives them its length."""
+    attended = [item for item in attended if item.site.leader is None]
     has_states = states.convolutions or states.recurrences
     numbers = template([item.site.past[0].name or "" for item in attended])[1] if has_states else ()
     parts = [
@@ -173,6 +174,7 @@ def served(
     """The interface of the decoder, for whoever calls it."""
     spec = attended[0].site.spec
     windows = {item.site.window for item in attended}
+    attended = [item for item in attended if item.site.leader is None]
     pasts = [value for item in attended for value in item.site.past]
     known = {
         interface.tokens,

@@ -59,6 +59,8 @@ class CachedSite:
     """How many keys a row sees, itself counted; None: all before it."""
     filled: Filled | None = None
     """The buffer that the source writes into; None: its cache grows."""
+    leader: ir.Node | None = None
+    """The attention before it that appends the keys and values that both read; None: it appends its own."""
 
     @property
     def cache(self) -> Cache:
@@ -99,6 +101,32 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
     return CachedSite(node, spec, meaning, (key, value), (present_key, present_value), mask, None if window == -1 else window)
 
 
+def with_leaders(sites: Sequence[CachedSite], *, may_follow: bool) -> list[CachedSite]:
+    """Sites of which those that read what an earlier one appends are known to.
+
+    Args:
+        sites: All sites, in the order of the graph.
+        may_follow: The operator reads a buffer without new keys and values.
+
+    Raises:
+        Refused: Two append to the same earlier keys or values, or the operator does not.
+    """
+    firsts: dict[ir.Value, CachedSite] = {}
+    found: list[CachedSite] = []
+    for site in sites:
+        first = firsts.setdefault(site.past[0], site)
+        if first is site:
+            found.append(site)
+            continue
+        if first.past != site.past or first.present != site.present or site.filled is not None:
+            raise Refused("caches-differ", "two attentions append to the same past keys or values", first.spec.name)
+        if not may_follow:
+            message = "it reads keys and values of an earlier attention, and GroupQueryAttention is not known to without new ones"
+            raise Refused("caches-differ", message, site.spec.name)
+        found.append(dataclasses.replace(site, leader=first.node))
+    return found
+
+
 def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
     """Checks that attentions have one cache: the same earlier positions, new ones and padding, each its own keys and values.
 
@@ -106,7 +134,7 @@ def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
         Refused: They have not.
     """
     first = sites[0]
-    pasts = [value for site in sites for value in site.past]
+    pasts = [value for site in sites if site.leader is None for value in site.past]
     if len(set(pasts)) < len(pasts):
         raise Refused("caches-differ", "two attentions append to the same past keys or values", first.spec.name)
     for site in sites[1:]:

@@ -25,14 +25,14 @@ from onnx_attnfuse.fusion.commit import check_lengths
 from onnx_attnfuse.fusion.packing.token_axes import Tokens
 from onnx_attnfuse.fusion.plan import PlanContext, params_of
 from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
-from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend
+from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend, give_out
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
 from onnx_attnfuse.fusion.shared_cache.counted import PositionTables, counted
 from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
 from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.merged import Merged
-from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, is_fitted, read_site
+from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, is_fitted, read_site, with_leaders
 from onnx_attnfuse.fusion.shared_cache.report import SharedCache
 from onnx_attnfuse.fusion.shared_cache.static import is_static, read_static
 from onnx_attnfuse.graph.build import Builder
@@ -43,6 +43,7 @@ from onnx_attnfuse.graph.sizes import settled
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.forecast import forecast
+from onnx_attnfuse.kernels.support import supported
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.rewriting import Edit, GraphContext
@@ -69,6 +70,7 @@ def share_cache(
     context_length: int | None = None,
     *,
     is_quantised: bool = False,
+    runtime: tuple[int, int] | None = None,
 ) -> SharedCache:
     """Makes the cache of a graph one buffer, or leaves all as it was.
 
@@ -80,13 +82,14 @@ def share_cache(
         merged: What the model is the decoder with a past of, which the result is judged by then.
         context_length: How many positions there will be at most, where a caller says so.
         is_quantised: Whether the cache is to be quantised afterwards.
+        runtime: The older of the ONNX Runtimes that the model will run on and is judged by; None: the newest.
     """
     if graph.scope.graph is not graph.model.graph:
         return SharedCache()
     cached = [item for item in candidates if item.spec is not None and (item.spec.cache is not None or is_static(item.spec))]
     if not cached:
         return SharedCache(note=_no_cache(graph.model.graph))
-    sharing = _Sharing(graph, context, plan_context, merged, context_length, is_quantised=is_quantised)
+    sharing = _Sharing(graph, context, plan_context, merged, context_length, is_quantised=is_quantised, runtime=runtime)
     sites = sharing.read(cached)
     if sharing.reasons:
         return SharedCache(reasons=_named(sharing.reasons), note=_left(next(iter(sharing.reasons.values()))))
@@ -143,6 +146,7 @@ class _Sharing:
         context_length: int | None,
         *,
         is_quantised: bool,
+        runtime: tuple[int, int] | None,
     ) -> None:
         self._graph, self._context, self._plan_context, self._merged = graph, context, plan_context, merged
         provider, assumed = plan_context.device.provider, graph.scope.facts.assumed.names
@@ -154,6 +158,9 @@ class _Sharing:
         """Whether sizes lie where the model runs."""
         self._takes_in_norms = target.takes_in_norms(context) and not is_quantised
         """Both together are not shown to be right."""
+        since = supported(target.INFO.key, provider).reads_without_new_keys_from
+        self._may_follow = since is not None and (runtime is None or runtime >= since)
+        """Whether an attention may read what an earlier one appended."""
         self._found: dict[ir.Node, SiteReport] = {}
         self.reasons: dict[ir.Node, Reason] = {}
 
@@ -168,6 +175,7 @@ class _Sharing:
                 self.reasons[candidate.node] = refused.reason
         if not self.reasons:
             try:
+                sites = with_leaders(sites, may_follow=self._may_follow)
                 check_together(sites, self._graph.scope.facts)
                 self._check_assumed(sites)
             except Refused as refused:
@@ -267,7 +275,13 @@ class _Sharing:
         buffered = target.Buffered(lengths.last, lengths.total, lengths.rows, is_rearranged, places)
         order = NodeOrder(graph)
         tables = PositionTables(builder) if self._has_tables else None
-        attended = [attend(site, buffered, self._context, order, edit, tables=tables) for site in sites]
+        found: dict[ir.Node, Attended] = {}
+        for site in sites:
+            leader = None if site.leader is None else found[site.leader]
+            found[site.node] = attend(site, buffered, self._context, order, edit, tables=tables, leader=leader)
+        attended = [*found.values()]
+        for item in attended:
+            give_out(item, self._context)
         settle_source(graph, builder, sites, mask, lengths)
         if self._takes_in_norms:
             for item in attended:
@@ -335,8 +349,9 @@ class _Names:
 
     def __init__(self, model: ir.Graph, sites: Sequence[CachedSite], source: FilledSource | None, *, is_padded: bool) -> None:
         self._source = source
-        self._pasts = [value.name or "" for site in sites for value in site.past]
-        self._presents = [value.name or "" for site in sites for value in site.present]
+        own = [site for site in sites if site.leader is None]
+        self._pasts = [value.name or "" for site in own for value in site.past]
+        self._presents = [value.name or "" for site in own for value in site.present]
         self._outputs = [value.name or "" for value in model.outputs if value.name not in self._presents]
         self._is_padded = is_padded
 
