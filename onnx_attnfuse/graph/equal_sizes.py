@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onnx_attnfuse.graph import sizes
+from onnx_attnfuse.graph.facts_view import Content
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 
@@ -40,16 +41,19 @@ def solved(pairs: Iterable[tuple[Dim, Dim]], names: Sequence[str]) -> dict[str, 
 
 
 def _solution(gap: Dim, order: dict[str, int]) -> tuple[str, Dim] | None:
-    """The last symbol that is a positive sum of others where `gap` is 0."""
+    """The last symbol that is a positive sum of others where `gap` is 0; else an extreme or quotient of symbols that is one."""
     if isinstance(gap, int) or not sizes.symbols(gap) <= order.keys():
         return None
     terms = sizes.summands(gap)
     whole = math.gcd(*(term if isinstance(term, int) else term.factor for term in terms))
-    for name in sorted(sizes.symbols(gap), key=order.__getitem__, reverse=True):
-        own = [term for term in terms if name in sizes.symbols(term)]
-        if len(own) != 1 or own[0] not in {sizes.symbol(name) * whole, sizes.symbol(name) * -whole}:
+    lone = [sizes.symbol(name) for name in sorted(sizes.symbols(gap), key=order.__getitem__, reverse=True)]
+    lone += [Size(1, term.atoms) for term in terms if isinstance(term, Size) and len(term.atoms) == 1 and term.atoms[0].parts]
+    for size in lone:
+        (name,) = (atom.key for atom in size.atoms)
+        own = [term for term in terms if sizes.mentions(term, {name})]
+        if len(own) != 1 or own[0] not in {size * whole, size * -whole}:
             continue
-        sign = 1 if own[0] == sizes.symbol(name) * whole else -1
+        sign = 1 if own[0] == size * whole else -1
         rest = [term for term in terms if term is not own[0]]
         parts = [_divided(term, -sign * whole) for term in rest]
         if parts and all((isinstance(part, Size) and part.factor > 0) or (isinstance(part, int) and part > 0) for part in parts):
@@ -93,3 +97,10 @@ def with_equal(numbers: Mapping[str, int], equal: Mapping[str, Dim]) -> dict[str
         if not rest and number >= 0:
             known[last] = 1 + number
     return known
+
+
+def in_equal_sizes(content: Content, equal: Mapping[str, Dim]) -> Content:
+    """The elements of a tensor, those that are sizes written in the sizes that they are equal to."""
+    if isinstance(content, tuple):
+        return tuple(sizes.substituted(item, equal) if isinstance(item, Size) else item for item in content)
+    return sizes.substituted(content, equal) if isinstance(content, Size) else content

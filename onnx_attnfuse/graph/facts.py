@@ -23,7 +23,7 @@ from onnx_attnfuse.assumptions import Assumed, AssumptionName
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.calls import Calls
 from onnx_attnfuse.graph.constants import constant_array, has_unknown_attribute, subgraphs
-from onnx_attnfuse.graph.equal_sizes import have_new_positions, said, solved, with_equal
+from onnx_attnfuse.graph.equal_sizes import have_new_positions, in_equal_sizes, said, solved, with_equal
 from onnx_attnfuse.graph.facts_view import Content, Dims
 from onnx_attnfuse.graph.ops import CONTRIB, is_standard, read_as
 from onnx_attnfuse.graph.rules import CONTENTS, infer_dtype, shape_rule
@@ -341,7 +341,7 @@ class Facts:
         content_rule = CONTENTS.get(node.op_type) if readable else None
         content = self._ruled(content_rule, node)
         if content is not None and not (isinstance(content, tuple) and len(content) > _MAX_CONTENT):
-            self._content[node.outputs[0]] = content
+            self._content[node.outputs[0]] = in_equal_sizes(content, self._equal)
 
     def _ruled(self, rule: Callable[[ir.Node, Facts], _Told] | None, node: ir.Node) -> _Told | None:
         """The answer of a shape or content rule; None for operands that no rule expects, as only an invalid model has."""

@@ -263,18 +263,24 @@ def settled(dim: Dim, values: Mapping[str, int]) -> Dim:
 
 
 def substituted(dim: Dim, values: Mapping[str, Dim]) -> Dim:
-    """`dim` with other sizes in the place of some symbols."""
-    if isinstance(dim, int) or values.keys().isdisjoint(symbols(dim)):
+    """`dim` with other sizes in the place of some atoms, by their keys, which for symbols are their names."""
+    if isinstance(dim, int) or not mentions(dim, values.keys()):
         return dim
     result: Dim = dim.factor
     for atom in dim.atoms:
-        if atom.evaluate is None:
+        if atom.key in values or atom.evaluate is None:
             result = result * values.get(atom.key, Size(1, (atom,)))
         else:
             evaluated = atom.evaluate
             join = add if evaluated is sum else maximum if evaluated is max else minimum if evaluated is min else floor_quotient
             result = result * functools.reduce(join, (substituted(part, values) for part in atom.parts))
     return result
+
+
+def mentions(dim: Dim, keys: Set[str]) -> bool:
+    """Whether one of some atoms is in a size, by their keys."""
+    atoms = () if isinstance(dim, int) else dim.atoms
+    return any(atom.key in keys or any(mentions(part, keys) for part in atom.parts) for atom in atoms)
 
 
 def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
@@ -311,6 +317,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Dim, Dim], Dim]] = {
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: floor_quotient,
 }
+_EXTREMES: dict[str, Callable[[Dim, Dim], Dim]] = {"max": maximum, "min": minimum}
 
 
 @functools.cache
@@ -333,5 +340,7 @@ def _parse(node: ast.expr) -> Dim:
             return _parse(operand) * -1
         case ast.BinOp(left, sign, right) if type(sign) in _OPERATORS:
             return _OPERATORS[type(sign)](_parse(left), _parse(right))
+        case ast.Call(ast.Name(name), [_, _, *_] as dims, []) if name.lower() in _EXTREMES:
+            return functools.reduce(_EXTREMES[name.lower()], map(_parse, dims))
         case _:
             raise ValueError(ast.dump(node))

@@ -11,12 +11,16 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+import onnx_attnfuse
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.equal_sizes import solved, with_equal
 from onnx_attnfuse.graph.facts import Facts
+from tests.support.bundled import run
 
 A, B, C, D = (sizes.symbol(name) for name in "abcd")
+_ROWS = sizes.maximum(sizes.minimum(A + B, 8) - sizes.minimum(A, 8), 0)
+"""The rows [a : a + b] of a buffer of eight."""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,11 @@ A, B, C, D = (sizes.symbol(name) for name in "abcd")
         ([(A + B, 3)], {}),
         ([(A, sizes.symbol("other"))], {}),
         ([(A, A)], {}),
+        ([(_ROWS, B)], {str(_ROWS): B}),
+        ([(2 * B, 2 * _ROWS), (C, A + _ROWS)], {str(_ROWS): B, "c": A + B}),
+        ([(C, A + _ROWS)], {"c": A + _ROWS}),
+        ([(2 * _ROWS, 3 * B)], {}),
+        ([(_ROWS, sizes.minimum(B, 3) * -1)], {}),
     ],
 )
 def test_a_symbol_is_a_positive_sum_of_those_before_it(
@@ -152,6 +161,44 @@ def test_what_is_known_to_be_equal_is_wherever_the_graph_runs(text: str) -> None
 def test_what_may_differ_at_run_time_is_not_known_to_be_equal(text: str) -> None:
     assert _equal(text) == {}
     assert _runs(_model(text), {"a": 1, "b": 3, "c": 1, "d": 1})
+
+
+_LAYERS = """g (float[b,p,4] past, float[b,s,4] new, float[b,q,4] later, bool[8,8] seen) => (float[e,f,h] z, float[i,j,k] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] eight = {8}, int64[1] four = {4}, float low = {-inf}> {
+    start = Shape<start=1, end=2>(past) added = Shape<start=1, end=2>(new) batch = Shape<start=0, end=1>(new)
+    keys = Concat<axis=1>(past, new) turned = Transpose<perm=[0,2,1]>(keys) scores = MatMul(new, turned)
+    end = Add(start, added) rows = Slice(seen, start, end, zero) mask = Slice(rows, zero, end, one)
+    kept = Where(mask, scores, low) weights = Softmax(kept) z = MatMul(weights, keys)
+    last = Min(end, eight) first = Min(start, eight) gap = Sub(last, first) count = Max(gap, zero)
+    shape = Concat<axis=0>(batch, count, four) queries = Reshape<allowzero=1>(z, shape)
+    more = Concat<axis=1>(later, queries) again = Transpose<perm=[0,2,1]>(more) products = MatMul(queries, again)
+    parts = Softmax(products) y = MatMul(parts, more) }"""
+"""Two layers of which the second has as many rows as a cut of a buffer, by the arithmetic of an exporter."""
+
+
+@pytest.mark.parametrize(
+    ("assumed", "is_known"), [(("nonempty-axes", "masks-fit"), True), (("masks-fit",), False), (("nonempty-axes",), False)]
+)
+def test_rows_that_are_asked_for_are_those_that_are_there(assumed: tuple[str, ...], is_known: bool) -> None:
+    graph = ir.serde.deserialize_model(_model(_LAYERS)).graph
+    facts = Facts(graph, assumed=Assumed(frozenset(["named-sizes", *assumed])))
+    (queries,) = (node.outputs[0] for node in graph if node.op_type == "Reshape")
+    assert ((facts.dims(queries) or ())[1] == sizes.symbol("s")) == is_known
+
+
+def test_attention_whose_rows_are_cut_from_a_buffer_is_fused() -> None:
+    before = _model(_LAYERS)
+    result = onnx_attnfuse.optimize(before)
+    assert [site.status for site in result.report.sites] == ["fused", "fused"]
+    rng = np.random.default_rng(0)
+    for past, new in ((0, 3), (2, 1), (3, 4), (4, 4)):
+        feeds = {
+            name: rng.standard_normal((2, size, 4), np.float32) for name, size in (("past", past), ("new", new), ("later", 2))
+        }
+        feeds["seen"] = np.tril(np.ones((8, 8), bool))
+        expected, found = run(before, feeds), run(result.model, feeds)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
 
 
 def test_a_product_of_what_was_repeated_says_nothing() -> None:

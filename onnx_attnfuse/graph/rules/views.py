@@ -50,11 +50,14 @@ def _number(axis: int, wanted: Sequence[Dim | None], dims: Dims, facts: Known) -
     """A length that is asked for, as the number that it has to be where all other lengths leave only that."""
     asked, others = wanted[axis], sizes.product(dim for place, dim in enumerate(wanted) if place != axis and dim is not None)
     quotient = sizes.exact_quotient(sizes.product(dims), others)
-    if asked is None or not isinstance(quotient, int):
+    if asked is None or quotient is None:
         return asked
-    if isinstance(others, int) or facts.assumed.nonempty_axes:
+    is_number, is_enforced = isinstance(quotient, int), isinstance(others, int) or facts.assumed.nonempty_axes
+    if is_enforced and is_number:
         facts.enforce(asked, quotient)
-    return quotient
+    elif is_enforced:
+        facts.fit(asked, quotient)
+    return quotient if is_number else asked
 
 
 def _flatten(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
