@@ -75,6 +75,25 @@ def sliced(g: GraphBuilder) -> tuple[str, str]:
     return g.op("Unsqueeze", cos, [1]), g.op("Unsqueeze", sin, [1])
 
 
+def negative_angles(g: GraphBuilder) -> tuple[str, str]:
+    """Cosines and sines of the angles, and of their opposites for the first half."""
+    return cosines(g, g.op("Concat", g.op("Neg", angles(g)), angles(g), axis=-1))
+
+
+def negative_table(g: GraphBuilder) -> tuple[str, str]:
+    """Rows of constant tables, the sines of the first half with the other sign."""
+    tables = np.concatenate([LARGE[0], LARGE[0]], -1), np.concatenate([-LARGE[1], LARGE[1]], -1)
+    cos, sin = (g.op("Unsqueeze", g.op("Gather", table, "positions"), [1]) for table in tables)
+    return cos, sin
+
+
+def rounded_otherwise(g: GraphBuilder) -> tuple[str, str]:
+    """The angles of both halves were once of other types."""
+    types = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16
+    parts = [g.op("Cast", g.op("Cast", angles(g), to=dtype), to=onnx.TensorProto.FLOAT) for dtype in types]
+    return cosines(g, g.op("Concat", *parts, axis=-1))
+
+
 def one_table(g: GraphBuilder) -> tuple[str, str]:
     """Sines and cosines side by side in one table, each repeated for both channels of a pair."""
     rows = g.op("Gather", np.concatenate(list(LARGE), -1), "positions")
@@ -112,6 +131,22 @@ def complex_numbers(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
     imaginary = g.op("Add", g.op("Mul", a, sin), g.op("Mul", b, cos))
     parts = [g.op("Unsqueeze", part, [4]) for part in (real, imaginary)]
     return g.op("Reshape", g.op("Concat", *parts, axis=-1), [0, 0, 0, 8])
+
+
+def stacked(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
+    """Both halves on an axis of their own."""
+    parts = g.op("Reshape", x, [0, 0, 0, 2, 4])
+    a, b = (g.op("Gather", parts, index, axis=3) for index in (0, 1))
+    first = g.op("Sub", g.op("Mul", a, cos), g.op("Mul", b, sin))
+    second = g.op("Add", g.op("Mul", a, sin), g.op("Mul", b, cos))
+    both = (g.op("Unsqueeze", part, [3]) for part in (first, second))
+    return g.op("Reshape", g.op("Concat", *both, axis=3), [0, 0, 0, 8])
+
+
+def signed(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
+    """The sines have the signs, and the halves are only exchanged."""
+    wide = g.op("Concat", cos, cos, axis=-1), g.op("Concat", g.op("Neg", sin), sin, axis=-1)
+    return same_sign(g, x, *wide)
 
 
 def every_other(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
@@ -215,6 +250,13 @@ def normalized(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
 def same_sign(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
     other = g.op("Concat", g.slice(x, 3, 4, 8), g.slice(x, 3, 0, 4), axis=-1)
     return g.op("Add", g.op("Mul", x, cos), g.op("Mul", other, sin))
+
+
+def other_heads(g: GraphBuilder, x: str, cos: str, sin: str) -> str:
+    """Partners come from the head beside."""
+    rolled = g.op("Concat", g.slice(x, 1, 1, np.iinfo(np.int64).max), g.slice(x, 1, 0, 1), axis=1)
+    turned = g.op("Concat", g.op("Neg", g.slice(rolled, 3, 4, 8)), g.slice(rolled, 3, 0, 4), axis=-1)
+    return g.op("Add", g.op("Mul", x, cos), g.op("Mul", turned, sin))
 
 
 def other_pairs(g: GraphBuilder, x: str, cos: str, sin: str) -> str:

@@ -123,11 +123,13 @@ class MaskExecution(Execution):
                     found = None
                 finally:
                     self._depth -= 1
-            if found is None or not operators.is_read(found) or _count(found) > _LARGEST:
-                return self._plain(value, place)
-            return found
+            return self._plain(value, place) if found is None or not self._is_read(found) else found
 
         return Array(self.shape(value), array.dtype, at)
+
+    def _is_read(self, found: Term) -> bool:
+        """Whether a term is looked into; else the value is read that it is an element of."""
+        return operators.is_read(found) and _count(found) <= _LARGEST
 
     def _known_at(self, value: ir.Value, place: Index) -> Term | None:
         """What facts say of an element: the one of a list of sizes, or the number that all are."""

@@ -5,27 +5,50 @@
     result[first]  = cos · x[first]  - sin · x[second]
     result[second] = cos · x[second] + sin · x[first]
 
-The result is a linear form (`linear_forms`) in some value above it; the nearest for which the form is this rotation of pairs is
-the one. Both channels of a pair must have the same cosine and the same sine, which is proven (`channel_equality`); nothing is
-asked of cos² + sin². What is rotated only in some rows, or in pairs of another order, is none.
+The result is executed (`channel_terms`) from some value above it; the nearest in which it is this rotation of pairs is the one.
+Both channels of a pair must have the same cosine and the same sine, each of which is one term; nothing is asked of cos² + sin².
+What is rotated only in some rows, or in pairs of another order, is none.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator
 
-import numpy as np
+import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.channels import ChannelIndex, channels_of, joined, pulled, spread
-from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, regroup, replaced
+from onnx_attnfuse.attention.axes.factors import Axes, Axis, Factor, leaves, length, refined, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue
-from onnx_attnfuse.attention.match.channel_equality import Labels, columns_in
-from onnx_attnfuse.attention.match.linear_forms import SUMS, ChannelTerm, Unreadable, below, candidates, read_terms, region_above
+from onnx_attnfuse.attention.match.channel_terms import ChannelExecution, Layout, is_pair, pair_of, step_of
 from onnx_attnfuse.attention.spec import Rotary, Table
-from onnx_attnfuse.graph.constants import Array, is_constant, is_standard
+from onnx_attnfuse.certify import arithmetic
+from onnx_attnfuse.certify.arrays import Unsupported
+from onnx_attnfuse.certify.execution import UNKNOWN
+from onnx_attnfuse.certify.interned import aside
+from onnx_attnfuse.certify.terms import ONE, ZERO, Term, add, free, index, multiply, number, polynomial, subtract
+from onnx_attnfuse.graph.constants import attribute, is_constant, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS_TO_32
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.facts_view import Dims
+from onnx_attnfuse.graph.ops import CASTS, REARRANGES, REPEATS, SLICES
+from onnx_attnfuse.graph.sizes import Dim
+
+_MAX_REGION_VALUES = 96
+"""Values looked at."""
+_SUMS = frozenset(["Add", "Sub"])
+_OF_ALL = _SUMS | {"Concat", "Mul"}
+_OF_FIRST = REARRANGES | REPEATS | SLICES | CASTS | {"Gather", "Neg", "RotaryEmbedding"}
+_CUTS = SLICES | {"Concat", "Gather"}
+_MOVES = REARRANGES | REPEATS | CASTS | _CUTS
+_Region = dict[ir.Value, list[ir.Value]]
+"""Values above an operand, nearest first, each with those it may be a linear form of."""
+_Place = tuple[Term, ...]
+_Factor = tuple[int, Term]
+_Forms = dict[_Place, _Factor]
+"""Elements by their places, each with its sign and its factor."""
 
 
 def read_rotary(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[IndexedValue, Rotary] | None:
@@ -36,24 +59,71 @@ def read_rotary(indexed: IndexedValue, channels: Axis, facts: Facts) -> tuple[In
         channels: The channels of a head.
         facts: Shapes and types.
     """
-    axes, size = spread(indexed.axes, channels), length(channels)
-    if axes is None or not isinstance(size, int) or not _may_be_one(IndexedValue(indexed.value, axes), facts):
+    size = length(channels)
+    if not isinstance(size, int) or any(leaf.position is not None for leaf in leaves(channels)):
         return None
-    start = ChannelTerm(np.arange(size), IndexedValue(indexed.value, axes), np.ones(size, np.int64))
-    region = region_above(indexed.value)
-    for root in candidates(region):
-        inside = below(root, region)
+    if not _may_be_one(indexed, channels, facts):
+        return None
+    region = _region_above(indexed.value)
+    for root in _candidates(region):
+        inside = _below(root, region)
+        if not all(_is_linear(value, inside) for value in inside if value is not root):
+            continue
         try:
-            terms = [*read_terms(start, root, inside, facts)]
-            base, shift = _root(terms, start, channels)
-            rotary = _rotation(terms, shift, start, channels, facts)
-        except Unreadable:
+            with aside():
+                base, rotary = _Rotated(indexed, channels, size, root, inside, facts).read()
+        except UNKNOWN:
             continue
         if _is_repeated(base, rotary, facts):
             return None
         nodes = dict.fromkeys(value.producer() for value in region if value in inside and value is not root)
         return base, dataclasses.replace(rotary, nodes=tuple(node for node in nodes if node is not None))
     return None
+
+
+def _region_above(start: ir.Value) -> _Region:
+    """The values that `start` may be a linear form of, and those between."""
+    found: _Region = {start: []}
+    pending = [start]
+    for value in pending:
+        node = value.producer()
+        if not is_standard(node) or len(found) > _MAX_REGION_VALUES:
+            continue
+        sources = node.inputs if node.op_type in _OF_ALL else node.inputs[:1] if node.op_type in _OF_FIRST else ()
+        found[value] = [source for source in sources if source is not None and not is_constant(source)]
+        fresh = [source for source in dict.fromkeys(found[value]) if source not in found]
+        found.update((source, []) for source in fresh)
+        pending += fresh
+    return found
+
+
+def _candidates(region: _Region) -> Iterator[ir.Value]:
+    """Values that are used more than once, or rotated by an operator, nearest first, each with those that it is a view of."""
+    uses = Counter(source for sources in region.values() for source in sources)
+    turned = {sources[0] for value, sources in region.items() if sources and is_standard(value.producer(), "RotaryEmbedding")}
+    for value in region:
+        if uses[value] < 2 and value not in turned:
+            continue
+        yield value
+        above = value
+        while is_standard(above.producer(), *REARRANGES) and region[above]:
+            (above,) = region[above]
+            yield above
+
+
+def _below(root: ir.Value, region: _Region) -> set[ir.Value]:
+    """The values that are computed from `root`, itself among them."""
+    found = {root}
+    while fresh := {value for value, sources in region.items() if value not in found and not found.isdisjoint(sources)}:
+        found |= fresh
+    return found
+
+
+def _is_linear(value: ir.Value, inside: set[ir.Value]) -> bool:
+    """Whether a sum is one of values inside, and a product one of such a value with another."""
+    node = value.producer()
+    count = 0 if node is None else sum(item in inside for item in node.inputs)
+    return count == {"Add": 2, "Sub": 2, "Mul": 1}.get(node.op_type if node is not None else "", count)
 
 
 def _is_repeated(base: IndexedValue, rotary: Rotary, facts: Facts) -> bool:
@@ -66,162 +136,172 @@ def _is_repeated(base: IndexedValue, rotary: Rotary, facts: Facts) -> bool:
     return False
 
 
-def _may_be_one(indexed: IndexedValue, facts: Facts) -> bool:
+def _may_be_one(indexed: IndexedValue, channels: Axis, facts: Facts) -> bool:
     """Whether the last operator leaves a chance, which that of most operands does not."""
     node = indexed.value.producer()
     if not is_standard(node) or facts.dtype(indexed.value) not in FLOATS_TO_32:
         return False
     if node.op_type == "Concat":
-        return pulled(indexed, facts) is not None
-    return node.op_type in {"Cast", "RotaryEmbedding"} or (node.op_type in SUMS and not any(map(is_constant, node.inputs)))
+        axis: int = attribute(node, "axis", 0)
+        return not set(leaves(channels)).isdisjoint(leaves(indexed.axes[axis]))
+    return node.op_type in {"Cast", "RotaryEmbedding"} or (node.op_type in _SUMS and not any(map(is_constant, node.inputs)))
 
 
-def _root(terms: Sequence[ChannelTerm], start: ChannelTerm, channels: Axis) -> tuple[IndexedValue, int]:
-    """The value that all terms are in, in the factors of the result, and which of its channels is the first."""
-    layouts = [joined(term.indexed.axes) for term in terms]
-    if any(_shape(axes) != _shape(layouts[0]) for axes in layouts) or {*_others(layouts[0])} != {*_others(start.indexed.axes)}:
-        raise Unreadable
-    size = len(start.channels)
-    sizes = [lanes.size for lanes in channels_of(layouts[0])]
-    total = length(channels_of(layouts[0]))
-    shift = min(int(_places(axes).min()) for axes in layouts) // size * size
-    if not isinstance(total, int) or total % size:
-        raise Unreadable
-    packed: Axis = () if total == size else (Factor(total // size, shift // size),)
-    parts = regroup([packed, leaves(channels)], sizes)
-    if parts is None:
-        raise Unreadable
-    rest = iter(parts)
-    axes = tuple(
-        tuple(part for leaf in axis for part in (next(rest) if isinstance(leaf, ChannelIndex) else (leaf,)))
-        for axis in layouts[0]
-    )
-    return IndexedValue(terms[0].indexed.value, axes), shift
+class _Rotated:
+    """A value as a rotation of another.
 
+    Its methods raise one of `UNKNOWN` where it is none.
+    """
 
-def _shape(axes: Axes) -> list[list[object]]:
-    return [[leaf.size if isinstance(leaf, ChannelIndex) else leaf for leaf in axis] for axis in axes]
+    def __init__(
+        self, indexed: IndexedValue, channels: Axis, size: int, root: ir.Value, inside: set[ir.Value], facts: Facts
+    ) -> None:
+        self._indexed, self._channels, self._size, self._root, self._facts = indexed, leaves(channels), size, root, facts
+        if any(facts.dtype(value) not in FLOATS_TO_32 for value in inside):
+            raise Unsupported("channels in other types")
+        self._others = [leaf for axis in refined(indexed.axes) for leaf in axis if leaf not in self._channels]
+        self._lengths = frozenset[Dim](leaf.size for leaf in (*self._others, *self._channels))
+        self._run = ChannelExecution(facts, self._lengths, inside - {root})
+        self._layout = Layout(self._run, self._others)
+        self._array = self._run.array(indexed.value)
+        self._name = self._run.name(root)
+        self._base: _Place = ()
+        self._axis = 0
 
+    def read(self) -> tuple[IndexedValue, Rotary]:
+        """The value that is rotated, and the rotation."""
+        gap = self._begin(self._forms(ZERO))
+        width = 2 * gap if gap > 1 else 2 * self._pairs()
+        interleaved, half, rest = gap == 1 and width > 2, width // 2, pair_of(self._size - width)
+        pair = pair_of(half)
+        first = multiply(number(2), pair) if interleaved else pair
+        second = add(first, number(gap))
+        if width > self._size:
+            raise Unsupported("no pairs of channels")
+        one, two = self._forms(first), self._forms(second)
+        cos, sin, own, other = (form[self._at(item)] for form, item in ((one, first), (one, second), (two, second), (two, first)))
+        if len(one) != 2 or len(two) != 2 or not self._same(cos, own, 1) or not self._same(sin, other, -1):
+            raise Unsupported("other angles")
+        kept = add(number(width), rest)
+        if width < self._size and self._forms(kept) != {self._at(kept): (1, ONE)}:
+            raise Unsupported("channels that do not stay")
+        tables = self._table(cos[1], cos[0], half), self._table(sin[1], -sin[0], half)
+        return self._rotated(), Rotary(*tables, self._channels, width, interleaved)
 
-def _others(axes: Axes) -> list[Factor]:
-    """The factors that are no lanes, in their order."""
-    return [leaf for axis in refined(axes) for leaf in axis if not isinstance(leaf, ChannelIndex)]
+    def _forms(self, channel: Term) -> _Forms:
+        """A channel as a sum of elements of the root, by their places, each with a sign and a factor besides."""
+        terms, rest = dict(self._layout.terms), channel
+        for leaf in reversed(self._channels):
+            terms[leaf] = rest if leaf is self._channels[0] else arithmetic.modulo(rest, self._run.length(leaf.size))
+            rest = arithmetic.divide(rest, self._run.length(leaf.size))
+        term = self._array.at(*(self._layout.at(axis, terms) for axis in refined(self._indexed.axes)))
+        found: _Forms = {}
+        for atoms, factor in polynomial(term).items():
+            own = [atom for atom in atoms if atom.op == "element" and atom.data == self._name]
+            others = [atom for atom in atoms if atom not in own]
+            if len(own) != 1 or len(others) > 1 or abs(factor) != 1 or own[0].args in found:
+                raise Unsupported("no rotation")
+            found[own[0].args] = int(factor), others[0] if others else ONE
+        return found
 
+    def _begin(self, forms: _Forms) -> int:
+        """Takes down where the first channel lies; how far its partner is from there."""
+        (one, other) = forms
+        (self._axis,) = [axis for axis, pair in enumerate(zip(one, other, strict=True)) if pair[0] is not pair[1]]
+        gap = subtract(other[self._axis], one[self._axis])
+        if gap.op != "const":
+            raise Unsupported("partners at a distance that varies")
+        self._base = one if gap.data > 0 else other
+        return abs(int(gap.data))
 
-def _places(axes: Axes) -> Array:
-    """Where each lane is among the channels of a value."""
-    place: Array = np.zeros(1, np.int64)
-    for lanes in channels_of(axes):
-        assert isinstance(lanes.size, int)
-        place = place * lanes.size + lanes.places
-    return place
+    def _at(self, channel: Term) -> _Place:
+        """The place of a channel in the root."""
+        return tuple(add(item, channel) if axis == self._axis else item for axis, item in enumerate(self._base))
 
+    def _pairs(self) -> int:
+        """How many pairs of channels side by side are rotated."""
+        others = range(1, self._size // 2)
+        return 1 + bisect.bisect_left(others, True, key=lambda pair: len(self._forms(number(2 * pair))) != 2)
 
-class _Side:
-    """The coefficients with which channels enter their own results, or those of their partners."""
+    def _same(self, one: _Factor, other: _Factor, sign: int) -> bool:
+        """Whether two factors are the same floats, but for a sign."""
+        runs = self._facts.once("channels", dict[frozenset[Dim], ChannelExecution])
+        run = runs.setdefault(self._lengths, ChannelExecution(self._facts, self._lengths))
+        first, second = (
+            multiply(number(own, "Real"), run.array(self._run.values[str(term.data)]).at(*term.args))
+            for own, term in (one, other)
+        )
+        return first is multiply(number(sign, "Real"), second)
 
-    def __init__(self, size: int, labels: Labels, facts: Facts) -> None:
-        self.source = np.full(size, -1)
-        """For each channel of the result the channel that is multiplied; -1: none."""
-        self._names: Array = np.zeros(size, np.int64)
-        self._signs: Array = np.zeros(size, np.int64)
-        self._terms: list[ChannelTerm] = []
-        self._labels = labels
-        self._facts = facts
+    def _rotated(self) -> IndexedValue:
+        """The root, in the factors of the result."""
+        channel = index("channel", number(self._size))
+        self._layout.name(channel, self._channels)
+        axes = self._axes(self._at(channel), self._facts.dims(self._root), may_repeat=False)
+        kept = {leaf for axis in axes or () for leaf in axis if leaf.position is None}
+        if axes is None or kept != {*self._channels, *(leaf for leaf in self._others if leaf.position is None)}:
+            raise Unsupported("another layout")
+        return IndexedValue(self._root, axes)
 
-    def enter(self, term: ChannelTerm, source: Array) -> None:
-        """Adds a term."""
-        assert term.coefficient is not None
-        if (self.source[term.channels] >= 0).any():
-            raise Unreadable
-        named = columns_in(self._facts).of(term.coefficient, len(term.channels), self._labels)
-        self.source[term.channels] = source
-        self._names[term.channels] = named.names
-        self._signs[term.channels] = named.signs * term.signs
-        self._terms.append(term)
+    def _axes(self, place: _Place, dims: Dims | None, *, may_repeat: bool) -> Axes | None:
+        """The factors of a place in a value; None if it is not made of them."""
+        found: list[Axis] = []
+        with contextlib.suppress(ValueError, TypeError):
+            for item, dim in zip(place, dims or (), strict=True):
+                found += [self._layout.axis(item, dim, may_repeat=may_repeat)]
+        factors = [leaf for axis in found for leaf in axis]
+        return tuple(found) if len(found) == len(place) and len(set(factors)) == len(factors) else None
 
-    def agrees(self, first: Array, second: Array, sign: int) -> bool:
-        """Whether both channels of every pair have the same coefficient, times `sign` in the second."""
-        same = self._names[first] == self._names[second]
-        return bool(same.all() and (self._signs[first] * sign == self._signs[second]).all())
+    def _table(self, term: Term, sign: int, pairs: int) -> Table:
+        """A factor as columns of a value, as far up as they can be had, so that all layers share it."""
+        best: Table | None = None
+        above: tuple[ir.Value, _Place] | None = self._run.values[str(term.data)], term.args
+        while above is not None:
+            found = self._columns(*above, pairs)
+            if found is not None and (best is None or found.axis == len(found.indexed.axes) - 1):
+                best = found
+            above = self._moved(*above)
+        if best is None:
+            raise Unsupported("no table")
+        return dataclasses.replace(best, negative=sign < 0)
 
-    def table(self, first: Array, sign: int) -> Table:
-        """The table of cosines or sines that has the coefficients of the `first` channels, times `sign`."""
-        for term in self._terms:
-            order = {channel: place for place, channel in enumerate(term.channels.tolist())}
-            if all(channel in order for channel in first.tolist()):
-                chosen = term.of(np.asarray([order[channel] for channel in first.tolist()]))
-                signs = np.broadcast_to(chosen.signs, first.shape) * sign
-                table = None if chosen.coefficient is None else _table(chosen.coefficient, len(first), self._facts)
-                if table is not None and (signs == signs[0]).all():
-                    return dataclasses.replace(table, negative=bool(signs[0] < 0))
-        raise Unreadable
+    def _moved(self, value: ir.Value, place: _Place) -> tuple[ir.Value, _Place] | None:
+        """The element that the node of a value takes from one of its inputs; None where it does more than that."""
+        node, facts = value.producer(), self._facts
+        source = None if node is None or not node.inputs else node.inputs[0]
+        if not is_standard(node, *_MOVES) or source is None or is_constant(value):
+            return None
+        if (node.op_type == "Gather" and not is_constant(node.inputs[1])) or facts.dtype(source) != facts.dtype(value):
+            return None
+        run = ChannelExecution(facts, self._lengths, {value}, reads_floats=False)
+        term = run.array(value).at(*place)
+        above = run.values.get(str(term.data)) if term.op == "element" else None
+        if above is None or above is value:
+            return None
+        is_cut = (
+            node.op_type in _CUTS and not self._lengths_of(above, term.args).items() <= self._lengths_of(value, place).items()
+        )
+        return None if is_cut else (above, term.args)
 
+    def _lengths_of(self, value: ir.Value, place: _Place) -> dict[Term, Dim]:
+        """The lengths of a value's axes that other indices than that of a pair run over."""
+        items = zip(place, self._facts.dims(value) or (), strict=True)
+        return {item: dim for item, dim in items if free(item) and not any(map(is_pair, free(item)))}
 
-def _rotation(terms: Sequence[ChannelTerm], shift: int, start: ChannelTerm, channels: Axis, facts: Facts) -> Rotary:
-    """The rotation that the terms are together."""
-    size, labels = len(start.channels), {leaf: number for number, leaf in enumerate(_others(start.indexed.axes))}
-    kept: Array = np.zeros(size, np.int64)
-    main, cross = _Side(size, labels, facts), _Side(size, labels, facts)
-    for term in terms:
-        place = np.broadcast_to(_places(joined(term.indexed.axes)) - shift, term.channels.shape)
-        own = place == term.channels
-        if term.coefficient is None:
-            if not own.all() or not (term.signs == 1).all():
-                raise Unreadable
-            kept[term.channels] += 1
-            continue
-        for side, chosen in ((main, np.flatnonzero(own)), (cross, np.flatnonzero(~own))):
-            if len(chosen):
-                side.enter(term.of(chosen), place[chosen])
-    turned = (main.source >= 0) & (cross.source >= 0) & (kept == 0)
-    stays = (main.source < 0) & (cross.source < 0) & (kept == 1)
-    width = int(turned.sum())
-    if width < 2 or width % 2 or not turned[:width].all() or not stays[width:].all():
-        raise Unreadable
-    first, interleaved = _pairs(cross.source[:width])
-    second = cross.source[first]
-    if not main.agrees(first, second, 1) or not cross.agrees(first, second, -1):
-        raise Unreadable
-    return Rotary(main.table(first, 1), cross.table(first, -1), leaves(channels), width, interleaved)
-
-
-def _pairs(partner: Array) -> tuple[Array, bool]:
-    """The first channel of each pair, and whether its partner is the next one rather than the one half the width on."""
-    channels, half = np.arange(len(partner)), len(partner) // 2
-    if np.array_equal(partner, (channels + half) % len(partner)):
-        return channels[:half], False
-    if np.array_equal(partner, channels ^ 1):
-        return channels[::2], True
-    raise Unreadable
-
-
-def _table(indexed: IndexedValue, pairs: int, facts: Facts) -> Table | None:
-    """The coefficients as columns of a value, as far up as they can be had, so that all layers share it."""
-    best: Table | None = None
-    while True:
-        found = _columns_of(indexed, pairs, facts)
-        if found is not None and (best is None or found.axis == len(found.indexed.axes) - 1):
-            best = found
-        parts = pulled(indexed, facts)
-        if parts is None or len(parts) != 1:
-            return best
-        indexed = parts[0].indexed
-
-
-def _columns_of(indexed: IndexedValue, pairs: int, facts: Facts) -> Table | None:
-    """Lanes that are columns at equal distances."""
-    axes, dims = joined(indexed.axes), facts.dims(indexed.value)
-    if dims is None or facts.dtype(indexed.value) not in FLOATS_TO_32:
-        return None
-    held = [index for index, axis in enumerate(axes) if any(isinstance(leaf, ChannelIndex) for leaf in axis)]
-    if not held and pairs == 1:
-        held = [index for index, dim in enumerate(dims) if dim == 1][-1:]
-    if len(held) != 1 or len(axes[held[0]]) > 1:
-        return None
-    index, places = held[0], channels_of((axes[held[0]],))[0].places if axes[held[0]] else np.zeros(1, np.int64)
-    size, step = dims[index], int(places[1] - places[0]) if len(places) > 1 else 1
-    if size != length(axes[index]) or step < 1 or not np.array_equal(places, places[0] + step * np.arange(len(places))):
-        return None
-    columns = IndexedValue(indexed.value, replaced(axes, index, (Factor(size),)))
-    return Table(columns, index, int(places[0]), step)
+    def _columns(self, value: ir.Value, place: _Place, pairs: int) -> Table | None:
+        """Pairs that are columns at equal distances."""
+        dims = self._facts.dims(value)
+        if dims is None or self._facts.dtype(value) not in FLOATS_TO_32:
+            return None
+        held = [axis for axis, item in enumerate(place) if any(map(is_pair, free(item)))]
+        if not held and pairs == 1:
+            held = [axis for axis, item in enumerate(place) if item.op == "const"][-1:]
+        if len(held) != 1:
+            return None
+        (axis,) = held
+        size, step = dims[axis], step_of(place[axis]) if pairs > 1 else (ZERO, 1, int(place[axis].data))
+        others = tuple(ZERO if at == axis else item for at, item in enumerate(place))
+        axes = self._axes(others, (*dims[:axis], 1, *dims[axis + 1 :]), may_repeat=True)
+        if not isinstance(size, int) or axes is None or step is None or step[1] < 1:
+            return None
+        return Table(IndexedValue(value, replaced(axes, axis, (Factor(size),))), axis, step[2], step[1])
