@@ -11,15 +11,15 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.attend import Attended
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
+from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.fusion.shared_cache.states import State, States, read_states
 from onnx_attnfuse.graph.build import Builder
-from onnx_attnfuse.graph.constants import constant_tensor, is_standard
+from onnx_attnfuse.graph.constants import is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.facts_view import Dim
-from onnx_attnfuse.graph.ops import ASKS_SHAPE, CASTS, RESHAPES
-from onnx_attnfuse.graph.uses import sources
+from onnx_attnfuse.graph.ops import CASTS, RESHAPES
 from onnx_attnfuse.reasons import Refused
 from onnx_attnfuse.serving.decoder import ServedDecoder, template
 from onnx_attnfuse.targets.layout import shared_heads
@@ -75,9 +75,12 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
     hidden = embedding[-1] if embedding else None
     logits = _logits(outputs, table[0] if table else None, hidden, facts)
     width = (facts.dims(logits) or (None,))[-1]
-    by_entry = (positions, *(site.mask for site in sites))
-    shared = frozenset(site.filled.position for site in sites if site.filled is not None)
-    counting = Counting(tokens, frozenset(value for value in by_entry if value is not None), shared)
+    counting = Counting(
+        tokens,
+        frozenset() if positions is None else frozenset([positions]),
+        frozenset(site.mask for site in sites if site.mask is not None),
+        frozenset(site.filled.position for site in sites if site.filled is not None),
+    )
     return Interface(
         tokens,
         None if tokens is not None else embedded[0],
@@ -224,67 +227,3 @@ def _names(states: Sequence[State]) -> tuple[tuple[str, str], ...]:
 
 def _name(value: ir.Value | None) -> str | None:
     return None if value is None else value.name
-
-
-_TABLE_RANK = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Counting:
-    """The inputs of a decoder that positions may be made of."""
-
-    tokens: ir.Value | None
-    by_entry: frozenset[ir.Value]
-    """Those with numbers for each entry: position ids, and the mask."""
-    shared: frozenset[ir.Value]
-    """Those with numbers for all entries alike."""
-
-
-def context_length(graph: ir.Graph, counting: Counting, facts: Facts) -> int | None:
-    """The rows of the smallest table that is read by position; None where there is none."""
-    read = [table.shape[0] for table, index in _lookups(graph) if facts.rank(index) and _counts(_made_of(index), counting, facts)]
-    return min((rows for rows in read if isinstance(rows, int)), default=None)
-
-
-def counts_alike(graph: ir.Graph, counting: Counting, facts: Facts) -> bool:
-    """Whether a table is read, or an angle taken, at positions that all entries of a batch share."""
-    if any(is_standard(node, "Slice") and _table(node.inputs[0]) and constant_tensor(node.inputs[1]) is None for node in graph):
-        return True
-    indices = [_made_of(index) for _, index in _lookups(graph)]
-    counted = [found for found in indices if _counts(found, counting, facts)]
-    angles = [_made_of(node.inputs[0]) for node in graph if is_standard(node, "Cos") and node.inputs[0] is not None]
-    counted += [found for found in angles if counting.tokens not in found and _marks(found, counting)]
-    return any(found.isdisjoint(counting.by_entry) for found in counted)
-
-
-def _lookups(graph: ir.Graph) -> Iterator[tuple[ir.TensorProtocol, ir.Value]]:
-    """The tables of floats that rows are gathered from, with the index."""
-    for node in graph:
-        table = _table(node.inputs[0]) if is_standard(node, "Gather") else None
-        if table is not None and node.inputs[1] is not None:
-            yield table, node.inputs[1]
-
-
-def _table(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """A constant with rows of floats."""
-    tensor = None if value is None else constant_tensor(value)
-    return tensor if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) == _TABLE_RANK else None
-
-
-def _made_of(value: ir.Value) -> set[ir.Value]:
-    """A value, and all that its elements are computed from; a size depends on no element."""
-    return set(sources([value], lambda _, node: not is_standard(node, *ASKS_SHAPE)))
-
-
-def _counts(found: set[ir.Value], counting: Counting, facts: Facts) -> bool:
-    """Whether an index with these sources is a position: it is counted, and of neither tokens nor floats."""
-    of_floats = any((dtype := facts.dtype(item)) is not None and dtype.is_floating_point() for item in found)
-    return counting.tokens not in found and not of_floats and _marks(found, counting)
-
-
-def _marks(found: set[ir.Value], counting: Counting) -> bool:
-    """Whether a position, a range or a running sum is among the sources."""
-    nodes = (item.producer() for item in found)
-    counted = any(node is not None and is_standard(node, "Range", "CumSum") for node in nodes)
-    positions = counting.by_entry | counting.shared
-    return counted or not found.isdisjoint(positions)
