@@ -305,7 +305,7 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
         lines.append("prompts of a batch must have one length in onnxruntime-genai, as states take padding in")
     elif decoder.counts_alike:
         what = "prompts of a batch must have one length in onnxruntime-genai, as the model counts positions for all entries alike"
-        lines.append(f"{what}; export it with position_ids as an input")
+        lines.append(what if decoder.position_ids is not None else f"{what}; export it with position_ids as an input")
     if decoder.cross_keys:
         outputs = "present_key_cross_N and present_value_cross_N"
         lines.append(f"the encoder is not written; put it beside as {ENCODER}, with outputs encoder_hidden_states, {outputs}")

@@ -217,6 +217,8 @@ def test_states_that_onnxruntime_genai_does_not_hand_in_get_no_config(fields: di
 
 def test_a_decoder_that_counts_positions_for_all_entries_alike_takes_prompts_of_one_length() -> None:
     (line,) = genai_config.assumed(changed(counts_alike=True), IDS)
+    assert line.endswith("counts positions for all entries alike")
+    (line,) = genai_config.assumed(changed(counts_alike=True, position_ids=None), IDS)
     assert line.endswith("counts positions for all entries alike; export it with position_ids as an input")
 
 

@@ -61,6 +61,13 @@ def test_a_bias_is_in_the_order_of_the_buffer(added: str, padding: str) -> None:
     _assert_serves(model, result, _PADDINGS[padding], (1, 1, 1))
 
 
+@pytest.mark.parametrize(("added", "alike"), [(_TEXT_POSITIONS, False), (_DISTANCES, True)])
+def test_distances_that_count_padding_are_those_of_all_entries(added: str, *, alike: bool) -> None:
+    found = _shared(_decoder(added), verify="none").report.decoder
+    assert found is not None
+    assert found.counts_alike == alike
+
+
 def test_several_tokens_on_top_of_padding_get_their_own_rows_and_columns() -> None:
     model = _decoder(_DISTANCES)
     _assert_serves(model, _shared(model), [[0, 1, 0, 1]], (3, 1, 2, 1))

@@ -11,7 +11,7 @@ from onnx_attnfuse.attention.axes.factors import length
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.attend import Attended
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths
-from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike
+from onnx_attnfuse.fusion.shared_cache.positions import Counting, context_length, counts_alike, is_by_place
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite
 from onnx_attnfuse.fusion.shared_cache.states import State, States, read_states
 from onnx_attnfuse.graph.build import Builder
@@ -81,6 +81,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         frozenset(site.mask for site in sites if site.mask is not None),
         frozenset(site.filled.position for site in sites if site.filled is not None),
     )
+    by_place = any(is_by_place(bias, counting) for site in sites for bias in site.meaning.biases)
     return Interface(
         tokens,
         None if tokens is not None else embedded[0],
@@ -90,7 +91,7 @@ def read_interface(graph: ir.Graph, facts: Facts, sites: Sequence[CachedSite]) -
         hidden if isinstance(hidden, int) else None,
         width if isinstance(width, int) else None,
         context_length(graph, counting, facts),
-        counts_alike(graph, counting, facts),
+        by_place or counts_alike(graph, counting, facts),
         read_states(graph, {*presents, *pasts}, facts),
     )
 
