@@ -14,6 +14,7 @@ from onnx_attnfuse.bodies import (
     group_query_attention,
     linear_attention,
     multi_head_attention,
+    norms,
     onnx_attention,
     rotary_embedding,
     unfold_tensor,
@@ -35,11 +36,18 @@ BODIES: Mapping[tuple[str, str], Callable[[FusedNode], Body]] = {
     (CONTRIB, "UnfoldTensor"): unfold_tensor.body,
 }
 """Bodies by domain, empty for the standard's, and name."""
+NORMS: Mapping[tuple[str, str], Callable[[FusedNode], Body]] = {
+    ("", "GroupNormalization"): norms.group,
+    ("", "RMSNormalization"): norms.rms,
+    (CONTRIB, "SkipLayerNormalization"): norms.skip_layer,
+    (CONTRIB, "SkipSimplifiedLayerNormalization"): norms.skip_rms,
+}
+"""Bodies of normalizations, which are left as they are but where an execution provider has none of them."""
 
 
 def has_body(node: ir.Node) -> bool:
     """Whether the node is an operator that has a body."""
-    return _key(node) in BODIES
+    return _key(node) in BODIES or _key(node) in NORMS
 
 
 def body_of(fused: FusedNode) -> Body:
@@ -48,7 +56,7 @@ def body_of(fused: FusedNode) -> Body:
     Raises:
         Refused: It cannot be written, or would not be exact.
     """
-    found = BODIES[_key(fused.node)](fused)
+    found = {**BODIES, **NORMS}[_key(fused.node)](fused)
     fused.finish()
     return found
 

@@ -126,14 +126,10 @@ class Execution:
             results = self._computed(node, given)
         except UNKNOWN:
             results = list[Array]()
-        if not results:
-            self._arrays[value] = self._end(value)
-            return
-        if node.op_type == "If":
-            self._arrays[value] = self._guarded(value, results[0])
-            return
-        for output, result in zip(node.outputs, results, strict=False):
-            self._arrays.setdefault(output, self._guarded(output, result))
+        outputs = [value] if node.op_type == "If" else node.outputs
+        for output, result in zip(outputs, results, strict=False):
+            if result is not None:
+                self._arrays.setdefault(output, self._guarded(output, result))
         if value not in self._arrays:
             self._arrays[value] = self._end(value)
 
@@ -146,7 +142,7 @@ class Execution:
         shape = [substitute(length, known) for length in array.shape]
         return Array(shape, array.dtype, lambda at: substitute(array.at(*at), known))
 
-    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array]:
+    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array | None]:
         if node.op_type == "If":
             condition, *branches = given
             first, second = (branch for branch in branches if branch is not None)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.fusion.plan import PlanContext, why_wrong
 from onnx_attnfuse.graph.facts import Facts
+from onnx_attnfuse.graph.ops import is_contrib, is_standard
 from onnx_attnfuse.kernels.conditions import AttentionParams
 from onnx_attnfuse.kernels.describe_op import params_of_node
 from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport
@@ -16,8 +17,9 @@ from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import GraphContext
 from onnx_attnfuse.transforms.decompose.decompose import is_fused, spell_out
-from onnx_attnfuse.transforms.decompose.norms import gives_sum, is_skip_norm, is_standard_norm, spell_out_norm
 
+_SUM = 3
+"""The place of the sum among the results of a normalization with one in front."""
 _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 
 
@@ -26,21 +28,23 @@ def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter
     done: Counter[str] = Counter()
     if plan_context.device.provider.keeps_fused:
         return done
-    for node in [node for node in graph.scope.graph if is_fused(node)]:
-        if why_foreign(node, graph.scope.facts, plan_context) is None:
-            continue
+    fused = [node for node in graph.scope.graph if is_fused(node)]
+    found = [node for node in fused if why_foreign(node, graph.scope.facts, plan_context) is not None]
+    found += [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]
+    for node in found:
         site = spell_out(graph, node)
         done[f"{site.domain or 'ai.onnx'}.{site.op}"] += site.status == "unfused"
-    for node in [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]:
-        done[f"{node.domain or 'ai.onnx'}.{node.op_type}"] += spell_out_norm(graph, node)
     return +done
 
 
 def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
     """Whether a node is a normalization that the execution provider is known not to run."""
-    if is_standard_norm(node):
-        return node.op_type in provider.spelled_norms
-    return is_skip_norm(node) and provider.skip_norms is not None and (provider.skip_norms == "none" or gives_sum(node))
+    if provider.spelled_norms and is_standard(node, *provider.spelled_norms):
+        return True
+    if not is_contrib(node, "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
+        return False
+    gives_sum = any(value.uses() or value.is_graph_output() for value in node.outputs[_SUM:])
+    return provider.skip_norms == "none" or (provider.skip_norms is not None and gives_sum)
 
 
 def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reason | None:

@@ -221,7 +221,9 @@ class _Reading:
         if meaning is None:
             raise Unsupported(f"{op} has no meaning here")
         attributes = [ir.AttrInt64s("axes", [-1])] if op.startswith("Reduce") else []
-        return meaning(Call(ir.Node("", op, [], attributes), given, 18))[0]
+        (result,) = meaning(Call(ir.Node("", op, [], attributes), given, 18))
+        assert result is not None
+        return result
 
 
 def _softmax(given: Sequence[Array]) -> Array:

@@ -102,7 +102,7 @@ class MaskExecution(Execution):
             return None
         return node.inputs[:1] if node.op_type in _BY_SHAPE else node.inputs
 
-    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array]:
+    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array | None]:
         return [_RULES[node.op_type](self, node, given)]
 
     def shape(self, value: ir.Value) -> list[Term]:
@@ -309,6 +309,7 @@ def _view(run: MaskExecution, node: ir.Node, items: Sequence[Array | None]) -> A
         raise Unsupported(node.op_type)
     call = Call(node, items, run.facts.opset, place=run.place)
     (result,) = meaning(call)
+    assert result is not None
     call.finish()
     return result
 

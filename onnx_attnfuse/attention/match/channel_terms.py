@@ -75,7 +75,7 @@ class ChannelExecution(MaskExecution):
             return node.inputs
         return super()._above(value, beyond=beyond)
 
-    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array]:
+    def _computed(self, node: ir.Node, given: list[Array | None]) -> Sequence[Array | None]:
         if node.op_type == "Split" or (self._inside is not None and node.op_type in _LINEAR):
             meaning = meanings.of(node)
             if meaning is None:

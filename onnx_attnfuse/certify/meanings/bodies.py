@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
@@ -20,7 +19,7 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.reasons import Refused
 
 
-def executed(call: Call, meaning_of: Callable[[ir.Node], Meaning | None]) -> Sequence[Array]:
+def executed(call: Call, meaning_of: Callable[[ir.Node], Meaning | None]) -> Sequence[Array | None]:
     """The outputs of a fused operator; rows of the first that it leaves open are 0.
 
     Raises:
@@ -46,14 +45,14 @@ def executed(call: Call, meaning_of: Callable[[ir.Node], Meaning | None]) -> Seq
         if meaning is None:
             raise Unsupported(f"{node.op_type} in the body of {call.node.op_type}")
         given = [None if item is None else array_of(item) for item in node.inputs]
-        known.update(zip(node.outputs, meaning(Call(node, given, call.opset)), strict=False))
-    values = itertools.takewhile(lambda value: value is not None, body.values[: len(call.node.outputs)])
-    outputs = [array_of(value) for value in values if value is not None]
+        results = zip(node.outputs, meaning(Call(node, given, call.opset)), strict=False)
+        known.update((output, array) for output, array in results if array is not None)
+    outputs = [None if value is None else array_of(value) for value in body.values[: len(call.node.outputs)]]
     defined = body.defined[0] if body.defined else None
-    if defined is not None:
+    if defined is not None and outputs[0] is not None:
         outputs[0] = arrays.elementwise([array_of(defined), outputs[0]], outputs[0].dtype, _or_zero)
     taken = _taken(call)
-    return outputs if taken is None else [_where(taken, output) for output in outputs]
+    return outputs if taken is None else [None if output is None else _where(taken, output) for output in outputs]
 
 
 def _constant(tensor: ir.TensorProtocol) -> Array:

@@ -75,7 +75,8 @@ class Call:
         return None if given is None else given.numbers()
 
 
-Meaning = Callable[[Call], Sequence[Array]]
+Meaning = Callable[[Call], "Sequence[Array | None]"]
+"""What the outputs of a node are; None for one of which no more than its shape is known."""
 
 
 def axis_of(axis: int, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""Normalizations along the last axis or of channels, and the Gelus: of ONNX, and of com.microsoft with a sum in front."""
+"""Normalizations that others are made of, and the Gelus, of ONNX and of com.microsoft."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from onnx_attnfuse.certify.softmaxes import function
 from onnx_attnfuse.certify.terms import Term, add, fresh, multiply, number, subtract, to_real
 from onnx_attnfuse.graph.ops import is_contrib
 
-_FACTORS_ARE_OF_CHANNELS_SINCE = 21
 _NORMALIZED_SUMS = {"SkipLayerNormalization": 4, "SkipSimplifiedLayerNormalization": 3}
 """Operators that add before they normalize, and the place of the bias among what they add."""
 _SUM = 3
@@ -24,75 +23,44 @@ _HALF = Fraction(1, 2)
 _CUBE, _ROOT_2_OVER_PI = 0.044715, math.sqrt(2 / math.pi)
 
 
-def _mean(data: Array, place: Index, *, squared: bool = False, middle: Term | None = None) -> Term:
-    """The mean of a row less `middle`, or of its squares."""
+def _mean(data: Array, place: Index, middle: Term | None = None) -> Term:
+    """The mean of a row, or of the squares of what is left of it without that."""
     bound = fresh(data.shape[-1])
     item = data.at(*place[:-1], bound)
-    item = item if middle is None else subtract(item, middle)
-    summed = sums.total(bound, multiply(item, item) if squared else item)
+    summed = sums.total(bound, item if middle is None else multiply(subtract(item, middle), subtract(item, middle)))
     return multiply(summed, function("inverse", to_real(data.shape[-1])))
 
 
-def normalized(data: Array, epsilon: float, weight: Array | None, shift: Array | None, *, centred: bool) -> Array:
-    """Rows less their mean if `centred`, over the root of the mean of their squares, times `weight` and plus `shift` if given."""
+def _layer(call: Call) -> Sequence[Array]:
+    """LayerNormalization: rows less their mean, over the root of the mean of their squares, times a weight and plus a shift."""
+    data, weight, shift, epsilon = call.array(0), call.array(1), call.optional(2), call.attribute("epsilon", 1e-5)
+    if axis_of(call.attribute("axis", -1), data.rank) != data.rank - 1:
+        raise Unsupported("a normalization over several axes")
 
     def read(place: Index) -> Term:
-        middle = _mean(data, place) if centred else None
-        item = data.at(*place) if middle is None else subtract(data.at(*place), middle)
-        power = add(_mean(data, place, squared=True, middle=middle), number(epsilon, "Real"))
-        item = multiply(item, function("inverse", function("sqrt", power)))
-        item = item if weight is None else multiply(item, weight.at(*arrays.aligned(place, weight.shape)))
+        item = multiply(_level(data, place, epsilon), weight.at(*arrays.aligned(place, weight.shape)))
         return item if shift is None else add(item, shift.at(*arrays.aligned(place, shift.shape)))
-
-    return Array(data.shape, data.dtype, read)
-
-
-def _alone(*, centred: bool) -> Meaning:
-    """The meaning of LayerNormalization, if `centred`, or of RMSNormalization."""
-
-    def meaning(call: Call) -> Sequence[Array]:
-        data, shift = call.array(0), call.optional(2)
-        if axis_of(call.attribute("axis", -1), data.rank) != data.rank - 1:
-            raise Unsupported("a normalization over several axes")
-        return [normalized(data, call.attribute("epsilon", 1e-5), call.array(1), shift, centred=centred)]
-
-    return meaning
-
-
-def _channels(call: Call) -> Sequence[Array]:
-    """InstanceNormalization and GroupNormalization: groups of channels made level, times and plus a number for each channel."""
-    data, weight, shift = call.array(0), call.array(1), call.array(2)
-    count, each, epsilon = data.shape[1], call.attribute("num_groups"), call.attribute("epsilon", 1e-5)
-    if count.op != "const" or (each is not None and call.opset < _FACTORS_ARE_OF_CHANNELS_SINCE):
-        raise Unsupported("a normalization of channels whose number is not known, or with factors of groups")
-    groups = int(count.data) if each is None else int(each)
-    rest = arrays.product([number(int(count.data) // groups), *data.shape[2:]])
-    rows = arrays.reshaped(data, [data.shape[0], number(groups), rest])
-
-    def level(place: Index) -> Term:
-        middle = _mean(rows, place)
-        power = add(_mean(rows, place, squared=True, middle=middle), number(epsilon, "Real"))
-        return multiply(subtract(rows.at(*place), middle), function("inverse", function("sqrt", power)))
-
-    levelled = arrays.reshaped(Array(rows.shape, data.dtype, level), data.shape)
-
-    def read(place: Index) -> Term:
-        return add(multiply(levelled.at(*place), weight.at(place[1])), shift.at(place[1]))
 
     return [Array(data.shape, data.dtype, read)]
 
 
-def _skip(*, centred: bool) -> Meaning:
-    """The meaning of SkipLayerNormalization, if `centred`, or of SkipSimplifiedLayerNormalization."""
+def _level(data: Array, place: Index, epsilon: float) -> Term:
+    """An element less the mean of its row, over the root of the mean of such squares."""
+    middle = _mean(data, place)
+    power = add(_mean(data, place, middle), number(epsilon, "Real"))
+    return multiply(subtract(data.at(*place), middle), function("inverse", function("sqrt", power)))
 
-    def meaning(call: Call) -> Sequence[Array]:
-        weight, shift, bias = call.array(2), call.optional(3) if centred else None, call.optional(4 if centred else 3)
-        parts = [item for item in (call.array(0), call.optional(1), bias) if item is not None]
-        total = arrays.elementwise(parts, parts[0].dtype, add)
-        result = normalized(total, call.attribute("epsilon", 1e-12), weight, shift, centred=centred)
-        return [result, _untold(total), _untold(total), total][: len(call.node.outputs)]
 
-    return meaning
+def _instance(call: Call) -> Sequence[Array]:
+    """InstanceNormalization: each channel made level, times and plus a number for it."""
+    data, weight, shift, epsilon = call.array(0), call.array(1), call.array(2), call.attribute("epsilon", 1e-5)
+    rows = arrays.reshaped(data, [*data.shape[:2], arrays.product(data.shape[2:])])
+    level = arrays.reshaped(Array(rows.shape, data.dtype, lambda place: _level(rows, place, epsilon)), data.shape)
+
+    def read(place: Index) -> Term:
+        return add(multiply(level.at(*place), weight.at(place[1])), shift.at(place[1]))
+
+    return [Array(data.shape, data.dtype, read)]
 
 
 def sum_beside(value: ir.Value) -> ir.Value | None:
@@ -108,15 +76,6 @@ def sum_beside(value: ir.Value) -> ir.Value | None:
 def of_the_sum(node: ir.Node, total: ir.Value) -> Sequence[ir.Value | None]:
     """The inputs of such a node where its sum is known: that, nothing to add to it, weights."""
     return [total, None, *node.inputs[2 : _NORMALIZED_SUMS[node.op_type]]]
-
-
-def _untold(array: Array) -> Array:
-    """The statistics of rows, of which no more is known than their shape."""
-
-    def read(place: Index) -> Term:
-        raise Unsupported("the statistics of a normalization")
-
-    return Array([*array.shape[:-1], number(1)], array.dtype, read)
 
 
 def _gelu(item: Term) -> Term:
@@ -150,12 +109,7 @@ def _quick_gelu(call: Call) -> Sequence[Array]:
     return [arrays.elementwise([data], data.dtype, computed)]
 
 
-MEANINGS: Mapping[str, Meaning] = {
-    "LayerNormalization": _alone(centred=True), "RMSNormalization": _alone(centred=False), "Gelu": _gelu_of_a_sum,
-    "InstanceNormalization": _channels, "GroupNormalization": _channels,
-}  # fmt: skip
+MEANINGS: Mapping[str, Meaning] = {"LayerNormalization": _layer, "Gelu": _gelu_of_a_sum, "InstanceNormalization": _instance}
 CONTRIB_MEANINGS: Mapping[str, Meaning] = {
-    "SkipLayerNormalization": _skip(centred=True),
-    "SkipSimplifiedLayerNormalization": _skip(centred=False),
     "Gelu": _gelu_of_a_sum, "BiasGelu": _gelu_of_a_sum, "FastGelu": _gelu_of_a_sum, "QuickGelu": _quick_gelu,
 }  # fmt: skip

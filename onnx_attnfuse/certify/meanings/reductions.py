@@ -114,6 +114,7 @@ def _reduced(reduce: Callable[[Term, Term], Term]) -> Meaning:
 
 def _mean(call: Call) -> Sequence[Array]:
     (summed,) = _reduced(sums.total)(call)
+    assert summed is not None
     data, axes = call.array(0), call.axes(1)
     if data.sort != "Real":
         raise Unsupported("a mean of integers, which is rounded")
