@@ -3,8 +3,8 @@
 planned = plan(decoder, session, pathlib.Path("folder/model.onnx"), read_config(pathlib.Path("config.json")))
 planned.write()
 
-The type is `decoder`, that of any decoder of text, as the graph holds what other types add; a decoder with the states of
-convolutions alone is `lfm2`, which hands these in. A window of the attentions is in their nodes and not in the config: there the
+The type is `decoder`, that of any decoder of text, as the graph holds what other types add. The states of convolutions alone are
+handed in where the layers have kinds. A window of the attentions is in their nodes and not in the config: there the
 runtime would keep no more than a window of the cache.
 """
 
@@ -106,14 +106,12 @@ def genai_config(
 
 def _type(decoder: ServedDecoder) -> str:
     """The type of a model: that of any decoder of text, but where the runtime has inputs that others have not."""
-    if decoder.cross_keys:
-        return "whisper"
-    return "lfm2" if decoder.convolutions and not decoder.recurrences else "decoder"
+    return "whisper" if decoder.cross_keys else "decoder"
 
 
 def _layer_types(decoder: ServedDecoder) -> list[str] | None:
     """The kind of each layer, which the runtime wants where layers have the state of a convolution and no other."""
-    if _type(decoder) != "lfm2":
+    if not decoder.convolutions or decoder.recurrences:
         return None
     cached = template(decoder.past_keys)[1]
     return ["full_attention" if layer in cached else "conv" for layer in range(max(_layers(decoder)) + 1)]
@@ -301,7 +299,10 @@ def _facts(decoder: ServedDecoder, config: Mapping[str, Any]) -> _Facts:
     if said is not None and length < said:
         what = f"context_length is {length}, as the model's table of positions has {length} rows"
         lines.append(f"{what}; the Hugging Face config says {said}")
-    if decoder.convolutions or decoder.recurrences:
+    if decoder.sizes is None and decoder.new_tokens is not None:
+        what = "onnxruntime-genai runs one prompt at a time, and no batch, where each step has a fixed number of tokens"
+        lines.append(f"{what}, here {decoder.new_tokens}; name that axis in the export for batches")
+    elif decoder.convolutions or decoder.recurrences:
         lines.append("prompts of a batch must have one length in onnxruntime-genai, as states take padding in")
     elif decoder.counts_alike:
         what = "prompts of a batch must have one length in onnxruntime-genai, as the model counts positions for all entries alike"

@@ -185,16 +185,19 @@ def test_states_are_named_beside_the_cache_and_count_as_layers() -> None:
     assert inner["inputs"]["past_recurrent_names"] == "past.%d.memory"
     assert inner["outputs"]["present_recurrent_names"] == "present.%d.memory"
     assert "layer_types" not in inner
-    assert genai_config.assumed(hybrid, IDS) == (
+    (line,) = genai_config.assumed(hybrid, IDS)
+    assert line.startswith("onnxruntime-genai runs one prompt at a time, and no batch, ")
+    assert genai_config.assumed(dataclasses.replace(hybrid, new_tokens=None), IDS) == (
         "prompts of a batch must have one length in onnxruntime-genai, as states take padding in",
     )
 
 
-def test_states_of_convolutions_alone_make_another_type() -> None:
+def test_states_of_convolutions_alone_want_the_kinds_of_layers() -> None:
+    """onnxruntime-genai 0.18 ran LFM2 by this; its own type `lfm2` reads no prompt token by token."""
     cached = {"past_keys": names("past.%d.key")[1:], "past_values": names("past.%d.value")[1:]}
     cached |= {"present_keys": names("present.%d.key")[1:], "present_values": names("present.%d.value")[1:]}
     made = content(changed(**cached, convolutions=pairs("conv", 0, 2)))
-    assert made["model"]["type"] == "lfm2"
+    assert made["model"]["type"] == "decoder"
     assert made["model"]["decoder"]["layer_types"] == ["conv", "full_attention", "conv"]
     assert "chunk_size" not in made["search"]
 
