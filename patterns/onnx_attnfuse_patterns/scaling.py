@@ -1,4 +1,4 @@
-"""Scaling: `scores * c`, `scores / c`.
+"""Scaling: `scores * c`, `scores / c`, `-scores`.
 
     Q·Kᵀ ── Mul/Div ── Softmax        the factor may be a number, computed, or differ by head or row
 
@@ -32,6 +32,12 @@ def divide(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
     """`scores / c`."""
     left, right = node.inputs
     return (steps.Scaled(left, right, divide=True),) if left is not None and right is not None else ()
+
+
+@score_step("Neg")
+def negate(node: ir.Node, facts: Facts) -> Sequence[steps.ScoreStep]:
+    """`-scores`."""
+    return (steps.Negated(node.inputs[0]),) if node.inputs[0] is not None else ()
 
 
 @weight_step("Mul", "Div")

@@ -15,6 +15,7 @@ from onnx_attnfuse.attention.match.steps import (
     Floored,
     LowZeroed,
     NaNZeroed,
+    Negated,
     Renormalized,
     Replaced,
     Rounded,
@@ -72,7 +73,7 @@ def with_roles(
 def _role(step: object, node: ir.Node) -> dict[ir.Node, Role]:
     also: tuple[ir.Node, ...] = getattr(step, "also", ())
     match step:
-        case Scaled() | Weighted():
+        case Scaled() | Negated() | Weighted():
             role: Role = "scale"
         case Added() | Replaced() | Floored():
             role = "mask"

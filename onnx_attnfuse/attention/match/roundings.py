@@ -10,6 +10,7 @@ from onnx_attnfuse.attention.axes.views import IndexedValue
 from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
+    Negated,
     Replaced,
     Rounded,
     RoundedWeights,
@@ -41,7 +42,7 @@ def score_roundings(steps: Iterable[Taken[ScoreStep]]) -> Iterator[Rounding]:
         match taken.step:
             case Rounded(pair):
                 yield Rounding(place, pair)
-            case Scaled():
+            case Scaled() | Negated():
                 place = place if masked else "scaled"
             case Squashed():
                 place = "capped"

@@ -90,6 +90,8 @@ class _Folder:
         match taken.step:
             case steps.Scaled() as step:
                 self._scaled(step, taken)
+            case steps.Negated():
+                self._multiplied(-1.0, taken)
             case steps.Added() as step:
                 self._added(step, taken)
             case steps.Replaced() as step:

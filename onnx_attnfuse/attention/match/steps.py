@@ -35,6 +35,13 @@ class Scaled:
 
 
 @dataclasses.dataclass(frozen=True)
+class Negated:
+    """The scores change their sign."""
+
+    scores: ir.Value
+
+
+@dataclasses.dataclass(frozen=True)
 class Added:
     """`operand` is added to the scores, or subtracted from them."""
 
@@ -96,7 +103,7 @@ class Rounded:
         return (self.pair.quantize,)
 
 
-ScoreStep: TypeAlias = Passed | Scaled | Added | Replaced | Floored | Shifted | Squashed | Rounded
+ScoreStep: TypeAlias = Passed | Scaled | Negated | Added | Replaced | Floored | Shifted | Squashed | Rounded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
     NaNZeroed,
+    Negated,
     Passed,
     Replaced,
     Rounded,
@@ -141,6 +142,8 @@ class _Writer:
             case Scaled():
                 operand, op = self._beside(step.operand, taken, filled), "Div" if step.divide else "Mul"
                 return lambda emitter, value: emitter.elementwise(op, [value, operand])
+            case Negated():
+                return lambda emitter, value: emitter.elementwise("Neg", [value])
             case Added():
                 return self._adding(step, self._beside(step.operand, taken, filled))
             case Replaced():

@@ -13,6 +13,7 @@ from onnx_attnfuse.attention.match.steps import (
     Added,
     Floored,
     NaNZeroed,
+    Negated,
     Passed,
     Replaced,
     Scaled,
@@ -26,7 +27,7 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.language.matcher.match_state import FilledSlot
 
 _MAX_VIEW_CHAIN = 24
-_OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled,), "mask": (Added, Replaced, Floored, Shifted)}
+_OF_KIND: Mapping[str, tuple[type, ...]] = {"scale": (Scaled, Negated), "mask": (Added, Replaced, Floored, Shifted)}
 
 
 class Traversal:
@@ -96,7 +97,7 @@ class Traversal:
     def _before_factor(
         self, indexed: IndexedValue, filled: FilledSlot, nodes: tuple[ir.Node, ...]
     ) -> list[tuple[IndexedValue, FilledSlot, tuple[ir.Node, ...]]]:
-        """The values before one node that scales or passes them on; none before any other node."""
+        """The values before one node that scales, negates or passes them on; none before any other node."""
         node = indexed.value.producer()
         if node is None:
             return []
@@ -107,7 +108,9 @@ class Traversal:
         for step, inner in self._read(node, indexed):
             if isinstance(step, Passed):
                 return [(inner, filled, (*nodes, node, *step.also))]
-            if isinstance(step, Scaled):
+            if isinstance(step, Negated):
+                found.append((inner, dataclasses.replace(filled, number=-filled.number), (*nodes, node)))
+            elif isinstance(step, Scaled):
                 found.append((inner, self._times(filled, step, indexed), (*nodes, node)))
         return found
 
