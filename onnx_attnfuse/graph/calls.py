@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     _Returned = tuple[tuple[Dim | None, ...] | None, ir.DataType | None]
 
 
+_DEEPEST = 32
+"""Calls inside of calls that are read; of what lies deeper nothing is known."""
+
+
 class Calls:
     """The results of a model's functions; each is read once for all calls with equal shapes and types."""
 
@@ -35,11 +39,12 @@ class Calls:
         """
         self._functions, self._assumed = functions, assumed
         self._known: dict[object, list[_Returned]] = {}
+        self._depth = 0
 
     def results(self, node: ir.Node, facts: Facts) -> list[Known]:
         """Shape and type of each output of a node, by the function that it calls; nothing where it calls none."""
         function = self._functions.get(node.op_identifier())
-        if function is None:
+        if function is None or self._depth > _DEEPEST:
             return []
         own: dict[Dim, Dim] = {}
         given: list[Known] = []
@@ -49,8 +54,9 @@ class Calls:
             given.append((renamed, None if argument is None else facts.dtype(argument)))
         key = (node.op_identifier(), tuple(given))
         if key not in self._known:
-            self._known[key] = []  # what a function that calls itself is known to return
+            self._depth += 1
             self._known[key] = list(self._read(function, given, {str(name) for name in own.values()}))
+            self._depth -= 1
         callers = {str(name): dim for dim, name in own.items()}
         found: list[Known] = []
         for value, (dims, dtype) in zip(node.outputs, self._known[key], strict=False):

@@ -333,7 +333,7 @@ CASES: Mapping[str, Case] = {
     "torch_dropout": Case(torch_dropped, refused="dropout", refused_by_kernel=True),
     "torch_dropout_masked": Case(torch_dropped, kept(), refused="dropout", refused_by_kernel=True),
     "packed": Case(plain, cross=True, make=lambda: Packed(apart=False)),
-    "packed_apart": Case(plain, cross=True, make=lambda: Packed(apart=True), refused="head-sizes"),
+    "packed_apart": Case(plain, cross=True, make=lambda: Packed(apart=True)),
     "value_size": Case(plain, value_size=16, refused="head-sizes", refused_by_kernel=True),
     "autocast": Case(plain, autocast=True),
     "autocast_triangle": Case(triangle, autocast=True),
