@@ -32,6 +32,8 @@ class Arrived:
     """Attentions that a second run fused."""
     messages: tuple[str, ...] = ()
     """What was said of sites that differ, and of defects."""
+    packed: bool = False
+    """Whether rows of padding may come out as 0."""
 
 
 def travel(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
@@ -43,7 +45,8 @@ def travel(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
     result = _fused(recipe, model, level)
     if recipe.journey == "twice":
         second = _fused(recipe, result.model, level)
-        return dataclasses.replace(second, fused=result.fused, again=second.fused, codes=result.codes | second.codes)
+        codes, packed = result.codes | second.codes, result.packed or second.packed
+        return dataclasses.replace(second, fused=result.fused, again=second.fused, codes=codes, packed=packed)
     if recipe.journey == "unfuse":
         back = onnx_attnfuse.unfuse(result.model, verify=level, ep=recipe.ep)
         reasons = [site.reason for site in back.report.sites if site.reason is not None]
@@ -62,7 +65,8 @@ def _fused(recipe: Recipe, model: onnx.ModelProto, level: str) -> Arrived:
     reasons = [reason for site in result.report.sites for reason in site.reasons]
     messages = tuple(reason.message for reason in reasons if reason.code in _SERIOUS)
     fused = sum(site.is_rewritten for site in result.report.sites)
-    return Arrived(result.model, fused, frozenset(reason.code for reason in reasons), messages=messages)
+    packed = any("padded-rows-unused" in note for note in result.report.notes)
+    return Arrived(result.model, fused, frozenset(reason.code for reason in reasons), messages=messages, packed=packed)
 
 
 def choices(recipe: Recipe) -> dict[str, Any]:

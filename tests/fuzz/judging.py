@@ -181,7 +181,7 @@ class Subject:
         except Exception as error:  # noqa: BLE001 - this is what is looked for
             place = traceback.extract_tb(error.__traceback__)[-1]
             return Outcome("traceback", f"{type(error).__name__} in {place.name}: {one_line(error)}")
-        kind, detail, inputs = self._compared(arrived.model)
+        kind, detail, inputs = self._compared(arrived)
         codes = tuple(sorted(arrived.codes))
         if kind:
             return Outcome(kind, detail, arrived.fused, codes, inputs)
@@ -193,8 +193,9 @@ class Subject:
             return Outcome("differs", "; ".join(arrived.messages), arrived.fused, codes)
         return Outcome("fused" if arrived.fused else "refused", "", arrived.fused, codes)
 
-    def _compared(self, model: onnx.ModelProto) -> tuple[str, str, Mapping[str, Array] | None]:
+    def _compared(self, arrived: journeys.Arrived) -> tuple[str, str, Mapping[str, Array] | None]:
         """The kind of failure and what it is, or ''."""
+        model = arrived.model
         try:
             if self.recipe.journey != "gradients":
                 onnx.checker.check_model(model, full_check=self._is_inferred and not model.functions)
@@ -204,14 +205,13 @@ class Subject:
             run = _Result(model, self.recipe)
         except RuntimeRefusal as refusal:
             return "invalid", str(refusal), None
-        packed = any(_has(part, "RestorePadding") for part in (model.graph, *model.functions))
         for pattern, sizes, inputs, old in self.cases():
             where = f"{pattern}, b={sizes.b} s={sizes.s} t={sizes.t} p={sizes.p}"
             try:
                 new = run(inputs)
             except RuntimeRefusal as refusal:
                 return "fails", f"{where}: {refusal}", inputs
-            kept = self._tokens(inputs, sizes) if packed else None
+            kept = self._tokens(inputs, sizes) if arrived.packed else None
             for place, right in enumerate(new):
                 if detail := self._differing(inputs, old, place, right, kept):
                     return self._blamed(run, inputs), f"{where}: {detail}", inputs
@@ -251,12 +251,6 @@ class Subject:
             if given.role == "lengths":
                 kept &= np.arange(sizes.s) < inputs[name][:, None]
         return kept
-
-
-def _has(graph: onnx.GraphProto | onnx.FunctionProto, operator: str) -> bool:
-    """Whether an operator is in the graph or in a branch."""
-    inner = [item.g for node in graph.node for item in node.attribute if item.HasField("g")]
-    return any(node.op_type == operator for node in graph.node) or any(_has(item, operator) for item in inner)
 
 
 def _shown(left: Array, right: Array, kept: Array | None) -> tuple[Array, Array]:

@@ -214,11 +214,13 @@ def packed_report(
     )
 
 
-def note(region: Region, where: str) -> str:
+def note(packed_region: PackedRegion, where: str) -> str:
     """A line on what is packed together, its values still called as they are in the source."""
+    region = packed_region.region
     removed = _listed(sorted(value.name or "" for value in region.entries))
     restored = _listed(sorted(value.name or "" for value in region.exits))
-    what = f"padding{where} is removed from {removed} and restored as 0 in {restored}"
+    assumed = " (assumes padded-rows-unused)" if packed_region.form.changes_padding else ""
+    what = f"padding{where} is removed from {removed} and restored as 0 in {restored}{assumed}"
     readers = sorted({node.op_type for found in region.readers.values() for node in found})
     return f"{what}, which {_listed(readers)} reads" if readers else what
 

@@ -31,6 +31,8 @@ class AttentionForm(abc.ABC):
         """`given`: a truth value, where which holds the form is equal; None: always."""
         self.keep = keep
         """Truth values (b, s): the token is packed."""
+        self.changes_padding = False
+        """Whether outputs differ in rows of padding, under `padded-rows-unused`."""
 
     @abc.abstractmethod
     def pad_unpad(self) -> PadUnpad:

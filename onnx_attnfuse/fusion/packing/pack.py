@@ -68,7 +68,7 @@ def pack(
     for packed_region in packer.build_region(list(wanted.values()), [item.node for item in candidates]):
         others: dict[int, SiteReport] = {}
         where = ", assumed on the right," if packer.is_assumed else ", where it is on the right,"
-        notes.append(note(packed_region.region, where if room is None else f", into {room} rows,"))
+        notes.append(note(packed_region, where if room is None else f", into {room} rows,"))
         if packer.is_assumed:
             packer.connect(packed_region)
         else:

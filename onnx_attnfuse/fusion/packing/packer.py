@@ -180,12 +180,14 @@ class OperatorPacker(Packer):
 
     def form(self, padding: KeyPadding, region: Region, around: Around) -> AttentionForm:
         """The form of a region; see `Packer.form`."""
-        read_padding_rows(region, around)
+        reached = read_padding_rows(region, around)
         if self._room is not None and padding.of_scores:
             raise Refused("padding-unread", "padding cannot be read from a mask that is added to the scores as it is")
         if self._room is not None and "padded-rows-unused" not in self._plan_context.taken.names:
             raise Refused("not-assumed", "rows of padding are not what they were, which padded-rows-unused would allow")
-        return OperatorForm(region.tokens, self._context, padding, self._room)
+        form = OperatorForm(region.tokens, self._context, padding, self._room)
+        form.changes_padding = reached.output is not None
+        return form
 
     def fork(self, packed_region: PackedRegion, guards: Guards, moved: Mapping[ir.Value, ir.Value]) -> None:
         """Takes packed values where padding is on the right, else the old ones.

@@ -61,7 +61,7 @@ def pack_rows(
             wanted.append((candidate.spec, meaning))
     count, notes = 0, list[str]()
     for packed_region in packer.build_region(wanted, [item.node for item in candidates]):
-        notes.append(note(packed_region.region, ""))
+        notes.append(note(packed_region, ""))
         packer.connect(packed_region)
         _settle(packed_region, fuser.context.builder)
         count += len(packed_region.region.sites)
@@ -141,6 +141,7 @@ class RowsPacker(Packer):
                 raise Refused("not-padding-only", "the first position is read, which may see no key where it is padding")
             keep = build.logical("Or", [keep, self._first(region)])
         form = RowsForm(region, build, keep, self._room)
+        form.changes_padding = reached.output is not None
         sweep([padding.clean])
         return form
 
