@@ -21,10 +21,17 @@ def has_key(compact: IndexedValue, bound: float, context: BuildContext) -> Index
     builder, seen = context.builder, chosen_above(compact, bound, context)
     if seen is None:
         wide = builder.cast(compact.value, ir.DataType.FLOAT)
-        above = builder.elementwise("Greater", [wide, builder.scalar(bound, ir.DataType.FLOAT)], ir.DataType.BOOL)
-        seen = IndexedValue(above, compact.axes)
+        seen = IndexedValue(_above(wide, bound, context), compact.axes)
     tests = builder.holds_along(seen.value, [3], by=context.device.provider.any_by)
     return IndexedValue(tests, (*seen.axes[:3], ()))
+
+
+def _above(value: ir.Value, bound: float, context: BuildContext) -> ir.Value:
+    """Where a value is above `bound`, or NaN: that row is to come out as NaN."""
+    builder, sides = context.builder, [value, context.builder.scalar(bound, ir.DataType.FLOAT)]
+    if all(map(math.isfinite, context.bounds.of(value))):
+        return builder.elementwise("Greater", sides, ir.DataType.BOOL)
+    return builder.elementwise("Not", [builder.elementwise("LessOrEqual", sides, ir.DataType.BOOL)], ir.DataType.BOOL)
 
 
 def no_key(compact: IndexedValue, bound: float, context: BuildContext) -> IndexedValue:

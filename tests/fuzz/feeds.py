@@ -78,7 +78,8 @@ def _beyond(recipe: Recipe) -> int:
     """A length that no constant of the graph reaches; 0 where none is of consequence."""
     kinds = {kind for mask in recipe.masks for kind in ((mask.kind,) if mask.join == "none" else (mask.kind, mask.other))}
     tabled = kinds & {"table", "bias_table"} or any(mask.spelled == "table" for mask in recipe.masks)
-    if "small_ints" in kinds and not tabled and recipe.tables != "gathered" and recipe.layers == 1:
+    far = recipe.guard.startswith("renormalized") and any("alibi" in kind for kind in kinds)  # what is kept has no weight there
+    if "small_ints" in kinds and not (tabled or far) and recipe.tables != "gathered" and recipe.layers == 1:
         return _BYTE + 2
     return recipe.window + 2 if kinds & _WINDOWED else 0
 
@@ -113,7 +114,9 @@ def _patterns(recipe: Recipe) -> tuple[str, ...]:
     vanishing = several and "-1e9" in fills  # what is left of larger scores is not kept
     beyond = "-1000" in fills  # scores are larger than what is taken to mask them
     lost = recipe.guard.startswith("renormalized")  # what a mask keeps of the weights of large scores is not kept
-    return PATTERNS[:-1] if rounded or overflowing or vanishing or beyond or lost else PATTERNS
+    patterns = PATTERNS[:-1] if rounded or overflowing or vanishing or beyond or lost else PATTERNS
+    levelled = recipe.journey == "convert" and len(recipe.masks) > 1  # in float16 all numbers that mask are one
+    return tuple(pattern for pattern in patterns if pattern != "empty") if levelled else patterns
 
 
 def is_small(recipe: Recipe) -> bool:

@@ -150,7 +150,8 @@ class _Run:
             case "and" | "or":
                 return (conjunction if term.op == "and" else disjunction)(map(self._expression, term.memo["written"]))
             case "eq0":
-                return self._is_zero(term.memo["written"])
+                form = term.args[0]  # without the sign of what is written
+                return self._is_zero(form if form.op == "apply" else term.memo["written"])
             case "le0":
                 return at_most_zero(self._form(term.args[0]))
             case _:

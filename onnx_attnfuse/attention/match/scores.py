@@ -141,8 +141,10 @@ def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Fa
     if len(holders) != 1 or key_labels & set(contraction.labels[1 - holders[0]]):
         raise Refused("no-product", "both factors of the product have the columns of the softmax", name)
     key = holders[0]
+    dims = facts.dims(contraction.operands[1 - key])
+    if dims is None:
+        raise Refused("unknown-rank", "the rank of a factor of Q·Kᵀ is unknown", name)
     for label in contraction.summed:
-        dims = facts.dims(contraction.operands[1 - key]) or ()
         size = dims[contraction.labels[1 - key].index(label)]
         known[label] = () if size == 1 else (Factor(size),)
     query_laid, key_laid = (operand_axes(contraction, index, known, facts) for index in (1 - key, key))
