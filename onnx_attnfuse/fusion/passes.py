@@ -10,7 +10,7 @@ from onnx_attnfuse.attention.match.candidates import Candidate
 from onnx_attnfuse.containment import Subject, collecting, contained
 from onnx_attnfuse.fusion import before_norms, flat_gathers, foreign, left_out, mixers, rounded_views
 from onnx_attnfuse.fusion.enabling import APART, apply_enabling
-from onnx_attnfuse.fusion.enabling.normal_scores import with_factor_inside, with_plain_scores
+from onnx_attnfuse.fusion.enabling.readable import REWRITES
 from onnx_attnfuse.fusion.enabling.rotary_caches import widen_caches
 from onnx_attnfuse.fusion.enabling.rule import EnablingRule
 from onnx_attnfuse.fusion.enabling.standalone_rotary import fuse_rotary
@@ -136,18 +136,21 @@ def put_roundings_back(graph: PassContext) -> int:
 
 
 def normalize_scores(graph: PassContext) -> int:
-    """Rewrites attentions that could not be read: their scores in normal form, or a factor of their result as one of weights."""
+    """Rewrites attentions that could not be read, and keeps that where they can be read then."""
     run, scope, context, count = graph.run, graph.scope, graph.graph_context(), 0
-    for candidate in graph.candidates:
-        if candidate.softmax is None or candidate.read is not None:
+    unread = [item.node for item in graph.candidates if item.softmax is not None and item.read is None]
+    for node, rewrite in itertools.product(unread, REWRITES):
+        found = graph.read_at(node)
+        if found is None or found.softmax is None or found.read is not None:
             continue
-        node, scores = candidate.node, candidate.softmax.scores
-        with context.rewrite(scores.producer(), Subject("reading scores in normal form"), label(node)) as edit:
-            change = with_plain_scores(scores, context.builder) or with_factor_inside(candidate.softmax.weights, context.builder)
+        first = found.softmax.scores.producer()
+        with context.rewrite(first, Subject("reading an attention in normal form"), label(node)) as edit:
+            change = rewrite(found.softmax, context.builder)
             if change is None:
                 continue
             before = Snapshot(scope.graph)
             edit.replace(change.results, change.frontier, label(node))
+            scope.graph.sort()
             found = graph.read_at(node)
             if found is not None and found.read is not None:
                 run.replaced = {**run.replaced, **dict(change.results)}

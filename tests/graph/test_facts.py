@@ -157,6 +157,23 @@ def test_a_resized_image_has_the_lengths_that_are_asked_for(line: str, told: str
     assert " ".join(map(str, dims)) == told
 
 
+_PADS = next(line for line in LINES if line.startswith("z = Pad(x, p); "))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (_PADS, "a b 5"),
+        (_PADS.replace("all, shaped)", "longer, shaped); longer = Identity(all)"), "a b 5"),
+        (_PADS.replace("low, zero, last)", "n, zero, last)"), "z.0 z.1 z.2"),
+        (_PADS.replace("[0, 1]", "[1, 0]").replace("perm = [1, 0]", "perm = [0, 1]"), "a (b + 1) 4"),
+    ],
+)
+def test_pads_that_torchscript_writes_as_views_of_a_list_are_known(line: str, told: str) -> None:
+    graph = ir.from_proto(model_of(line)).graph
+    assert " ".join(map(str, Facts(graph).dims(graph.outputs[0]) or ())) == told
+
+
 @pytest.mark.parametrize(
     ("wanted", "dims"), [("4", (2, 3)), ("5", (5, 3)), ("", None)], ids=["the first branch", "the second branch", "not known"]
 )

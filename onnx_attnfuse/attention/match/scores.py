@@ -12,6 +12,7 @@ from onnx_attnfuse.attention.match.contraction import Contraction, operand_axes,
 from onnx_attnfuse.attention.match.maxima import is_one_for_all_keys
 from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.match.steps import Passed, Rounded, ScoreStep, Shifted, Taken
+from onnx_attnfuse.graph.constants import is_constant
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.rounding import why_no_pair
 from onnx_attnfuse.reasons import Refused
@@ -135,7 +136,10 @@ def read_product(contraction: Contraction, axes: Axes, key_axis: Axis, facts: Fa
     columns = set(leaves(key_axis))
     known: dict[str, Axis] = {label: leaves(axis) for label, axis in zip(contraction.out, axes, strict=True)}
     key_labels = {label for label, axis in known.items() if columns & set(axis)}
-    if set().union(*(known[label] for label in key_labels)) != columns:
+    covered = {factor for label in key_labels for factor in known[label]}
+    if covered > columns and any(map(is_constant, contraction.operands)):
+        raise Refused("not-attention", "the scores are columns of a product with weights, without keys", name)
+    if covered != columns:
         raise Refused("partial-product", "the product does not cover all columns of the softmax", name)
     holders = [index for index in (0, 1) if key_labels <= set(contraction.labels[index])]
     if len(holders) != 1 or key_labels & set(contraction.labels[1 - holders[0]]):

@@ -164,7 +164,10 @@ def _check_gate(softmax: Softmax, spec: AttentionSpec, reader: Reader) -> None:
 
 
 def _settle(product: Product, weights: WeightPath, key_axis: Axis, axes: Axes, facts: Facts) -> None:
-    """Settles the lengths of the axes; none may be empty."""
+    """Settles the lengths of the axes; none may be empty, and values have no axis of rows."""
+    if not set(leaves(product.query_axis)).isdisjoint(leaf for axis in weights.value.axes for leaf in leaves(axis)):
+        message = "the values differ by row of the scores, as where a product mixes the scores of several heads (talking heads)"
+        raise Refused("mixed-heads", message, product.contraction.node.name)
     enforced = weights.contraction.node.op_type != "Einsum"
     settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
     _check_lengths((product.query, product.key, weights.value), axes, facts)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.constants import attribute
+from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.dtypes import FLOATS, within
 from onnx_attnfuse.graph.facts_view import Content, Known, Scalar
+from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.rules.reading import axes_of, input_content, input_dims, slice_bounds
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 ContentRule: TypeAlias = Callable[[ir.Node, Known], Content]
 
 _MAX_CONTENT_LENGTH = 64
+_VIEWS = RESHAPES | {"Slice", "Transpose"}
 
 
 def _map(function: Callable[..., Scalar], *operands: Content) -> Content:
@@ -223,10 +227,10 @@ def _split(node: ir.Node, facts: Known) -> Content:
 
 
 def _regroup(node: ir.Node, facts: Known) -> Content:
-    """Reshape, Squeeze, Unsqueeze, Flatten and Expand between ranks 0 and 1, and of one row that is hot in one place."""
+    """Reshape, Squeeze, Unsqueeze, Flatten and Expand to ranks 0 and 1."""
     content = input_content(node, 0, facts)
-    if content is None:
-        content = _hot_row(node.inputs[0], facts)
+    if content is None and node.inputs[0] is not None and (found := _elements(node.inputs[0], facts)) is not None:
+        content = tuple(found.ravel().tolist())
     dims = facts.dims(node.outputs[0])
     if content is None or dims is None or len(dims) > 1:
         return None
@@ -238,18 +242,46 @@ def _regroup(node: ir.Node, facts: Known) -> Content:
     return items
 
 
-def _hot_row(value: ir.Value | None, facts: Known) -> Content:
-    """The row of a OneHot of one index, by which TorchScript writes how often `repeat_interleave` repeats each axis."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != "OneHot":
+def _elements(value: ir.Value, facts: Known) -> npt.NDArray[Any] | None:
+    """The elements of a small tensor of any rank that is a view of a list: TorchScript writes pads and repeats by such."""
+    node, content, dims = value.producer(), facts.content(value), facts.dims(value)
+    shape = [dim for dim in dims or () if isinstance(dim, int)]
+    if dims is None or len(shape) < len(dims) or math.prod(shape) > _MAX_CONTENT_LENGTH:
         return None
+    if content is not None:
+        return _listed(content if isinstance(content, tuple) else (content,), shape)
+    if is_standard(node, "OneHot"):
+        return _one_hot(node, facts)
+    inner = _elements(node.inputs[0], facts) if is_standard(node, *_VIEWS) and node.inputs[0] is not None else None
+    if inner is None or node is None:
+        return None
+    if node.op_type == "Transpose":
+        return np.transpose(inner, attribute(node, "perm"))
+    if node.op_type != "Slice":
+        return inner.reshape(shape)
+    bounds = slice_bounds(node, inner.ndim, facts)
+    cuts = [(bounds or {}).get(axis, (0, length, 1)) for axis, length in enumerate(inner.shape)]
+    if bounds is None or not all(isinstance(bound, int) for cut in cuts for bound in cut):
+        return None
+    return inner[tuple(slice(*cut) for cut in cuts)]
+
+
+def _listed(items: tuple[Scalar, ...], shape: Sequence[int]) -> npt.NDArray[Any]:
+    """Numbers, sizes and what is unknown as an array."""
+    array: npt.NDArray[Any] = np.empty(len(items), object)
+    array[:] = items
+    return array.reshape(shape)
+
+
+def _one_hot(node: ir.Node, facts: Known) -> npt.NDArray[Any] | None:
+    """One row that is hot in one place."""
     indices, depth, values = (input_content(node, index, facts) for index in range(3))
     if not isinstance(indices, tuple) or not isinstance(depth, int) or not isinstance(values, tuple):
         return None
-    if len(indices) != 1 or not isinstance(indices[0], int) or not -depth <= indices[0] < depth <= _MAX_CONTENT_LENGTH:
+    if len(indices) != 1 or not isinstance(indices[0], int) or not -depth <= indices[0] < depth:
         return None
     off, on = values
-    return tuple(on if place == indices[0] % depth else off for place in range(depth))
+    return _listed(tuple(on if place == indices[0] % depth else off for place in range(depth)), (1, depth))
 
 
 def _identity(node: ir.Node, facts: Known) -> Content:

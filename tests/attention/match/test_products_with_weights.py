@@ -1,0 +1,67 @@
+"""Products of computed values with weights before a softmax: keys or queries that are constants, and what is neither."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.support.small_models import HEADER, parsed
+
+_KERNELS = f"""{HEADER}
+convolution (float[b, s, 8] x, float[b, s, 2, 4, 3] windows) => (float[b, s, 2, 4, 1] out)
+<int64[5] kernels = {{0, 0, 2, 3, 1}}, float[8, 6] weight = {{%s}}> {{
+    product = MatMul(x, weight)
+    split = Reshape(product, kernels)
+    weights = Softmax<axis = 3>(split)
+    out = MatMul(windows, weights)
+}}"""
+"""A convolution whose kernel is a function of each position: two heads, kernels of three."""
+_KEYS = f"""{HEADER}
+memory (float[b, 2, s, 4] q, float[b, 2, 3, 4] v) => (float[b, 2, s, 4] out)
+<float[4, 3] weight = {{%s}}> {{
+    scores = MatMul(q, weight)
+    weights = Softmax<axis = -1>(scores)
+    out = MatMul(weights, v)
+}}"""
+_HEADS = f"""{HEADER}
+talking (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v) => (float[b, 2, s, 4] out)
+<float[2, 2] weight = {{%s}}> {{
+    kt = Transpose<perm = [0, 1, 3, 2]>(k)
+    scores = MatMul(q, kt)
+    apart = Transpose<perm = [0, 2, 3, 1]>(scores)
+    mixed = MatMul(apart, weight)
+    again = Transpose<perm = [0, 3, 1, 2]>(mixed)
+    weights = Softmax<axis = -1>(again)
+    out = MatMul(weights, v)
+}}"""
+_QUERIES = f"""{HEADER}
+latent (float[b, 2, t, 4] k, float[b, 2, t, 4] v) => (float[b, 2, 3, 4] out)
+<float[3, 4] weight = {{%s}}> {{
+    kt = Transpose<perm = [0, 1, 3, 2]>(k)
+    scores = MatMul(weight, kt)
+    weights = Softmax<axis = -1>(scores)
+    out = MatMul(weights, v)
+}}"""
+
+
+def _model(text: str, count: int) -> onnx.ModelProto:
+    numbers = np.random.default_rng(0).standard_normal(count).round(3)
+    return parsed(text % ", ".join(map(str, numbers)))
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "status", "codes"),
+    [
+        (_KERNELS, 48, "not-attention", ["not-attention"]),
+        (_KEYS, 12, "fused", []),
+        (_HEADS, 4, "skipped", ["mixed-heads"]),
+        (_QUERIES, 12, "fused", []),
+    ],
+    ids=["kernels", "keys", "heads", "queries"],
+)
+def test_weights_may_be_keys_or_queries(text: str, count: int, status: str, codes: list[str]) -> None:
+    (site,) = onnx_attnfuse.optimize(_model(text, count)).report.sites
+    assert site.status == status
+    assert codes == [] or [reason.code for reason in site.reasons] == codes

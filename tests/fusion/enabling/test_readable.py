@@ -1,0 +1,83 @@
+"""Attentions that are read after a rewrite: a column that scores are padded by, and values in several parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_attnfuse
+from tests.support.bundled import run
+from tests.support.small_models import HEADER, parsed
+
+_HEAD = f"""{HEADER}
+attention (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v, float[b, 2, t, 3] w)
+=> (float[b, 2, s, 4] out, float[b, 2, s, {{width}}] other)
+<float off = {{{{-1}}}}, int64[1] first = {{{{0}}}}, int64[1] less = {{{{-1}}}}, int64[1] axis = {{{{3}}}},
+ int64[1] rows = {{{{2}}}}>
+{{{{
+    kt = Transpose<perm = [0, 1, 3, 2]>(k)
+    scores = MatMul(q, kt)
+    {{body}}
+}}}}"""
+_PADDED = """pads = Constant<value_ints = [{pads}]>()
+    padded = Pad<mode = "{mode}">(scores, pads{number})
+    all = Softmax<axis = -1>(padded)
+    weights = Slice(all, first, less, axis)
+    out = MatMul(weights, v)
+    other = Neg(out)"""
+_TWO = """weights = Softmax<axis = -1>(scores)
+    out = MatMul(weights, v)
+    {made}
+    other = MatMul(weights, {value})"""
+
+
+def model(body: str, width: int = 4) -> onnx.ModelProto:
+    return parsed(_HEAD.format(body=body, width=width))
+
+
+def feeds() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    sizes = {"q": (5, 4), "k": (7, 4), "v": (7, 4), "w": (7, 3)}
+    return {name: rng.standard_normal((2, 2, *size), np.float32) for name, size in sizes.items()}
+
+
+def fused(before: onnx.ModelProto) -> onnx_attnfuse.SiteReport:
+    """The one site, after the outputs of both models were compared."""
+    result = onnx_attnfuse.optimize(before)
+    names = {item.name for item in before.graph.input}
+    given = {name: array for name, array in feeds().items() if name in names}
+    expected, found = run(before, given), run(result.model, given)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    (site,) = result.report.sites
+    return site
+
+
+@pytest.mark.parametrize("number", ["", ", off"])
+def test_a_column_of_one_number_is_a_sink(number: str) -> None:
+    site = fused(model(_PADDED.format(pads="0, 0, 0, 0, 0, 0, 0, 1", mode="constant", number=number)))
+    assert (site.status, site.mask_form) == ("fused", "attention_bias b n s t, a column for the sink")
+
+
+@pytest.mark.parametrize(
+    ("pads", "mode"),
+    [("0, 0, 0, 0, 0, 0, 0, 1", "edge"), ("0, 0, 0, 0, 0, 0, 1, 1", "constant"), ("0, 0, 0, 1, 0, 0, 0, 0", "constant")],
+)
+def test_other_columns_are_none(pads: str, mode: str) -> None:
+    site = onnx_attnfuse.optimize(model(_PADDED.format(pads=pads, mode=mode, number=""))).report.sites[0]
+    assert site.status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("made", "value", "width"), [("", "w", 3), ("late = Add(v, v)", "late", 4)], ids=["given", "made between the products"]
+)
+def test_values_in_two_parts_have_one_attention(made: str, value: str, width: int) -> None:
+    site = fused(model(_TWO.format(made=made, value=value), width))
+    assert (site.status, site.head_size, site.v_head_size) == ("fused", 4, 4 + width)
+
+
+def test_values_that_rest_on_the_other_part_are_left() -> None:
+    body = _TWO.format(made="mean = ReduceMean(out, rows) late = Add(v, mean)", value="late")
+    site = fused(model(body))
+    assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["inner-value-used"])
