@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Container, Iterator, Sequence
 from typing import Literal
 
@@ -30,6 +31,7 @@ from onnx_attnfuse.graph.ops import (
     is_standard,
     plain_domain,
 )
+from onnx_attnfuse.graph.uses import sources
 
 MixerKind = Literal["recurrence", "unrolled recurrence", "recurrence in a loop", "chunked recurrence", "causal convolution"]
 _LEAST_RANK = 3
@@ -173,18 +175,8 @@ def _fades(node: ir.Node) -> bool:
 
 def _sources(node: ir.Node) -> set[ir.Value]:
     """The values that a running sum is computed from by light operators, constants aside."""
-    pending, seen, found = [node.outputs[0]], set[ir.Value](), set[ir.Value]()
-    while pending and len(seen) < _MOST:
-        value = pending.pop()
-        above = value.producer()
-        if value in seen or value.const_value is not None:
-            continue
-        seen.add(value)
-        if above is None or not is_standard(above, *_LIGHT):
-            found.add(value)
-            continue
-        pending += [item for item in above.inputs if item is not None]
-    return found
+    above = itertools.islice(sources(node.outputs, lambda _, maker: is_standard(maker, *_LIGHT)), _MOST)
+    return {value for value in above if value.const_value is None and not is_standard(value.producer(), *_LIGHT)}
 
 
 def _convolutions(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:

@@ -55,4 +55,13 @@ def nodes_between(first: ir.Value, last: ir.Value) -> list[ir.Node] | None:
             if not above.keys().isdisjoint(node.outputs):
                 found.add(node)
                 moved += node.outputs
-    return [node for node in last.graph or () if node in found] if found else []
+    ordered = dict[ir.Node, None]()
+
+    def place(node: ir.Node | None) -> None:
+        if node in found and node not in ordered:
+            for item in node.inputs:
+                place(None if item is None else item.producer())
+            ordered[node] = None
+
+    place(last.producer())
+    return list(ordered)
