@@ -135,18 +135,19 @@ def extract(results: Sequence[ir.Value], frontier: Iterable[ir.Value], facts: Fa
     stops = frozenset(frontier)
     subgraph = _Walk(stops, tuple(results), facts).go()
     given = {item.value for item in subgraph.inputs}
-    views = frozenset(value for value in stops & given if _is_view_of(value, given))
-    return _Walk(stops - views, tuple(results), facts).go() if views else subgraph
+    shown = {value: _shown_by(value, given) if value in given else value for value in stops}
+    moved = frozenset(shown.values())
+    return subgraph if moved == stops else _Walk(moved, tuple(results), facts).go()
 
 
-def _is_view_of(value: ir.Value, given: Container[ir.Value]) -> bool:
-    """Whether a value shows another one of the inputs, so that the two cannot be drawn apart."""
+def _shown_by(value: ir.Value, given: Container[ir.Value]) -> ir.Value:
+    """The input that a value is a view of, so that the two cannot be drawn apart; or the value itself."""
     node = value.producer()
     while node is not None and node.op_type in REARRANGES and is_standard(node) and (shown := node.inputs[0]) is not None:
         if shown in given:
-            return True
+            return shown
         node = shown.producer()
-    return False
+    return value
 
 
 def with_factors(subgraph: Subgraph, results: Sequence[ir.Value]) -> Subgraph:
