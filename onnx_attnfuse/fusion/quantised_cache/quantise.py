@@ -91,9 +91,15 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
             decoder.context_length,
         )
         trial = model.clone()
-        _apply(trial, decoder, form, calibration)
+        _apply(trial, decoder, form, calibration.scales)
         record = _judged(shared.source, trial, record, verifier, widen)
-        _apply(model, decoder, form, calibration)
+        if record.error is not None and calibration.texts:
+            apart = model.clone()
+            _apply(apart, decoder, form, calibration.apart)
+            with verifier.timer.step("measure the cache"):
+                error = measure(shared.source, apart, record, widen, calibration.texts)
+            record = dataclasses.replace(record, error_on_text=error)
+        _apply(model, decoder, form, calibration.scales)
         record.write(model)
         return Outcome(record.lines(), record)
     assert attempt.reason is not None
@@ -160,14 +166,14 @@ def _check_kernels(nodes: list[ir.Node], model: ir.Model, form: CacheFormat, dev
             assert not isinstance(reason, Open)
 
 
-def _apply(model: ir.Model, decoder: ServedDecoder, form: CacheFormat, calibration: Calibration) -> None:
+def _apply(model: ir.Model, decoder: ServedDecoder, form: CacheFormat, scales: Scales) -> None:
     """Gives the attentions their scales and the cache its type, in place."""
     inputs, outputs = ({value.name: value for value in values} for values in (model.graph.inputs, model.graph.outputs))
     names = zip(decoder.past_keys, decoder.past_values, decoder.present_keys, decoder.present_values, strict=True)
     for node, (past_key, past_value, present_key, present_value) in zip(_nodes(model, decoder), names, strict=True):
         node.resize_inputs(max(len(node.inputs), INFO.place("v_scale") + 1))
         for name, past in (("k_scale", past_key), ("v_scale", past_value)):
-            node.replace_input_with(INFO.place(name), _weight(model.graph, f"{past}.scale", calibration.scales[past]))
+            node.replace_input_with(INFO.place(name), _weight(model.graph, f"{past}.scale", scales[past]))
         for given in (
             ir.AttrString("k_quant_type", _PER_CHANNEL),
             ir.AttrString("v_quant_type", _PER_CHANNEL),
@@ -207,6 +213,9 @@ def _judged(source: ir.Model, trial: ir.Model, record: QuantisedCache, verifier:
 
 
 Array = npt.NDArray[np.generic]
+Scales = Mapping[str, npt.NDArray[np.float32]]
+_MEASURED, _TEXTS = 24, 3
+"""How many tokens of how many texts the error is measured on at most, each a quarter of its text at most."""
 _ENTRIES, _TOKENS = 4, 64
 _LARGE_ENTRIES = 2
 """For models of many weights."""
@@ -218,9 +227,13 @@ _MOST_WEIGHTS = 1 << 33
 class Calibration:
     """Scales by the names of the inputs that the cache comes in, each (1, m, 1, h) float32, and what they are from."""
 
-    scales: Mapping[str, npt.NDArray[np.float32]]
+    scales: Scales
     source: str
     """In words."""
+    apart: Scales = dataclasses.field(default_factory=dict[str, npt.NDArray[np.float32]])
+    """Scales from all tokens but those of `texts`."""
+    texts: tuple[Array, ...] = ()
+    """Ends of given texts, (t) each, on which the error is measured; none where tokens are drawn or few."""
 
 
 def calibrate(
@@ -257,8 +270,9 @@ def calibrate(
     given = None if file is None else _read(file, loop, feeds)
     entries = _LARGE_ENTRIES if feeds.is_large else _ENTRIES
     run = feeds.run(entries, _TOKENS) if given is None else _run_of(given, loop)
+    every, rest, texts = _set_apart(run, given or {}, loop)
     try:
-        found = largest_numbers(model, loop, feeds, run, turned, given)
+        found, apart = largest_numbers(model, loop, feeds, run, turned, given, (every, rest))
     except RuntimeRefusal as refusal:
         if file is not None:
             raise OptionError(f"the model does not run on {file}: {refusal}; give arrays of a prompt that it takes") from refusal
@@ -266,7 +280,27 @@ def calibrate(
     tokens = run.batch * sum(run.steps)
     drawn = f"{tokens} generated tokens; give real text with --calibrate FILE.npz"
     words = drawn if file is None else f"{tokens} tokens of {file.name}"
-    return Calibration({name: _scale(largest, form) for name, largest in found.items()}, words)
+    scales, others = ({name: _scale(largest, form) for name, largest in item.items()} for item in (found, apart))
+    return Calibration(scales, words, others, texts)
+
+
+def _set_apart(run: DecoderRun, given: Mapping[str, Array], loop: Loop) -> tuple[Array, Array, tuple[Array, ...]]:
+    """All positions of given texts, those besides their last tokens, and these tokens of the last texts.
+
+    No later token changes the keys of an earlier one. Texts that go with other arrays are not set apart, as these go with all.
+    """
+    every: npt.NDArray[np.bool_] = np.ones((run.batch, sum(run.steps)), bool)
+    rest, texts = np.array(every), list[Array]()
+    if not given or given.keys() - {loop.tokens, loop.mask, loop.positions} or given[loop.tokens].ndim != every.ndim:
+        return every, rest, ()
+    kept = np.asarray(given.get(loop.mask, every), bool)
+    for row in reversed(range(run.batch)):
+        places = np.flatnonzero(kept[row])
+        count = min(_MEASURED, len(places) // 4)
+        if count > 1 and len(texts) < _TEXTS:
+            rest[row, places[-count:]] = False
+            texts.append(given[loop.tokens][row, places[-count:]])
+    return every, rest, tuple(texts)
 
 
 def _scale(largest: Array, form: CacheFormat) -> npt.NDArray[np.float32]:

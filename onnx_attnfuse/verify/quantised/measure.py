@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,8 @@ from onnx_attnfuse.verify.quantised.record import CacheError, QuantisedCache
 from onnx_attnfuse.verify.quantised.widening import Widen, wide
 
 _SEED = 7
+_SINGLE_SHARE = 3
+"""One in so many tokens of a text goes by itself, behind the others as a prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,8 @@ def largest_numbers(
     run: DecoderRun,
     turned: Mapping[str, Turned],
     given: Mapping[str, Array] | None = None,
-) -> dict[str, Array]:
+    counted: Sequence[Array] = (),
+) -> list[dict[str, Array]]:
     """The largest magnitude of each channel of keys and values over a loop, (1, m, 1, h), by the names of the result's inputs.
 
     Args:
@@ -56,6 +59,7 @@ def largest_numbers(
         run: The loop.
         turned: Which keys are rotated; what counts of these is what they may become at any other position.
         given: Arrays of a prompt; positions that a mask among them leaves out do not count.
+        counted: Which of the others count, (b, t) truth values; the largest are found once for each. By default all count.
 
     Raises:
         RuntimeRefusal: It does not run.
@@ -66,15 +70,18 @@ def largest_numbers(
         for fed in feeds.steps(run, _SEED, given):
             decoder.step(fed)
         mask = np.asarray((given or {}).get(loop.mask, np.ones((run.batch, sum(run.steps)))), bool)[:, None, :, None]
-        found: dict[str, Array] = {}
+        found: list[dict[str, Array]] = [{} for _ in counted or [mask]]
         for (_, name), part in zip(loop.pasts, decoder.cache, strict=True):
             numbers = np.where(mask, part.astype(np.float32), 0)
-            numbers = turned[name].largest(numbers) if name in turned else numbers
-            found[name] = np.abs(numbers).max(axis=(0, 2), keepdims=True)
+            numbers = np.abs(turned[name].largest(numbers) if name in turned else numbers)
+            for largest, kept in zip(found, [item[:, None, :, None] for item in counted] or [mask], strict=True):
+                largest[name] = np.where(kept, numbers, 0).max(axis=(0, 2), keepdims=True)
         return found
 
 
-def measure(before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Widen = wide) -> CacheError:
+def measure(
+    before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Widen = wide, texts: Sequence[Array] = ()
+) -> CacheError:
     """How far the logits are from those of the source; the tokens are the same every time.
 
     Args:
@@ -82,6 +89,7 @@ def measure(before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Wi
         after: The decoder with the quantised cache.
         record: How both are run.
         widen: Makes them compute in float32.
+        texts: Tokens, (t); by default they are drawn.
 
     Raises:
         RuntimeRefusal: One does not run.
@@ -92,16 +100,36 @@ def measure(before: ir.Model, after: ir.Model, record: QuantisedCache, widen: Wi
     pairs: list[tuple[Array, Array]] = []
     with tempfile.TemporaryDirectory(prefix="attnfuse-") as folder:
         source, result = Growing(before, record.loop, feeds, folder), Quantised(after, record.loop, folder)
-        for run in feeds.runs():
+        for run, steps in _loops(feeds, record.loop.tokens, texts):
             source.begin(run)
             result.begin(run)
-            for fed in feeds.steps(run, _SEED + 1):
+            for fed in steps:
                 old, new = source.step(fed)[record.logits], result.step(fed)[record.logits]
                 pairs.append((_rows(old), _rows(new)))
     old, new = (np.concatenate(items) for items in zip(*pairs, strict=True))
     error, spread = np.abs(new - old), float(old.std()) or 1.0
     equal = float((old.argmax(-1) == new.argmax(-1)).mean())
     return CacheError(float(error.max()) / spread, float(error.mean()) / spread, equal, len(old))
+
+
+def _loops(feeds: Feeds, tokens: str, texts: Sequence[Array]) -> Iterator[tuple[DecoderRun, Iterator[Mapping[str, Array]]]]:
+    """The loops to run with the inputs of each step: with drawn tokens, or one for each text."""
+    if not texts:
+        yield from ((run, feeds.steps(run, _SEED + 1)) for run in feeds.runs())
+    for text in texts:
+        single = len(text) // _SINGLE_SHARE
+        run = feeds.run(1, len(text) - single, single)
+        yield run, _with_text(feeds.steps(run, _SEED + 1), tokens, text)
+
+
+def _with_text(steps: Iterator[dict[str, Array]], tokens: str, text: Array) -> Iterator[Mapping[str, Array]]:
+    """Steps with the tokens of a text, again from its beginning where they are more."""
+    seen = 0
+    for fed in steps:
+        new = fed[tokens].shape[1]
+        part = text[np.arange(seen, seen + new) % len(text)]
+        yield fed | {tokens: np.broadcast_to(part, fed[tokens].shape).astype(fed[tokens].dtype)}
+        seen += new
 
 
 def _rows(logits: Array) -> Array:

@@ -14,6 +14,7 @@ from onnx_attnfuse.verify.decoder_loop import Loop
 
 KEY = "onnx_attnfuse.kv_cache"
 """The entry of a model's metadata."""
+_ERRORS = "error", "error_on_text"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,21 @@ class QuantisedCache:
     """The most positions, where that is known."""
     error: CacheError | None = None
     """None: it was not measured."""
+    error_on_text: CacheError | None = None
+    """The error on some text of a file, with scales from its rest; None: there is no file, or it is too short."""
 
-    def lines(self) -> tuple[str, str]:
-        """Two lines for a reader."""
+    def lines(self) -> tuple[str, ...]:
+        """Lines for a reader."""
         what = f"the cache is {self.format}, {self.bytes_per_position} bytes a position in the place of {self.bytes_before}"
-        error = "not measured" if self.error is None else str(self.error)
-        return f"{what}; scales from {self.scales_from}", f"error of the logits by the {self.format} cache: {error}"
+        error, name = "not measured" if self.error is None else str(self.error), f"error of the logits by the {self.format} cache"
+        lines = f"{what}; scales from {self.scales_from}", f"{name}: {error}"
+        if self.error_on_text is None:
+            return lines
+        return (
+            lines[0],
+            f"{name} on text of that file, with scales from the rest: {self.error_on_text}",
+            f"{name} on random tokens: {error}",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, without how it is run."""
@@ -81,9 +91,10 @@ def read_record(metadata: Mapping[str, str]) -> QuantisedCache | None:
         return None
     try:
         found = json.loads(metadata[KEY])
-        loop, error = found.pop("loop"), found.pop("error")
+        loop = found.pop("loop")
+        error, on_text = (None if (item := found.pop(name, None)) is None else CacheError(**item) for name in _ERRORS)
         loop |= {name: tuple((old, new) for old, new in loop[name]) for name in ("pasts", "presents")}
         loop["outputs"] = tuple(loop["outputs"])
-        return QuantisedCache(**found, loop=Loop(**loop), error=None if error is None else CacheError(**error))
+        return QuantisedCache(**found, loop=Loop(**loop), error=error, error_on_text=on_text)
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         raise ModelError(f"the metadata '{KEY}' cannot be read: {problem}; make the model again") from problem

@@ -146,6 +146,39 @@ def test_no_position_behind_those_that_were_measured_cuts_a_key_off(path: pathli
     np.testing.assert_allclose(lengths, np.broadcast_to(lengths[:, :, :1], lengths.shape), atol=0.02 * lengths.max())
 
 
+def test_the_error_is_that_of_the_text_where_one_is_given(tmp_path: pathlib.Path) -> None:
+    """Text of few words has keys and values in a small part of what any words have, and scales are from that part."""
+    model, file = decoder(), tmp_path / "text.npz"
+    np.savez(file, input_ids=np.random.default_rng(2).choice([3, 14, 15, 92], (4, 60)))
+    result = _quantised(model, calibrate=file)
+    record = result.report.kv_cache
+    assert record is not None
+    assert record.error is not None
+    assert record.error_on_text is not None
+    assert (record.error.tokens, record.error_on_text.tokens) == (72, 3 * 15)
+    assert record.error_on_text.mean < record.error.mean / 2
+    assert [line.rpartition(": largest")[0] for line in record.lines()[1:]] == [
+        "error of the logits by the int8 cache on text of that file, with scales from the rest",
+        "error of the logits by the int8 cache on random tokens",
+    ]
+    assert read_record({item.key: item.value for item in result.model.metadata_props}) == record
+
+
+def test_text_that_is_short_or_goes_with_other_arrays_is_not_set_apart(tmp_path: pathlib.Path) -> None:
+    model, file = decoder(inputs=", float[b, s, 64] more", between="next = Add(y0, more)"), tmp_path / "text.npz"
+    tokens = np.random.default_rng(2).integers(0, 99, (1, 60))
+    np.savez(file, input_ids=tokens, more=np.zeros((1, 60, 64), np.float32))
+    for result in (_quantised(model, calibrate=file), _short(tokens[:, :7], file)):
+        assert result.report.kv_cache is not None
+        assert result.report.kv_cache.error is not None
+        assert result.report.kv_cache.error_on_text is None
+
+
+def _short(tokens: np.ndarray, file: pathlib.Path) -> onnx_attnfuse.Result:
+    np.savez(file, input_ids=tokens)
+    return _quantised(decoder(), calibrate=file)
+
+
 def test_the_error_is_told_everywhere_and_written_into_the_model(tmp_path: pathlib.Path) -> None:
     result = _quantised(onnx.load(_LLAMA))
     record = result.report.kv_cache
