@@ -77,6 +77,18 @@ def said(same: Iterable[Sequence[str]], names: Sequence[str]) -> Iterator[tuple[
         yield from itertools.pairwise(map(sizes.symbol, equal))
 
 
+def pasts(pairs: Iterable[tuple[Dim, Dim]]) -> Iterator[tuple[Dim, Dim]]:
+    """The pairs of earlier and new positions that meet, one of them perhaps cut where the other ends, as a mask to its keys."""
+    for left, right in pairs:
+        yield from filter(have_new_positions, itertools.product(_cut_from(left), _cut_from(right)))
+
+
+def _cut_from(dim: Dim) -> tuple[Dim, ...]:
+    """The sizes that `dim` is the smaller of."""
+    lone = dim.atoms[0] if isinstance(dim, Size) and dim.factor == 1 and len(dim.atoms) == 1 else None
+    return lone.parts if lone is not None and lone.evaluate is min else (dim,)
+
+
 def have_new_positions(pair: tuple[Dim, Dim]) -> bool:
     """Whether two lengths are both sums of sizes, and have one of these in common, as earlier and new positions together do."""
     one, other = (sizes.summands(dim) for dim in pair)

@@ -264,7 +264,7 @@ def settled(dim: Dim, values: Mapping[str, int]) -> Dim:
 
 def substituted(dim: Dim, values: Mapping[str, Dim]) -> Dim:
     """`dim` with other sizes in the place of some atoms, by their keys, which for symbols are their names."""
-    if isinstance(dim, int) or not mentions(dim, values.keys()):
+    if isinstance(dim, int) or not values or not mentions(dim, values.keys()):
         return dim
     result: Dim = dim.factor
     for atom in dim.atoms:

@@ -14,7 +14,7 @@ import pytest
 import onnx_attnfuse
 from onnx_attnfuse.assumptions import Assumed
 from onnx_attnfuse.graph import sizes
-from onnx_attnfuse.graph.equal_sizes import solved, with_equal
+from onnx_attnfuse.graph.equal_sizes import pasts, solved, with_equal
 from onnx_attnfuse.graph.facts import Facts
 from tests.support.bundled import run
 
@@ -66,6 +66,22 @@ def test_a_symbol_is_a_positive_sum_of_those_before_it(
 )
 def test_numbers_go_to_the_sizes_that_are_left(numbers: dict[str, int], found: dict[str, int]) -> None:
     assert with_equal(numbers, {"d": A, "c": A + B}) == found
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "found"),
+    [
+        (A + B, A + C, [(A + B, A + C)]),
+        (A + B, sizes.minimum(A + B, A + C), [(A + B, A + B), (A + B, A + C)]),
+        (A + B, sizes.maximum(A + B, A + C), []),
+        (A + B, sizes.minimum(A + B, 8), [(A + B, A + B)]),
+        (A + B, sizes.minimum(B, C), []),
+    ],
+)
+def test_pasts_meet_where_a_mask_is_cut_to_its_keys(
+    left: sizes.Dim, right: sizes.Dim, found: list[tuple[sizes.Dim, sizes.Dim]]
+) -> None:
+    assert sorted(pasts([(left, right)]), key=str) == sorted(found, key=str)
 
 
 def test_sizes_are_put_inside_of_all_that_is_made_of_them() -> None:
@@ -199,6 +215,22 @@ def test_attention_whose_rows_are_cut_from_a_buffer_is_fused() -> None:
         expected, found = run(before, feeds), run(result.model, feeds)
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+
+
+_CUT = """g (float[b,p,4] past, float[b,q,4] later, float[b,s,4] new) => (float[e,f,h] z)
+    <int64[1] zero = {0}, float[1] nothing = {0}> {
+    keys = Concat<axis=1>(past, new) all = Shape<start=1, end=2>(keys) mask = Expand(nothing, all)
+    more = Concat<axis=1>(later, new) end = Shape<start=1, end=2>(more) cut = Slice(mask, zero, end, zero)
+    turned = Transpose<perm=[0,2,1]>(more) scores = MatMul(new, turned) z = Add(scores, cut) }"""
+"""A mask as long as the keys of one layer, cut to those of another."""
+
+
+@pytest.mark.parametrize("assumed", [("equal-pasts",), ()])
+def test_a_mask_that_is_cut_to_its_keys_is_as_long_where_pasts_are_equal(assumed: tuple[str, ...]) -> None:
+    graph = ir.serde.deserialize_model(_model(_CUT)).graph
+    facts = Facts(graph, assumed=Assumed(frozenset(["named-sizes", "nonempty-axes", *assumed])))
+    past, later = (facts.dims(value) for value in graph.inputs[:2])
+    assert (past == later) == bool(assumed)
 
 
 def test_a_product_of_what_was_repeated_says_nothing() -> None:
