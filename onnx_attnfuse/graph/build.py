@@ -1,7 +1,7 @@
 """Adding nodes to a graph: each new node once, placed before an anchor, its shape and type known.
 
-Two requests for the same operator on the same inputs give the same value, so what is built for the first layer serves all others.
-Requests must come in graph order (`at`), so that a shared node stands before everything that shares it.
+Two requests for the same operator on the same inputs give the same value, so nodes built for the first layer serve all others.
+Requests must come in graph order (`at`), so that a shared node comes before all nodes that share it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALLOWS_ZERO_SINCE, _SQUEEZES_BY_INPUT_SINCE = 14, 13
 _WHICH = {"Max": "Greater", "Min": "Less"}
 _END_OF_AXIS = (1 << 63) - 1
 _ARITHMETIC: dict[object, str] = {sum: "Add", max: "Max", min: "Min"}
-"""The operators that compute atoms; what is not here is a quotient."""
+"""The operators that compute atoms; all others are quotients."""
 
 
 def dims_of(builder: Builder, value: ir.Value) -> Dims:
@@ -153,7 +153,7 @@ class Builder:
         self.constants.append(value)
 
     def scalar(self, number: float, dtype: ir.DataType | None) -> ir.Value:
-        """A rank-0 constant of element type `dtype` (float32 if unknown); what overflows it becomes its largest number."""
+        """A rank-0 constant of element type `dtype` (float32 if unknown); numbers that overflow it become its largest."""
         element = dtype or ir.DataType.FLOAT
         if math.isfinite(number):
             number = max(-largest(element), min(largest(element), number))
@@ -220,7 +220,7 @@ class Builder:
         return self.node("Expand", [value, shape], dims=dims, dtype=self.facts.dtype(value))
 
     def slice(self, value: ir.Value, axis: int, start: int, end: Dim | None, step: int = 1) -> ir.Value:
-        """`value[start:end:step]` along one axis; a negative start counts from the end, which None stands for."""
+        """`value[start:end:step]` along one axis; a negative start counts from the end, and None is the end."""
         dims = self.facts.dims(value)
         assert dims is not None
         stop = self.constant([_END_OF_AXIS]) if end is None else self.shape([end])

@@ -35,7 +35,7 @@ class Calls:
 
         Args:
             functions: The functions of the model.
-            assumed: What is taken for granted of the model.
+            assumed: Assumptions about the model.
         """
         self._functions, self._assumed = functions, assumed
         self._known: dict[object, list[_Returned]] = {}

@@ -58,7 +58,7 @@ def constant_array(value: ir.Value | None, limit: int = MAX_READ_ELEMENTS) -> Ar
 def read_tensor(tensor: ir.TensorProtocol) -> Array | None:
     """The tensor's content; None if its data file cannot be read.
 
-    A tensor in a data file is read by itself: onnx-ir maps the whole file for each, and refuses files behind links, which is how
+    A tensor in a data file is read by itself: onnx-ir maps the whole file for each, and refuses linked files, which is how
     model caches keep them.
     """
     if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.bitwidth < 8:

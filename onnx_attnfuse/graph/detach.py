@@ -17,7 +17,7 @@ class Detached:
     nodes: tuple[tuple[ir.Node, tuple[ir.Value | None, ...]], ...]
 
     def restore(self, before: ir.Node) -> None:
-        """Puts them back in front of a node; what they read stands before it."""
+        """Puts them back in front of a node; their inputs are computed before it."""
         graph = before.graph
         assert graph is not None
         for node, inputs in self.nodes:

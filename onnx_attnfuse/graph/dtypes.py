@@ -39,7 +39,7 @@ def largest(dtype: ir.DataType) -> float:
 def within(number: float, dtype: ir.DataType) -> float:
     """A number, or the infinity that it is in a float type too small for it.
 
-    Its digits stay: what it is rounded to is a matter of the type that a device computes in.
+    Its digits stay: the device's type decides how it is rounded.
     """
     with np.errstate(over="ignore"):
         held = float(np.asarray(number).astype(dtype.numpy()))

@@ -51,7 +51,7 @@ def _origins(dim: Dim, builder: Builder) -> set[ir.Value]:
 
 
 def connect(old: ir.Value, new: ir.Value, builder: Builder, users: Iterable[ir.Node]) -> None:
-    """Gives `users` and whoever runs the graph the new value, by the old one's name; what was just built keeps the old one."""
+    """Gives `users` and whoever runs the graph the new value, by the old one's name; nodes just built keep the old one."""
     name = old.name
     old.name = builder.name(f"{name}_unfused")
     new.name = name
@@ -82,7 +82,7 @@ def answer_needless(value: ir.Value, builder: Builder) -> None:
 
 
 def _holder(nodes: ir.Graph | ir.Function, graph: ir.Graph | ir.Function) -> ir.Graph | ir.Function:
-    """What holds nodes: the function itself where they are a function's, which has no initializers."""
+    """The graph of the nodes, or their function, which has no initializers."""
     return graph if isinstance(graph, ir.Function) and nodes is graph.graph else nodes
 
 

@@ -92,7 +92,7 @@ class DataFiles:
     shared: tuple[pathlib.Path, ...]
     """Data files that lie in the folder already; the model refers to them."""
     copies: Mapping[pathlib.Path, pathlib.Path]
-    """What is missing there, each with the file to copy. Never linked: exporters write over a data file in place, and a model
+    """Missing data files, each with its source. Never linked: exporters write over a data file in place, and a model
     in another folder must not change with it."""
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """The names of copies, by the names of the data files in the source."""
@@ -113,7 +113,7 @@ def data_files(model: ir.Model, path: pathlib.Path, named: str) -> DataFiles:
 
     Raises:
         ModelError: A data file is gone.
-        OptionError: A file of another model stands where a copy must go.
+        OptionError: A file of another model is in the place of a copy.
     """
     sources = {location_of(tensor): tensor for tensor in external_tensors(model)}
     shared: list[pathlib.Path] = []
@@ -199,7 +199,7 @@ def check_room(path: pathlib.Path, files: DataFiles, inside: int) -> None:
 
 
 def copy(files: DataFiles, stage: Stage) -> None:
-    """Copy what is missing in the folder that a model is saved to."""
+    """Copy the missing data files to the folder that a model is saved to."""
     for target, source in files.copies.items():
         shutil.copy2(source, stage.temporary(target))
 

@@ -5,8 +5,8 @@
     facts.content(value)    # the elements of a shape tensor: (batch, seq, 768)
 
 Exports often carry no shapes (TorchScript) or wrong ones after editing, and global shape inference stops at the first operator it
-cannot do. So each operator is read locally, one rule each (`graph.rules`), in one pass over the nodes; what no rule knows falls
-back to the annotation, and then to a fresh symbol that remembers which axis of which value it stands for.
+cannot do. So each operator is read locally, one rule each (`graph.rules`), in one pass over the nodes; values without a rule fall
+back to the annotation, and then to a fresh symbol that remembers which axis of which value it names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onnx_attnfuse.graph.splat import number
 
 _DOMAINS = frozenset(["", CONTRIB])
 _LOG = logging.getLogger(__name__)
-_Told = TypeVar("_Told")
+_Answer = TypeVar("_Answer")
 _MAX_CONTENT = 64
 
 
@@ -50,15 +50,15 @@ class Facts:
 
         Args:
             graph: Nodes in topological order.
-            inputs: Shape and type of its inputs where the graph itself does not tell, as in functions.
-            assumed: What is taken for granted of the model.
-            calls: What the functions return that nodes call.
+            inputs: Shape and type of its inputs where the graph itself does not say, as in functions.
+            assumed: Assumptions about the model.
+            calls: The results of the functions that nodes call.
         """
         self.assumed, self._calls = assumed, calls
         self.opset: int = graph.opset_imports.get("", graph.opset_imports.get("ai.onnx", 0))
         """The version of the standard's operators."""
         self._equal: dict[str, Dim] = {}
-        """What symbols of inputs are equal to whenever the graph runs, some as far as assumptions hold."""
+        """Sizes that symbols of inputs equal whenever the graph runs, some as far as assumptions hold."""
         self._fitted: set[str] = set()
         """Symbols that are equal to others as no mask is longer than its scores."""
         self._one_past: set[str] = set()
@@ -102,7 +102,7 @@ class Facts:
         self._met: dict[tuple[Dim, Dim], None] = {}
         """The pairs of `equalities` that do not meet in a branch only."""
         self._nested: list[dict[tuple[Dim, Dim], bool]] = []
-        """The pairs of `_enforced` of each nested graph that is being read: what one enforces holds only where it runs."""
+        """The pairs of `_enforced` of each nested graph that is being read: such a pair holds only where that graph runs."""
         self._spans: set[Dim] = set()
         self._spreads: dict[Dim, set[Dim]] = {}
         """For a length those others that meet it where operands broadcast, so that they may be 1 where it is not."""
@@ -168,7 +168,7 @@ class Facts:
         return number(value, self)
 
     def succeed(self, old: ir.Value, new: ir.Value) -> None:
-        """Makes known of `new` what is known of `old`, whose place it takes; sizes are read from it from now on."""
+        """Gives `new` the facts of `old`, which it replaces; sizes are read from it from now on."""
         self.copy(old, new)
         for axis, dim in enumerate(self.dims(old) or ()):
             if self._is_fresh(old, axis, dim):
@@ -180,7 +180,7 @@ class Facts:
         self.record(target, self.dims(source), self.dtype(source))
 
     def record(self, value: ir.Value, dims: Iterable[Dim] | None, dtype: ir.DataType | None) -> None:
-        """Adds what is known of a new value."""
+        """Adds facts about a new value."""
         if dims is not None:
             self._dims[value] = tuple(dims)
         if dtype is not None:
@@ -245,11 +245,11 @@ class Facts:
         """Whether `dim` meets `size` where operands broadcast, so that it may be 1 where `size` is not."""
         return dim in self._spreads.get(size, ()) and not self.same(dim, size)
 
-    def once(self, name: str, make: Callable[[], _Told]) -> _Told:
+    def once(self, name: str, make: Callable[[], _Answer]) -> _Answer:
         """The object that `make` returns, made once for the graph: a reader's memory."""
         if name not in self._made:
             self._made[name] = make()
-        return cast("_Told", self._made[name])
+        return cast("_Answer", self._made[name])
 
     def fresh(self, value: ir.Value, axis: int) -> Size:
         """A symbol for the unknown length of one axis."""
@@ -259,18 +259,18 @@ class Facts:
         return sizes.symbol(name)
 
     def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
-        """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
+        """The length of a slice that starts at a place computed at run time: `length`, unless the axis ends before."""
         if not self.assumed.indices_in_range:
             return self.fresh(value, axis)
         self._spans.add(length)
         return length
 
     def is_span(self, length: Dim) -> bool:
-        """Whether something is taken to be cut out whole, in this length, from a place on that is told at run time."""
+        """Whether something is taken to be a whole slice of this length that starts at a place computed at run time."""
         return length in self._spans
 
     def learn(self, node: ir.Node) -> None:
-        """Reads a node, again if what is known of its inputs has changed."""
+        """Reads a node, again if facts about its inputs have changed."""
         enforced: list[dict[tuple[Dim, Dim], bool]] = []
         for nested in subgraphs(node):
             for value in nested.inputs:
@@ -309,7 +309,7 @@ class Facts:
                 self._take(result, tuple(fresh))
 
     def _kept(self, value: ir.Value, dims: Dims | None, after: Dims | None) -> Dims | None:
-        """What is left of the shape of a state that has another one after an iteration."""
+        """The known part of the shape of a state whose shape changes in an iteration."""
         if dims is None or after is None or len(dims) != len(after):
             return None
         pairs = enumerate(zip(dims, after, strict=True))
@@ -337,13 +337,13 @@ class Facts:
             dtype = output.dtype or (infer_dtype(node, index, self) if readable else None)
             if dtype is not None:
                 self._dtypes[output] = dtype
-            self._settle(output, shapes[index] if index < len(shapes) else None)
+            self._record_shape(output, shapes[index] if index < len(shapes) else None)
         content_rule = CONTENTS.get(node.op_type) if readable else None
         content = self._ruled(content_rule, node)
         if content is not None and not (isinstance(content, tuple) and len(content) > _MAX_CONTENT):
             self._content[node.outputs[0]] = in_equal_sizes(content, self._equal)
 
-    def _ruled(self, rule: Callable[[ir.Node, Facts], _Told] | None, node: ir.Node) -> _Told | None:
+    def _ruled(self, rule: Callable[[ir.Node, Facts], _Answer] | None, node: ir.Node) -> _Answer | None:
         """The answer of a shape or content rule; None for operands that no rule expects, as only an invalid model has."""
         if rule is None:
             return None
@@ -353,7 +353,7 @@ class Facts:
             _LOG.debug("nothing is known of %s '%s', which no rule expects", node.op_type, node.name, exc_info=True)
             return None
 
-    def _settle(self, value: ir.Value, inferred: Dims | None) -> None:
+    def _record_shape(self, value: ir.Value, inferred: Dims | None) -> None:
         """Takes the rule's answer, refined by the annotation where the rule could only name a fresh symbol."""
         if inferred is None:
             self._set_from_annotation(value)

@@ -23,7 +23,7 @@ class Known(Protocol):
     """The facts as rules see them: answers for the inputs of a node, and a place to note what its operator implies."""
 
     assumed: Assumed
-    """What is taken for granted of the model."""
+    """Assumptions about the model."""
 
     def dims(self, value: ir.Value) -> Dims | None:
         """The axis lengths of `value`, or None if its rank is unknown."""
@@ -42,7 +42,7 @@ class Known(Protocol):
         ...
 
     def span(self, value: ir.Value, axis: int, length: Dim) -> Dim:
-        """The length of what is cut out from a place that is told at run time: `length`, unless the axis ends before."""
+        """The length of a slice that starts at a place computed at run time: `length`, unless the axis ends before."""
         ...
 
     def meet(self, left: Dim, right: Dim) -> None:

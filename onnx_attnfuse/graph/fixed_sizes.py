@@ -66,12 +66,12 @@ def _dims(value: ir.Value) -> Dims | None:
 
 
 def fix_sizes(model: ir.Model, numbers: Mapping[str, int], assumed: Assumed) -> None:
-    """Makes the inputs of a model, in place, as long as they are told to be; other values with them, as far as names tell.
+    """Makes the inputs of a model, in place, as long as given, and other values as far as names show their length.
 
     Args:
         model: The model.
         numbers: A number for each of `input_sizes`.
-        assumed: What is taken for granted: where sizes of one name are one number, values inside the model are fixed as well.
+        assumed: Assumptions: where sizes of one name are one number, values inside the model are fixed as well.
 
     Raises:
         ModelError: An input does not say how many axes it has.
@@ -108,7 +108,7 @@ def fold_sizes(model: ir.Model, assumed: Assumed) -> int:
 
     Args:
         model: The model, with fixed sizes.
-        assumed: What is taken for granted of it.
+        assumed: Assumptions about it.
 
     Returns:
         How many nodes fewer there are.
@@ -189,7 +189,7 @@ def _known(value: ir.Value, facts: Facts) -> Array | None:
 
 
 def _put(array: Array, value: ir.Value, builder: Builder) -> None:
-    """Puts a constant in the place of a value, behind an Identity where it is an output of its graph."""
+    """Replaces a value by a constant, through an Identity where the value is an output of its graph."""
     node = value.producer()
     assert node is not None
     builder.at(node)

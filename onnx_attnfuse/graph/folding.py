@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.tensors import Computed
 from onnx_attnfuse.graph.uses import producer_of
 
 _Read = Callable[[dict[ir.Value, Array]], Array]
-"""The content of a value; what it reads on the way is kept in the dictionary, for constants that are read more than once."""
+"""The content of a value; contents read on the way are kept in the dictionary, for constants that are read more than once."""
 
 
 def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
@@ -63,7 +63,7 @@ def fold(values: Iterable[ir.Value], builder: Builder, hint: str) -> int:
 
 
 def content(value: ir.Value) -> Array:
-    """The content of a value that is rearranged from constants, read at once; for what is small.
+    """The content of a value that is rearranged from constants, read at once; for small values.
 
     Raises:
         ModelError: The data of a constant is gone.
@@ -152,7 +152,7 @@ def _matmul(node: ir.Node, inputs: list[_Read]) -> _Read:
 
 
 _OF_ALL = frozenset(["Add", "Concat", "MatMul"])
-"""Operators on several tensors; of others the first input alone is one, and what follows says what is done to it."""
+"""Operators on several tensors; of others the first input alone is one, and the others say how to change it."""
 _OPERATORS: dict[str, Callable[[ir.Node, list[_Read]], _Read]] = {
     "Add": _add,
     "Concat": _concat,
@@ -162,4 +162,4 @@ _OPERATORS: dict[str, Callable[[ir.Node, list[_Read]], _Read]] = {
     "Slice": _slice,
     "Transpose": _transpose,
 }
-"""What rearranging and summing constants takes."""
+"""Operators that rearrange and sum constants."""

@@ -6,7 +6,7 @@ A model that is loaded and saved unchanged stays the same `ModelProto`, with the
 * `value_info` is ordered by node and leaves initializers out; metadata entries are ordered by key;
 * the default domain is written as an empty name in opset imports and left out of nodes;
 * of an external tensor only location, offset and length are kept;
-* nodes that stand before what they read are put in order;
+* nodes that come before their inputs are put in order;
 * a negative size, with which some tools say that it is not known, is left out.
 """
 
@@ -33,7 +33,7 @@ from onnx_attnfuse.graph.types import check_types
 from onnx_attnfuse.graph.validity import check, check_written
 
 AnyModel: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model | Any"
-"""What `from_any` takes; the last is any object with an `onnx_ir.Model` as its `model`, such as torch's `ONNXProgram`."""
+"""Arguments of `from_any`; the last is any object with an `onnx_ir.Model` as its `model`, such as torch's `ONNXProgram`."""
 
 _SOURCE = "onnx_attnfuse.source"
 _INLINE_LIMIT = 2**31 - 2**26
@@ -52,7 +52,7 @@ _DEFAULTS_SINCE = 4
 _LONGEST_MAGIC = 32
 _NAMED = 3
 _SECOND_TAGS = b"\x12\x1a\x22\x28\x32\x3a\x42"
-"""What a protobuf writer may put after the IR version: the tags of the fields 2 to 8."""
+"""The tags that a protobuf writer may put after the IR version: those of the fields 2 to 8."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str]) -> ir.Model:
         The model. It remembers its file, and `save` refuses to write over it.
 
     Raises:
-        ModelError: There is no usable ONNX model at `path`; the message says what is wrong and what to do.
+        ModelError: There is no usable ONNX model at `path`; the message says the problem and the remedy.
     """
     path = pathlib.Path(path).absolute()
     model, beside = _understood(_parsed(_content(path), path.name), path.name)
@@ -87,7 +87,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
     """Write a model to a file, which appears whole or not at all.
 
     Weights in data files stay there: in the model's own folder they are referred to where they lie, in another folder a copy
-    is put beside the model, named `<file name>.data`, or `<file name>_data` as in the source. What is computed from such
+    is put beside the model, named `<file name>.data`, or `<file name>_data` as in the source. A tensor computed from such
     weights goes to a file of such a name, too, as weights inside the model do when they exceed what one protobuf can hold.
     These files are replaced with the model.
 
@@ -101,7 +101,7 @@ def save(model: ir.Model, path: str | os.PathLike[str], *, is_result: bool = Tru
 
     Raises:
         OptionError: `path` cannot be written, is the file the model was loaded from, the disk has no room for the weights, or
-            another file stands where data must go.
+            another file is in the place of the data.
         ModelError: The model's data files are gone, or its graph alone exceeds what one protobuf can hold.
     """
     path = pathlib.Path(path).absolute()
@@ -129,7 +129,7 @@ def fits_in_one_file(model: ir.Model) -> bool:
 
 
 def from_any(model: AnyModel) -> tuple[ir.Model, ModelKind]:
-    """A model to work on, from whatever a caller has; what was handed in is not changed.
+    """A model to work on, from any form that a caller has, which is not changed.
 
     A file is loaded. A `ModelProto` is copied. An `onnx_ir.Model`, alone or in an `ONNXProgram`, is cloned: graphs, nodes and
     values are new, tensors are shared.
@@ -172,7 +172,7 @@ def to_kind(model: ir.Model, kind: ModelKind) -> Any:
 
     Args:
         model: The model.
-        kind: What `from_any` said.
+        kind: The kind that `from_any` returned.
 
     Returns:
         An `onnx.ModelProto` for one; the same `ONNXProgram`, its `model` replaced and any session on the old one released; else
@@ -194,8 +194,8 @@ def to_kind(model: ir.Model, kind: ModelKind) -> Any:
 def _content(path: pathlib.Path) -> bytes | memoryview:
     if path.is_dir():
         found = sorted(item.name for item in path.glob("*.onnx"))
-        what = f"pass the .onnx file in it: {', '.join(found[:_NAMED])}" if found else "it holds no .onnx file, so check the path"
-        raise ModelError(f"{path} is a folder; {what}")
+        remedy = f"pass its .onnx file: {', '.join(found[:_NAMED])}" if found else "it holds no .onnx file; check the path"
+        raise ModelError(f"{path} is a folder; {remedy}")
     try:
         data = protobuf.content(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Nodes that give out what they are given: an Identity, `x[0:]`. Some converters put one behind nearly every operator."""
+"""Nodes that return their input: an Identity, `x[0:]`. Some converters put one after nearly every operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx_attnfuse.graph.rules.reading import slice_bounds
 
 
 def drop_identities(graph: ir.Graph | ir.Function) -> int:
-    """Takes every Identity out that may go, in graphs inside too: what a graph gives out is made in it, and given out once.
+    """Takes every Identity out that may go, in graphs inside too: an output of a graph is computed in it, and is its output once.
 
     onnx-ir's pass takes those too with which a branch gives out a value of the graph around it, which no session loads.
     """

@@ -30,7 +30,7 @@ SLICES = frozenset(["Slice", "Split"])
 GATHERS = frozenset(["Gather", "GatherElements", "GatherND"])
 """Elements of the first input at indices that the second has."""
 CASTS = frozenset(["Cast"])
-"""Every element in the type that an attribute names. CastLike is left out: what it casts to depends on another value."""
+"""Every element in the type that an attribute names. CastLike is left out: its type depends on another value."""
 ASKS_SHAPE = frozenset(["Shape", "Size"])
 """Results that depend on the shape of the input and on no element of it."""
 

@@ -1,7 +1,7 @@
 """Raising the opset of a model in place, where no operator in it changes its meaning on the way.
 
 From opset 13 to 23 most operators only take more types. Reductions and Split say differently what they said before and are
-rewritten; what means something else now stays in the way, with a reason.
+rewritten; a node whose meaning changed prevents it, with a reason.
 """
 
 from __future__ import annotations

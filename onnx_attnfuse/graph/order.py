@@ -1,4 +1,4 @@
-"""The order of nodes in a graph that changes: which is computed from which, told without walking all of it.
+"""The order of nodes in a graph that changes: which is computed from which, found without walking all of it.
 
 Every node has a place that is no smaller than those of the nodes it reads. A path between two nodes lies between their places, so
 that looking for one costs as much as what lies there: one attention, not all.
@@ -16,7 +16,7 @@ from onnx_attnfuse.reasons import Refused
 
 
 class NodeOrder:
-    """The places of the nodes of one graph; a node that holds graphs stands for all in them."""
+    """The places of the nodes of one graph; a node that holds graphs has the place of all in them."""
 
     def __init__(self, graph: ir.Graph | ir.Function) -> None:
         """Reads a graph whose nodes are in topological order."""
@@ -37,7 +37,7 @@ class NodeOrder:
         """Adds new nodes to the order.
 
         Raises:
-            Refused: One of them reads what is computed by `anchor` or after it, so that it cannot stand in its place.
+            Refused: One of them reads what is computed by `anchor` or after it, so that it cannot replace it.
         """
         self._own(nodes)
         for node in nodes:
@@ -45,7 +45,7 @@ class NodeOrder:
                 raise Refused("circular", "an input of the fused operator depends on the attention's own result", node.name)
 
     def place(self, node: ir.Node) -> int:
-        """Where a node stands; a new one right behind the last that it reads."""
+        """The place of a node; a new one comes right after the last that it reads."""
         pending = [node]
         while pending:
             last = pending[-1]
@@ -74,7 +74,7 @@ class NodeOrder:
         return found
 
     def free(self, users: Iterable[ir.Node], value: ir.Value) -> list[ir.Node]:
-        """The `users` that may read a new `value`, as it is not computed from them; they are ordered behind it from now on."""
+        """The `users` that may read a new `value`, as it is not computed from them; they are ordered after it from now on."""
         source = producer_of(value)
         limit = self.place(source)
         found: list[ir.Node] = []
@@ -86,14 +86,14 @@ class NodeOrder:
         return found
 
     def _owner(self, node: ir.Node | None) -> ir.Node | None:
-        """The node of this graph that a node is, or is nested in; None if it stands outside."""
+        """The node of this graph that a node is, or is nested in; None if it is outside."""
         while node is not None and node.graph is not self._graph:
             node = self._owners.get(node.graph) if isinstance(node.graph, ir.Graph) else None
         return node
 
 
 def is_sorted(graph: ir.Graph | ir.Function) -> bool:
-    """Whether every node stands behind what it reads, nested graphs included."""
+    """Whether every node comes after its inputs, nested graphs included."""
     before: set[ir.Node] = set()
     for node in graph:
         producers = (value.producer() for value in reads(node))

@@ -70,7 +70,7 @@ def write(model: onnx.ModelProto, initializers: Sequence[Initializer], file: Bin
 
 
 def _parted(message: Message, number: int) -> tuple[bytes, bytes]:
-    """What comes before a field of a serialized message, and what comes after it."""
+    """The bytes before a field of a serialized message, and those after it."""
     before, after = type(message)(), type(message)()
     for part, is_first in ((before, True), (after, False)):
         part.CopyFrom(message)

@@ -1,11 +1,11 @@
-"""Operators that compute on quantised numbers (QLinearMatMul and its like), spelled out around attentions, and put back.
+"""Operators that compute on quantised numbers (QLinearMatMul and its like), decomposed around attentions, and put back.
 
     a, b ─ QLinearMatMul ─ y                                                    as quantisers write it in QOperator format
     a ─ DequantizeLinear ┐
     b ─ DequantizeLinear ┴ MatMul ─ QuantizeLinear ─ y                          what it means
 
-Behind such a spelling stands a quantised model as any other (`graph.rounding`). Kernels round a number that falls between two
-steps as they like, so that a spelling may be one step off: what is not needed spelled out is put back, node by node.
+A model decomposed so is a quantised model like any other (`graph.rounding`). Kernels round a number that falls between two
+steps as they like, so a decomposition may be one step off: nodes that need none are put back, one by one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _PRODUCTS = ("QLinearMatMul",)
 
 @dataclasses.dataclass(frozen=True)
 class _Meaning:
-    """The operator of floats that an operator on quantised numbers stands for, with the places of its inputs."""
+    """The operator of floats that an operator on quantised numbers computes, with the places of its inputs."""
 
     op: str
     operands: tuple[int | tuple[int, int, int], ...]
     """For each input of the operator of floats: the place of one that is taken as it is, or those of numbers, scale and point."""
     scale: int
-    """The place of the scale of the result; its zero point is behind it."""
+    """The place of the scale of the result; its zero point is after it."""
     attributes: tuple[str, ...] = ()
 
 
@@ -56,7 +56,7 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 
 @dataclasses.dataclass(frozen=True)
 class SpelledOut:
-    """One operator on quantised numbers, and the views right behind it, spelled out."""
+    """One operator on quantised numbers, and the views right after it, decomposed."""
 
     old: ir.Value
     """The quantised numbers that it gave."""
@@ -67,11 +67,11 @@ class SpelledOut:
     op: ir.Node
     """The operator of floats."""
     given: tuple[ir.Value | None, ...]
-    """What that was given."""
+    """Its inputs."""
 
     @property
     def names(self) -> Iterator[tuple[str, str]]:
-        """The names of new nodes, each with that of the operator which the node stands for; empty for what it is given."""
+        """The names of new nodes, each with that of the operator which the node is part of; empty for its inputs."""
         made = self.new.producer()
         if made is not None:
             yield label(made), self.op.name or ""
@@ -84,7 +84,7 @@ class SpelledOut:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the spelling stands as it was built, and is read."""
+        """Whether all of the decomposition is as it was built, and is read."""
         made = self.new.producer()
         if made is None or made.graph is None or self.op.graph is None or not self.new.uses():
             return False
@@ -95,7 +95,7 @@ class SpelledOut:
         return before is not None and tuple(self.op.inputs) == self.given
 
     def put_back(self, builder: Builder) -> None:
-        """Puts the operator back in the place of its spelling; nodes are to be sorted afterwards."""
+        """Puts the operator back in the place of its decomposition; nodes are to be sorted afterwards."""
         made = self.new.producer()
         assert made is not None
         self.nodes.restore(made)
@@ -107,7 +107,7 @@ class SpelledOut:
 
 @dataclasses.dataclass(frozen=True)
 class Spellings:
-    """All that was spelled out in a graph."""
+    """All decomposed operators of a graph."""
 
     operators: tuple[SpelledOut, ...] = ()
     """In the order of the graph."""
@@ -116,11 +116,11 @@ class Spellings:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of new nodes, each with that of the operator which the node stands for; empty for what it is given."""
+        """The names of new nodes, each with that of the operator which the node is part of; empty for its inputs."""
         return dict(pair for item in self.operators for pair in item.names)
 
     def settle(self, builder: Builder) -> int:
-        """Puts back, in place, what stands spelled out as it was; how many operators these are."""
+        """Puts back, in place, the operators whose decomposition is unchanged; their number."""
         whole = [item for item in reversed(self.operators) if item.is_whole]
         first = next((item.new.producer() for item in whole), None)
         if first is not None:
@@ -135,28 +135,28 @@ class Spellings:
 
 
 def is_quantised(node: ir.Node) -> bool:
-    """Whether a node computes on quantised numbers in a way that can be spelled out."""
+    """Whether a node computes on quantised numbers in a way that can be decomposed."""
     return read_as(node) in _MEANINGS
 
 
 def spell_out(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> Spellings:
-    """Spells the operators on quantised numbers out that stand between the two products of an attention, in place.
+    """Decomposes the operators on quantised numbers between the two products of an attention, in place.
 
     Args:
         graph: The graph; it is sorted afterwards.
         facts: Facts on it.
-        builder: What builds in it.
+        builder: The builder of new nodes in it.
 
     Returns:
-        What was done.
+        The decompositions.
     """
     if not any(is_quantised(node) for node in graph):
         return Spellings()
     wanted = {node for softmax in graph if _is_softmax(softmax) for node in _around(softmax, facts)}
-    spelling = _Spelling(facts, builder)
-    found = [spelling.spell(node) for node in list(graph) if node in wanted]
+    decomposer = _Decomposer(facts, builder)
+    found = [decomposer.decompose(node) for node in list(graph) if node in wanted]
     graph.sort()
-    return Spellings(tuple(item for item in found if item is not None), detach(spelling.viewed))
+    return Spellings(tuple(item for item in found if item is not None), detach(decomposer.viewed))
 
 
 def _is_softmax(node: ir.Node) -> bool:
@@ -164,7 +164,7 @@ def _is_softmax(node: ir.Node) -> bool:
 
 
 def _around(softmax: ir.Node, facts: Facts) -> frozenset[ir.Node]:
-    """The operators on quantised numbers of an attention; none where it has no product of these behind its softmax."""
+    """The operators on quantised numbers of an attention; none where it has no product of these after its softmax."""
     below = _walk(softmax.outputs, down=True)
     if not any(node.op_type in _PRODUCTS for node in below):
         return frozenset()
@@ -208,21 +208,21 @@ def _is_single(value: ir.Value, facts: Facts) -> bool:
     return dims is not None and all(dim == 1 for dim in dims)
 
 
-class _Spelling:
-    """Builds spellings in graph order; each tensor of quantised numbers is one of floats for all who read it."""
+class _Decomposer:
+    """Builds decompositions in graph order; each tensor of quantised numbers is one of floats for all who read it."""
 
     def __init__(self, facts: Facts, builder: Builder) -> None:
         self.facts, self.builder = facts, builder
         self.viewed: list[ir.Value] = []
         """The views of quantised numbers that there are now of floats."""
 
-    def spell(self, node: ir.Node) -> SpelledOut | None:
-        """Spells one operator out, with the views that alone read it; None where its shape is not known."""
+    def decompose(self, node: ir.Node) -> SpelledOut | None:
+        """Decomposes one operator, with the views that alone read it; None where its shape is not known."""
         facts, builder = self.facts, self.builder
         dims, meaning = facts.dims(node.outputs[0]), _MEANINGS[plain_domain(node.domain), node.op_type]
         if dims is None:
             return None
-        views = list(_views_behind(node)) if node.op_type in _PRODUCTS else []
+        views = list(_views_after(node)) if node.op_type in _PRODUCTS else []
         last = views[-1] if views else node
         builder.at(last)
         operands = [
@@ -247,7 +247,7 @@ class _Spelling:
         return SpelledOut(old, new, taken, op, tuple(op.inputs))
 
     def _floats(self, codes: ir.Value | None, scale: ir.Value | None, point: ir.Value | None) -> ir.Value:
-        """The floats that quantised numbers stand for, behind their views rather than before."""
+        """The floats that quantised numbers represent, after their views rather than before."""
         assert codes is not None
         facts, node = self.facts, codes.producer()
         if node is not None and is_standard(node, *_VIEWS) and len(node.outputs) == 1 and facts.dims(codes) is not None:
@@ -258,13 +258,13 @@ class _Spelling:
         return self.builder.node("DequantizeLinear", inputs, dims=facts.dims(codes), dtype=dtype)
 
     def _viewed(self, view: ir.Node, floats: ir.Value) -> ir.Value:
-        """A view of floats in the place of the numbers that they stand for."""
+        """A view of floats in the place of the numbers that they represent."""
         dims, dtype = self.facts.dims(view.outputs[0]), self.facts.dtype(floats)
         return self.builder.node(view.op_type, [floats, *view.inputs[1:]], attributes(view), dims=dims, dtype=dtype)
 
 
-def _views_behind(node: ir.Node) -> Iterator[ir.Node]:
-    """The views that alone read what a node gives, one behind the other."""
+def _views_after(node: ir.Node) -> Iterator[ir.Node]:
+    """The views that alone read a node's output, in order."""
     while len(uses := list(node.outputs[0].uses())) == 1 and not node.outputs[0].is_graph_output():
         node, place = uses[0]
         if place or not is_standard(node, *REARRANGES) or node.outputs[0].is_graph_output():

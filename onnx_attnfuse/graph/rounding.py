@@ -1,4 +1,4 @@
-"""Rounding to a grid: a QuantizeLinear and the DequantizeLinear behind it, as quantisers put them around operators, read as one.
+"""Rounding to a grid: a QuantizeLinear and the DequantizeLinear after it, as quantisers put them around operators, read as one.
 
     pair = read_pair(node, facts)       # node: the DequantizeLinear
     pair.before, pair.after             # a tensor of floats, and the same rounded to multiples of a scale
@@ -82,8 +82,8 @@ def why_no_pair(node: ir.Node, facts: Known) -> Reason | None:
         difference = "" if halves is None else _difference(*halves, facts)
         if halves is not None and difference:
             before = halves[0].inputs[0]
-            what = f"'{before.name if before else ''}' is quantized and dequantized with {difference}"
-            return Reason("not-one-grid", f"{what}, so its values move instead of being rounded", user.name)
+            problem = f"'{before.name if before else ''}' is quantized and dequantized with {difference}"
+            return Reason("not-one-grid", f"{problem}, so its values move instead of being rounded", user.name)
     return None
 
 

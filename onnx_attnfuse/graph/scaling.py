@@ -15,7 +15,7 @@ class Scaling:
     """A product or quotient of a tensor and a number other than 0."""
 
     tensor: ir.Value
-    """What is scaled, of the rank of the result."""
+    """The scaled value, of the rank of the result."""
     operand: ir.Value
     """The other operand, whose elements are all the number."""
     number: float

@@ -1,13 +1,13 @@
-"""The closed world of operators: one table of what is understood of each, made from the schemas of ONNX and ONNX Runtime.
+"""The closed world of operators: one table of the understood part of each, made from the schemas of ONNX and ONNX Runtime.
 
     why_unknown(node)   # "left_window_size of Attention is not read"; None: every part of the node is understood
 
 A line of `schemas.txt` is an operator's domain and name, its versions, inputs, outputs and attributes with their defaults. A `!`
-stands before what is not read: a version in which the operator is unknown, an input that must be left out, an attribute that
-must be at its default. A `?` stands after an attribute that is 0 or 1, a `+` after one that is not negative; kernels disagree on
-what other numbers mean. A `?` after an input says that it may be left out. What is not in the table is unknown, too. `graph.ops`
+marks all that is not read: a version in which the operator is unknown, an input that must be left out, an attribute that
+must be at its default. A `?` follows an attribute that is 0 or 1, a `+` one that is not negative; kernels disagree on
+what other numbers mean. A `?` after an input says that it may be left out. Other operators are unknown, too. `graph.ops`
 asks it before it calls a node by its name, so no reader takes a node for more than is understood. `python -m
-tests.support.operator_schemas` writes it; what is new gets a `!`.
+tests.support.operator_schemas` writes it; additions get a `!`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ STANDARD = frozenset(["", "ai.onnx"])
 """The two names of the standard's domain."""
 FILE = "schemas.txt"
 UNREAD = "!"
-"""Stands before what is not read."""
+"""Marks all that is not read."""
 FLAG, COUNT = "?", "+"
-"""Stand after the names of attributes that are 0 or 1, and of those that are not negative."""
+"""Follow the names of attributes that are 0 or 1, and of those that are not negative."""
 VARIADIC = "*"
-"""Stands after an input or output of which there may be many."""
+"""Follows an input or output of which there may be many."""
 OPTIONAL = "?"
-"""Stands after an input that may be left out."""
+"""Follows an input that may be left out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Attribute:
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """What is understood of an operator."""
+    """The understood part of an operator."""
 
     versions: Mapping[int, bool]
     """The versions of its domain in which it was changed, and whether it is understood from there on."""
@@ -116,7 +116,7 @@ def schema_of(node: ir.Node) -> Schema | None:
 
 
 def why_unknown(node: ir.Node) -> str | None:
-    """What of a node is not understood, in words; None if it is understood as a whole.
+    """The part of a node that is not understood, in words; None if it is understood as a whole.
 
     Operators of other domains that the table does not have are left to those who define them.
     """
@@ -150,7 +150,7 @@ def is_default(known: Attribute, given: ir.Attr) -> bool:
 def mark_versions(model: ir.Model) -> None:
     """Notes at nodes, in place, the version of their operator where it is not understood; others have none.
 
-    What stood there before goes: some exporters write the model's opset, not the version of the operator.
+    An import that was there before goes: some exporters write the model's opset, not the version of the operator.
     """
     for part in (model.graph, *model.functions.values()):
         imports = part.opset_imports or model.opset_imports

@@ -20,10 +20,10 @@ from onnx_attnfuse.graph.sizes import Dim
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """One graph with what is known of its values."""
+    """One graph with the facts about its values."""
 
     path: str
-    """Where it stands: the main graph's name, `If_0/then_branch`, or a function's identifier."""
+    """Its place: the main graph's name, `If_0/then_branch`, or a function's identifier."""
     graph: ir.Graph | ir.Function
     facts: Facts
     opset: int

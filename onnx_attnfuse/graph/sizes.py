@@ -1,8 +1,8 @@
-"""Symbolic sizes: what an axis length is made of.
+"""Symbolic sizes: the terms of an axis length.
 
 A dimension is an `int` or a `Size`, a monomial `coefficient · atom · atom · …`. An atom is a symbol (`batch`), a sum
 (`past + seq`), a quotient that does not come out even (`(h // 4)`), or the larger or smaller of two sizes. The normal form is
-unique enough that equal lengths compare equal whichever arithmetic an exporter spelled them with, and products divide, which is
+unique enough that equal lengths compare equal whichever arithmetic an exporter wrote, and products divide, which is
 all that Reshape needs.
 
 Sizes of axes are never negative; a `Size` that is a difference may be, so nothing here assumes a sign.

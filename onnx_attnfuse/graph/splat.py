@@ -1,4 +1,4 @@
-"""Values that are one number throughout: constants, what is spread out of them, and what is computed of such values."""
+"""Values that are one number throughout: constants, values broadcast from them, and values computed from these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx_attnfuse.graph.rounding import dequantized_number, dequantizes, quanti
 _SPREADS = REARRANGES | REPEATS | SLICES
 _COMPUTES: Mapping[str, Any] = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Neg": np.negative}
 _DEPTH = 6
-"""Operators on numbers that are looked through, one behind the other: a sum may have all of a model before it."""
+"""Operators on numbers that are looked through, in sequence: a sum may have all of a model before it."""
 
 
 def number(value: ir.Value, facts: Known, depth: int = _DEPTH) -> float | None:

@@ -1,6 +1,6 @@
 """Is this a model the engine may trust? Checks that cost one pass over the names, none over the weights.
 
-`check` is the entry point. Nodes may stand in any order here: whether they can be put in order is the loader's to find out,
+`check` is the entry point. Nodes may be in any order here: whether they can be put in order is the loader's to find out,
 so `check` returns the first node that comes before what it reads, or None.
 """
 
@@ -21,7 +21,7 @@ _ASK = "export the model again or report it to the tool that wrote it"
 
 @dataclasses.dataclass(frozen=True)
 class OutOfOrder:
-    """A node that stands before the node it reads from."""
+    """A node that comes before the node it reads from."""
 
     node: str
     value: str
@@ -32,13 +32,13 @@ def check(model: onnx.ModelProto, where: str) -> OutOfOrder | None:
 
     Args:
         model: The model; not changed.
-        where: What to call the model in messages.
+        where: The name of the model in messages.
 
     Returns:
-        The first node that stands before the node it reads from, if there is one.
+        The first node that comes before the node it reads from, if there is one.
 
     Raises:
-        ModelError: The model is not valid; the message says what is wrong and what to do.
+        ModelError: The model is not valid; the message says the problem and the remedy.
     """
     _check_header(model, where)
     functions = {(function.domain, function.name) for function in model.functions}

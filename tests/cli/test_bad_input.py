@@ -49,7 +49,7 @@ def missing(path: pathlib.Path) -> None:
     del path
 
 
-@kind("is a folder; it holds no .onnx file, so check the path")
+@kind("is a folder; it holds no .onnx file; check the path")
 def folder(path: pathlib.Path) -> None:
     path.mkdir()
 

@@ -110,7 +110,7 @@ def test_a_model_that_is_not_there_is_one_line(given: str, message: str, exporte
 
 def test_commands_for_one_model_name_those_of_a_folder(exported: pathlib.Path, capsys: Captured) -> None:
     assert main(["explain", "exported/encoder"]) == 2
-    assert capsys.readouterr().err.endswith("exported/encoder is a folder; pass the .onnx file in it: model.onnx\n")
+    assert capsys.readouterr().err.endswith("exported/encoder is a folder; pass its .onnx file: model.onnx\n")
 
 
 @pytest.mark.parametrize("output", ["exported", "exported/fused"])

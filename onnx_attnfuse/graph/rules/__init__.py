@@ -1,8 +1,8 @@
 """Rules of operators on shapes, contents and element types: one table per kind, one rule per kind of operator.
 
-A shape rule gets a node and what is known of its inputs, and returns a shape per output, None for a shape it cannot tell. Where
+A shape rule gets a node and the facts about its inputs, and returns a shape per output, None where unknown. Where
 the standard's operators have no rule here, ONNX's own inference is asked. Axis lengths that a rule does not know are fresh
-symbols, so that at least the rank is told.
+symbols, so that at least the rank is known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx_attnfuse.graph.rules.views import VIEWS
 __all__ = ["CONTENTS", "infer_dtype", "shape_rule"]
 
 _SHAPES: dict[str, ShapeRule] = ELEMENTWISE | MAKERS | PRODUCTS | SELECTIONS | VIEWS
-"""The rule of each operator whose result has a shape that can be told."""
+"""The rule of each operator whose result has a shape that can be known."""
 
 
 def shape_rule(node: ir.Node) -> ShapeRule | None:

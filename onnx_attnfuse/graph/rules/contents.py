@@ -267,7 +267,7 @@ def _elements(value: ir.Value, facts: Known) -> npt.NDArray[Any] | None:
 
 
 def _listed(items: tuple[Scalar, ...], shape: Sequence[int]) -> npt.NDArray[Any]:
-    """Numbers, sizes and what is unknown as an array."""
+    """Numbers, sizes and unknowns as an array."""
     array: npt.NDArray[Any] = np.empty(len(items), object)
     array[:] = items
     return array.reshape(shape)
@@ -361,4 +361,4 @@ CONTENTS: dict[str, ContentRule] = {
     "Unsqueeze": _regroup,
     "Where": _where,
 }
-"""The rule of each operator whose result can be told from its inputs' contents or shapes."""
+"""The rule of each operator whose result follows from its inputs' contents or shapes."""

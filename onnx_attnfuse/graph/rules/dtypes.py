@@ -1,6 +1,6 @@
 """Element types of results, for exports that do not annotate them.
 
-The standard says of each output which input it has its type from, or that it has always the same; what depends on an attribute is
+The standard says of each output which input it has its type from, or that it is fixed; types that depend on an attribute are
 written down here.
 """
 

@@ -39,12 +39,12 @@ def _broadcast(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _chosen(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """The shape of what is chosen from, rather than that of the condition, which may be repeated along it."""
+    """The shape of the alternatives, rather than that of the condition, which may be repeated along it."""
     return [broadcast([input_dims(node, index, facts) for index in (1, 2, 0)], facts)]
 
 
 def _broadcast_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """Two tensors of quantised numbers, each with its scale and zero point behind it."""
+    """Two tensors of quantised numbers, each with its scale and zero point after it."""
     return [broadcast([input_dims(node, index, facts) for index in (0, 3)], facts)]
 
 

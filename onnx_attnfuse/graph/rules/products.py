@@ -36,7 +36,7 @@ def _product(left: Dims, right: Dims, facts: Known) -> Sequence[Dims | None]:
 
 
 def _turned(node: ir.Node, side: str, dims: Dims) -> Dims:
-    """The shape of an operand as it is multiplied: FusedMatMul moves its first axis behind the batch, then turns the matrices."""
+    """The shape of an operand as it is multiplied: FusedMatMul moves its first axis after the batch, then turns the matrices."""
     if attribute(node, f"transBatch{side}"):
         dims = (*dims[1:-1], dims[0], dims[-1])
     return (*dims[:-2], dims[-1], dims[-2]) if attribute(node, f"trans{side}") else dims
@@ -155,7 +155,7 @@ def contrib_attention(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _width_of_packed(node: ir.Node, total: Dim, facts: Known) -> Dim:
-    """The channels of all query heads, where those of keys and values lie behind them in one tensor."""
+    """The channels of all query heads, where those of keys and values follow them in one tensor."""
     heads, kv_heads = int(attribute(node, "num_heads", 1)), int(attribute(node, "kv_num_heads", 1))
     size = sizes.exact_quotient(total, heads + 2 * kv_heads)
     return facts.fresh(node.outputs[0], 2) if size is None else size * heads

@@ -14,7 +14,7 @@ from onnx_attnfuse.graph.ops import RESHAPES
 from onnx_attnfuse.graph.sizes import Dim, Size
 
 ShapeRule: TypeAlias = Callable[[ir.Node, Known], Sequence[Dims | None]]
-"""The shape of each output, None where it cannot be told; outputs that are left out at the end cannot either."""
+"""The shape of each output, None where it is unknown, as for outputs that are left out at the end."""
 
 _END_OF_AXIS = 1_000_000_000
 """An end from here on is that of the axis: exporters write 10^9, 2^31 - 1 or 2^63 - 1 for it, and no axis is as long."""
@@ -91,7 +91,7 @@ def slice_bounds(node: ir.Node, rank: int, facts: Known) -> dict[int, tuple[Dim,
 
 
 def span_of(node: ir.Node, facts: Known) -> tuple[int, ir.Value, Dim] | None:
-    """The axis of a Slice `[start : start + length]`, the start, which is told at run time, and the length; None for others."""
+    """The axis of a Slice `[start : start + length]`, the start, computed at run time, and the length; None for others."""
     axes, steps = int_list(node, 3, "axes", facts), int_list(node, 4, "steps", facts)
     start, end = (_viewed(given(node, place)) for place in (1, 2))
     if (
@@ -122,7 +122,7 @@ def _viewed(value: ir.Value | None) -> ir.Value | None:
 
 
 def slice_length(dim: Dim, start: Dim, end: Dim, step: int) -> Dim | None:
-    """The length of `[start:end:step]` of an axis of length `dim`, or None if the symbols do not settle it."""
+    """The length of `[start:end:step]` of an axis of length `dim`, or None if the symbols do not determine it."""
     if step != 1:
         if not isinstance(dim, int) or not isinstance(start, int) or not isinstance(end, int):
             return None

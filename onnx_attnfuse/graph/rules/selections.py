@@ -29,7 +29,7 @@ def _concat(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _concat_quantised(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """Behind scale and zero point of the result tensors of quantised numbers, each with its own."""
+    """After scale and zero point of the result come tensors of quantised numbers, each with its own."""
     return _joined(node, range(2, len(node.inputs), 3), facts)
 
 
@@ -153,7 +153,7 @@ def _same_rank(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
 
 
 def _resize(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
-    """Lengths that are asked for, or whole multiples of those before; what is scaled by a fraction is not known."""
+    """Lengths that are asked for, or whole multiples of those before; lengths scaled by a fraction are unknown."""
     dims, asked = input_dims(node, 0, facts), requested_dims(node, 3, facts)
     if dims is None or attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return _same_rank(node, facts)

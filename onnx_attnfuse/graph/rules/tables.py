@@ -89,7 +89,7 @@ def inferred(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
         if value is None or dtype is None:
             continue
         dims, tensor = facts.dims(value), constant_tensor(value)
-        shape = None if dims is None else [_told(dim, names) for dim in dims]
+        shape = None if dims is None else [_size(dim, names) for dim in dims]
         types[f"i{place}"] = onnx.helper.make_tensor_type_proto(dtype.value, shape)
         array = None if tensor is None or tensor.size > _SMALL else read_tensor(tensor)
         if array is not None:
@@ -105,7 +105,7 @@ def inferred(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
     return [_dims(value, found.get(name), names, facts) for value, name in zip(node.outputs, outputs, strict=True)]
 
 
-def _told(dim: Dim, names: dict[str, Dim]) -> int | str:
+def _size(dim: Dim, names: dict[str, Dim]) -> int | str:
     if isinstance(dim, int):
         return dim
     names[str(dim)] = dim

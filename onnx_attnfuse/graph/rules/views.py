@@ -38,12 +38,12 @@ def _reshape(node: ir.Node, facts: Known) -> Sequence[Dims | None]:
         result[unknown[0]] = sizes.exact_quotient(sizes.product(dims), rest)
     if not unknown and dims is not None:
         result = [_number(axis, result, dims, facts) for axis in range(len(result))]
-    settled = tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))
+    lengths = tuple(facts.fresh(output, axis) if dim is None else dim for axis, dim in enumerate(result))
     if dims is not None and len(dims) == len(wanted) == 2 and unknown == [1] and result[0] is not None:
         facts.fit(dims[0], result[0])
     if dims is not None and len(unknown) <= 1:
-        facts.meet(sizes.product(dims), sizes.product(settled))
-    return [settled]
+        facts.meet(sizes.product(dims), sizes.product(lengths))
+    return [lengths]
 
 
 def _number(axis: int, wanted: Sequence[Dim | None], dims: Dims, facts: Known) -> Dim | None:
