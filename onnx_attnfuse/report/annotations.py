@@ -67,7 +67,7 @@ def github(found: Iterable[Finding]) -> Iterator[str]:
 
 
 def summary(reports: Mapping[pathlib.Path, Report | None], found: Iterable[Finding]) -> str:
-    """A run as Markdown: what became of each model, and a line for each finding."""
+    """A run as Markdown: the result of each model, and a line for each finding."""
     lines = ["### attnfuse", "", "| model | attentions |", "|---|---|"]
     for model, report in reports.items():
         lines.append(

@@ -39,8 +39,8 @@ class FormCell:
         return f"{WORDS[self.worst]} {count}{of}"
 
     @property
-    def told(self) -> list[Outcome]:
-        """The outcomes that there is something to say about."""
+    def reported(self) -> list[Outcome]:
+        """The outcomes that are reported."""
         return [outcome for outcome in self.outcomes if outcome.detail]
 
 
@@ -88,7 +88,7 @@ def page(table: Conformance) -> str:
     """Makes the page.
 
     Args:
-        table: What came of the forms.
+        table: The outcomes of the forms.
 
     Returns:
         A complete HTML document.

@@ -24,13 +24,13 @@ def write_report(
 ) -> None:
     """Writes a report, as a page if the name ends in `.html`, else as JSON; the file appears whole or not at all.
 
-    A page shows pictures if the run was told to take them (`pictures=True`).
+    A page shows pictures if the run took them (`pictures=True`).
 
     Args:
-        report: What a run tells.
+        report: The report of a run.
         path: Where to; replaced if it exists.
         title: Name of the model, for a page; by default the file's name.
-        verb: What the headline of a page says was done.
+        verb: The action in a page's headline.
 
     Raises:
         MissingDependencyError: A page was asked for, and Jinja2 or grandalf is not installed.

@@ -52,13 +52,13 @@ def _key(row: tuple[SiteReport, ...]) -> object:
 
 
 def _cell(site: SiteReport) -> Iterator[str]:
-    """The kernels in the order in which they are tried, what a change would gain, and what faster kernels have against it."""
+    """The kernels in the order in which they are tried, the gain of a change, and why faster kernels refuse."""
     kernel = site.kernel
     if kernel is None:
-        yield from (f"{site.op or 'spelled out'}: {reason.code}: {reason.message}" for reason in site.reasons[:3])
+        yield from (f"{site.op or 'decomposed'}: {reason.code}: {reason.message}" for reason in site.reasons[:3])
         return
     if site.status == "spelled-out":
-        yield f"spelled out: {site.mask_form or 'as it is'}"
+        yield f"decomposed: {site.mask_form or 'as it is'}"
         return
     yield f"{site.op}, mask: {site.mask_form}" if site.mask_form not in {None, "none"} else f"{site.op}"
     for place, item in enumerate(kernel.chain):

@@ -1,4 +1,4 @@
-"""Sites that are alike told as one, in words that the text and the page share.
+"""Equal sites reported as one, in words that the text and the page share.
 
 Sites are alike if they differ only in the numbers of their names.
 """
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Sites that are told as one, and the words for them."""
+    """Sites that are reported as one, and the words for them."""
 
     sites: Sequence[SiteReport]
     first: int
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def remedy(self) -> list[str]:
-        """What to do about the first reason of sites that are left, where something can be done."""
+        """The remedy for the first reason of sites that are left, where something can be done."""
         if self.site.status != "skipped" or not self.site.reasons:
             return []
         remedy = reason_codes.remedy(self.site.reasons[0].code)
@@ -184,7 +184,7 @@ def last_line(report: Report, verb: str) -> str:
         line = f"{verb} {report.fused} of {report.candidates} attention site{'s' * (report.candidates != 1)}"
     counts = {
         "already fused": report.already_fused,
-        "spelled out for their provider": report.spelled_out,
+        "decomposed for their provider": report.spelled_out,
         "skipped": report.skipped,
         "of these different when verified": report.differing_sites,
         "Softmax that are not attention": report.candidates and len(report.sites) - report.candidates,
@@ -192,8 +192,8 @@ def last_line(report: Report, verb: str) -> str:
     rest = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     taken_back = f"; {report.differing} rewrite{'s' * (report.differing != 1)} taken back" if report.differing else ""
     count, done = len(report.mixers), sum(item.operator is not None for item in report.mixers)
-    what = f"{count} other sequence mixer{'s' * (count != 1)}"
-    others = "" if not count else f"; fused {done} of {what}" if done else f"; {what} left"
+    counted = f"{count} other sequence mixer{'s' * (count != 1)}"
+    others = "" if not count else f"; fused {done} of {counted}" if done else f"; {counted} left"
     return f"{line} ({rest}){others}{taken_back}" if rest else f"{line}{others}{taken_back}"
 
 

@@ -2,7 +2,7 @@
 
     text = page(report, "model.onnx")
 
-Pictures are shown where the run took them (`Options.pictures`). The templates lie in `templates/`; what they are given is the
+Pictures are shown where the run took them (`Options.pictures`). The templates are in `templates/`; their arguments are the
 report itself and `_Card`s.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import jinja2
 
 _MAX_WIDTH_SIDE_BY_SIDE = 800
-"""Drawings that are wider do not stand side by side."""
+"""Wider drawings are not placed side by side."""
 _REPORTED_PACKAGES = ("onnx-attnfuse", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu")
-"""Packages whose versions stand below a page."""
+"""Packages whose versions are below a page."""
 _NEEDED = {"jinja2": "Jinja2", "grandalf": "grandalf"}
 
 
@@ -115,9 +115,9 @@ def page(report: Report, title: str, verb: Literal["fused", "would fuse"] = "fus
     """Makes the page.
 
     Args:
-        report: What is told.
+        report: The report.
         title: Name of the model.
-        verb: What the headline says was done.
+        verb: The action in the headline.
 
     Returns:
         A complete HTML document.

@@ -26,7 +26,7 @@ class _Entry:
 
     @property
     def status(self) -> str:
-        """As of a site: what the worst of them is."""
+        """The worst status of the sites."""
         if self.report is None or self.report.differing:
             return "differs"
         return "skipped" if self.report.skipped else "fused"

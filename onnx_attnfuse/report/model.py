@@ -25,7 +25,7 @@ from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention
 from onnx_attnfuse.verify.verdict import Verified
 
 Status = Literal["fused", "already-fused", "spelled-out", "skipped", "not-attention"]
-"""What became of a site; `spelled-out`: it is spelled as the execution provider wants it, which fuses it itself."""
+"""The result of a site; `spelled-out`: decomposed into the form that the execution provider fuses itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LaterKernel:
 
     kernel: str
     when: str | None
-    """What has to hold for it, in words; None: it takes the rest."""
+    """Its condition, in words; None: it takes the rest."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Kernel:
     """`cpu`, or `cuda:sm90`."""
     forecast: str
     when: str | None = None
-    """What has to hold for it, in words; None: it always runs."""
+    """Its condition, in words; None: it always runs."""
     otherwise: tuple[LaterKernel, ...] = ()
-    """What runs where that does not hold, in the order in which they are tried."""
+    """The kernels that run otherwise, in the order in which they are tried."""
     refused: tuple[RefusedKernel, ...] = ()
     gains: tuple[Speedup, ...] = ()
 
@@ -62,13 +62,13 @@ class CaptureReport:
     """Whether ONNX Runtime can capture the model as it is now, so that it is replayed without the host."""
 
     name: str
-    """What the record is called: `CUDA graph`."""
+    """The name of the record: `CUDA graph`."""
     possible: bool
     """Whether it can, once `sizes` are fixed."""
     sizes: tuple[str, ...] = ()
     """The sizes of inputs that are symbols yet, by name; one without a name is called after its input and axis."""
     blockers: tuple[Reason, ...] = ()
-    """What prevents it, with the nodes."""
+    """The reasons that prevent it, with the nodes."""
 
     def __str__(self) -> str:
         for first in self.blockers[:1]:
@@ -97,7 +97,7 @@ class RoundingReport:
 
     place: Place
     type: str | None
-    """What is rounded to, by ONNX's name of the type; None if it is not known."""
+    """ONNX's name of the quantized type; None if it is not known."""
     axis: int | None
     """The axis along which scales differ; None: there is one."""
     block_size: int = 0
@@ -121,14 +121,14 @@ class SiteReport:
     name: str
     """Name of the Softmax or attention node in the source model."""
     graph: str
-    """Path of the graph it stands in: the main graph's name, or `If_0/then_branch`, or a function's identifier."""
+    """Path of its graph: the main graph's name, or `If_0/then_branch`, or a function's identifier."""
     status: Status
     module: str | None = None
     """Path of the torch module in the source, `encoder.layer.0.attention`, as the exporter wrote it; None if it wrote none."""
     pattern: str | None = None
     """The pattern that found it, with the alternatives it took; None where nothing but steps was needed."""
     op: str | None = None
-    """Operator that computes it now, e.g. `MultiHeadAttention`; None if it is spelled out."""
+    """Operator that computes it now, e.g. `MultiHeadAttention`; None if it is decomposed."""
     domain: str | None = None
     num_heads: int | None = None
     kv_num_heads: int | None = None
@@ -137,16 +137,16 @@ class SiteReport:
     scale: float | None = None
     """Constant factor on Q·Kᵀ; None if it is computed at run time."""
     mask: str | None = None
-    """What the mask means: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by plus signs."""
+    """The meaning of the mask: no_mask, causal, padding, padding_causal, sliding_window, ..., joined by plus signs."""
     mask_form: str | None = None
     """How a fused operator is given it: none, unidirectional, attention_bias and its shape, ...; forms a test selects from."""
     mask_text: str | None = None
-    """The meaning of the mask as a formula: which keys a row sees, and what is added."""
+    """The meaning of the mask as a formula: which keys a row sees, and the bias."""
     kernel: Kernel | None = None
     layout: Layouts = dataclasses.field(default_factory=Layouts)
     verified: Verified | None = None
     assumptions: tuple[AssumptionName, ...] = ()
-    """What is taken for granted of the model here; each can be taken back by `--assume`."""
+    """The assumptions made here; each can be taken back by `--assume`."""
     reasons: tuple[Reason, ...] = ()
     roundings: tuple[RoundingReport, ...] = ()
     """The roundings of a quantised model in the source, inside the attention and right beside it."""
@@ -155,7 +155,7 @@ class SiteReport:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """The names of all nodes of the source that belong to the attention: what a quantiser is to leave alone."""
+        """The names of all nodes of the source that belong to the attention: those that a quantiser should exclude."""
         return tuple(name for item in self.nodes for name in item.names)
 
     @property
@@ -202,15 +202,15 @@ class Report(JsonReport):
     notes: tuple[str, ...] = ()
     """Things worth a line that belong to no single site."""
     differing: int = 0
-    """Rewrites that verification found different and that were taken back: of whole sites, and of what stands around them."""
+    """Rewrites that verification found different and that were taken back: of whole sites, and of the nodes around them."""
     failures: tuple[Failure, ...] = ()
     """Exceptions that cost a place, a pattern or a pack; `notes` has a line on each."""
     patterns: tuple[PatternReport, ...] = ()
-    """What each pattern did that was tried."""
+    """The result of each pattern that was tried."""
     policy: Policy = dataclasses.field(default_factory=Policy)
     """Which kernels were wanted."""
     session: Session | None = None
-    """What to start ONNX Runtime with."""
+    """The settings for a session of ONNX Runtime."""
     capture: CaptureReport | None = None
     """Whether the model can be captured; None where the execution provider captures none."""
     steps: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
@@ -218,15 +218,15 @@ class Report(JsonReport):
     pictures: tuple[SitePicture | None, ...] = dataclasses.field(default=(), repr=False)
     """One for each site if they were asked for, else none; not part of the JSON."""
     decoder: ServedDecoder | None = None
-    """What a caller needs to know of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
+    """The interface of a decoder whose cache became a buffer (`--cache shared`); not part of the JSON."""
     unshared: str | None = None
     """Why the cache is not one buffer, where that was asked for (`--cache shared`)."""
     off_target: int = 0
     """Number of attentions that are not the operator that `--target` names; 0 where it names none."""
     kv_cache: QuantisedCache | None = None
-    """What a quantised cache takes and costs (`--kv-cache`); None where it is in the type of the model."""
+    """The memory and error of a quantised cache (`--kv-cache`); None where it is in the type of the model."""
     dequantised: DequantisedAttention | None = None
-    """What was left out of attentions that were fused without their roundings, and what that costs; None where nothing was."""
+    """The roundings left out of fused attentions, and the error; None where there are none."""
 
     mixers: tuple[MixerReport, ...] = ()
     """The sequence mixers that are no softmax attention."""
@@ -244,7 +244,7 @@ class Report(JsonReport):
 
     @property
     def candidates(self) -> int:
-        """Number of attention sites: fused, already fused, spelled out for their provider, or skipped."""
+        """Number of attention sites: fused, already fused, decomposed for their provider, or skipped."""
         return sum(site.status != "not-attention" for site in self.sites)
 
     @property
@@ -259,17 +259,17 @@ class Report(JsonReport):
 
     @property
     def spelled_out(self) -> int:
-        """Number of sites that the execution provider fuses itself, and that are spelled as it wants them."""
+        """Number of sites that the execution provider fuses itself, decomposed into its form."""
         return self._count("spelled-out")
 
     @property
     def skipped(self) -> int:
-        """Number of attention sites left spelled out, or left to another operator than the one asked for."""
+        """Number of attention sites left decomposed, or left to another operator than the one asked for."""
         return self._count("skipped")
 
     @property
     def differing_sites(self) -> int:
-        """Number of the skipped sites that stay spelled out because what was built for them differed when verified."""
+        """Number of the skipped sites that stay decomposed because the nodes built for them differed when verified."""
         return sum(site.status == "skipped" and any(reason.code == "differs" for reason in site.reasons) for site in self.sites)
 
     def _count(self, status: Status) -> int:

@@ -31,7 +31,7 @@ class ReportText:
 
     report: Report
     verb: Literal["fused", "would fuse"] = "fused"
-    """What the last line says was done."""
+    """The action in the last line."""
     fold: bool = True
     """Whether equal sites share one line, and only the number of operators is given, not of which."""
     counts: bool = False
@@ -82,8 +82,8 @@ def _link(text: Text, line: str) -> None:
 
 
 def _counted(pattern: PatternReport) -> Text:
-    what = f"{pattern.hits} of {pattern.tries} tries, {pattern.seconds * 1000:.1f} ms"
-    return plain(f"{pattern.kind} {pattern.name} ({pattern.owner}): {what}")
+    tries = f"{pattern.hits} of {pattern.tries} tries, {pattern.seconds * 1000:.1f} ms"
+    return plain(f"{pattern.kind} {pattern.name} ({pattern.owner}): {tries}")
 
 
 def _table(rows: Sequence[Row]) -> Table:

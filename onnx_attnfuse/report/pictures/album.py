@@ -42,7 +42,7 @@ class Album:
         return MaskPainter(self._model)
 
     def before(self, candidates: Sequence[Candidate], scope: Scope) -> None:
-        """Draws sites as they stand."""
+        """Draws sites as they are."""
         for candidate in candidates:
             self._take(candidate.node, "before", lambda candidate=candidate: _drawn(candidate, scope))
 
@@ -55,7 +55,7 @@ class Album:
         self._take(node, "after", lambda: _fused(spec, emitted, scope))
 
     def packed(self, node: ir.Node, operator: ir.Node, result: ir.Value, scope: Scope) -> None:
-        """Draws a packed attention, from its own operands on: what lies before them is packed too."""
+        """Draws a packed attention, from its own operands on: the nodes before them are packed too."""
         names = ("query", "key", "value")
         operands = {value: role for value, role in zip(operator.inputs, names, strict=False) if value is not None}
         site = PicturedSite((result,), operands, {}, operator.op_identifier())
@@ -69,7 +69,7 @@ class Album:
         return (*found, *[None] * (count - len(found)))
 
     def _take(self, node: ir.Node, part: str, make: Callable[[], Drawing | MaskPicture | None]) -> None:
-        """Takes one picture; where our own code fails at it there is none, and what is done to the site stays the same."""
+        """Takes one picture; where our own code fails there is none, and the site is treated the same."""
         if not self._wanted:
             return
         picture = None

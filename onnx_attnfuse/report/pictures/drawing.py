@@ -1,6 +1,6 @@
-"""Where things stand in a picture: boxes and arrows laid out by grandalf, mask cells as the fewest strokes.
+"""The layout of a picture: boxes and arrows laid out by grandalf, mask cells as the fewest strokes.
 
-What comes out is plain numbers for a template; colours belong to the page.
+The result is plain numbers for a template; colours belong to the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIGH, _LOW = 40, 26
 _TITLE_WIDTH, _DETAIL_WIDTH, _PADDING = 7.4, 6.3, 22
 """Width of a character of the first and the second line, and the room beside them."""
 _LABEL = 11
-"""How far below a box the label of an arrow stands."""
+"""How far below a box the label of an arrow is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PlacedBox:
 
 @dataclasses.dataclass(frozen=True)
 class PlacedArrow:
-    """The course of an arrow as the data of an SVG path, and where its label stands."""
+    """The course of an arrow as the data of an SVG path, and the place of its label."""
 
     path: str
     label: str

@@ -15,7 +15,7 @@ from onnx_attnfuse.report.pictures.model import Cells, MaskPanel, MaskPicture
 from onnx_attnfuse.verify.mask_check import MaskSample, samples
 
 _MAX_CELLS_PER_SIDE = 40
-"""Rows or keys that are still told apart."""
+"""Rows or keys that are still drawn apart."""
 _TITLES = {"full": "no padding", "right": "padded on the right", "left": "padded on the left"}
 _ABOVE, _BELOW = "1234", "abcd"
 

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Literal
 
 BoxKind = Literal["operand", "node", "anchor", "fused", "result"]
-"""What a drawing starts from; a node; the one that the site is called after; the fused operator; what it ends in."""
+"""An operand; a node; the node that names the site; the fused operator; the result."""
 
 
 @dataclasses.dataclass(frozen=True)

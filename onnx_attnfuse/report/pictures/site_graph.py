@@ -1,4 +1,4 @@
-"""From the nodes of a site to a drawing: what the data of its operands flows through, and what else goes in, by its role.
+"""From the nodes of a site to a drawing: the nodes that its operands flow through, and the other inputs, by role.
 
 Arithmetic on shapes and what makes a mask are left out: a drawing shows an attention, not its surroundings.
 """
@@ -43,11 +43,11 @@ class PicturedSite:
 
     results: tuple[ir.Value, ...]
     operands: Mapping[ir.Value, str]
-    """What the drawing starts from, and what it is to the attention."""
+    """The operands, each with its role in the attention."""
     others: Mapping[ir.Value, str]
-    """What else goes in: masks, scales, tables."""
+    """The other inputs: masks, scales, tables."""
     fused: ir.OperatorIdentifier | None = None
-    """What the fused operator is called."""
+    """The name of the fused operator."""
     anchor: ir.Node | None = None
     """The node that the site is called after."""
 
@@ -189,7 +189,7 @@ class _Sheet:
                         self._arrow(tail, self._places[node], name.removesuffix("_branch"))
 
     def _operand(self, value: ir.Value, node: ir.Node, slot: int) -> int | None:
-        """The box of a value from outside; None for what is no operand: shapes, axes, single numbers."""
+        """The box of a value from outside; None where it is no operand: shapes, axes, single numbers."""
         role = self._site.operands.get(value)
         if role in {None, UNNAMED}:
             role = self._other(value) or self._role(value, node, slot) or role
@@ -247,7 +247,7 @@ class _Sheet:
 
 
 def _fused(node: ir.Node) -> OpInfo | None:
-    """The record of an operator that stands for a part of an attention, or None; what moves padding is drawn as others are."""
+    """The record of an operator that computes a part of an attention, or None; operators that move padding are no such parts."""
     info = info_of(node)
     return None if info is None or info.kind in {"padding", "normalization", "activation", "view"} else info
 
