@@ -49,12 +49,12 @@ def _introduction(record: ExecutionProvider) -> Iterator[str]:
         yield f"[What was found, and what follows](../details/providers.md#{record.name})."
     spelling = record.spelling
     if spelling is not None:
-        kinds, place = _types(spelling.dtypes), {"scores": "behind the product", "queries": "on the queries"}[spelling.scale]
-        yield f"Attention in {kinds} is spelled out there, the factor {place}. Known from: {spelling.known_from}."
+        kinds, place = _types(spelling.dtypes), {"scores": "after the product", "queries": "on the queries"}[spelling.scale]
+        yield f"Attention in {kinds} is decomposed there, the factor {place}. Known from: {spelling.known_from}."
 
 
 def _operators(record: ExecutionProvider) -> str:
-    """A table: each operator with what is taken of it, or why it is not written."""
+    """A table: each operator with its supported forms, or why it is not written."""
     rows = [("operator", "written", "types", "masks", "causal", "kernels", "known from, or why not"), ("---",) * 7]
     for key, info in sorted(by_key().items()):
         if info.kind == "attention" and info.target is not None:
@@ -79,30 +79,30 @@ def _types(dtypes: Iterable[object]) -> str:
 
 
 def _facts(record: ExecutionProvider) -> Iterator[str]:
-    """What is known of a provider that is of no single operator, one line each."""
+    """Facts about a provider that concern no single operator, one line each."""
     yield f"A row without a key stays NaN in fused operators: {_YES[record.keeps_nan_rows]}."
     if record.computes_in_float16:
         yield "float32 is computed in float16: yes, so that rows without a key are edited until they come out as in float32."
     else:
         yield f"float16 sums are rounded to float16: {_YES[record.rounds_float16]}."
     yield f"An `If` costs no more than its test: {_YES[record.takes_if]}."
-    yield f"RotaryEmbedding of com.microsoft: {'used' if record.rotates else 'spelled out'}."
+    yield f"RotaryEmbedding of com.microsoft: {'used' if record.rotates else 'decomposed'}."
     yield f"A cache in one buffer (`--cache shared`): {_YES[record.shares_cache]}."
-    fate = "left as they are" if record.keeps_fused else "spelled out where not known to run right"
-    yield f"Fused operators that stand in a model are {fate}."
+    fate = "left as they are" if record.keeps_fused else "decomposed where not known to run right"
+    yield f"Fused operators of a model are {fate}."
     if record.skip_norms is not None:
-        taken = {"none": "is spelled out", "without sum": "is spelled out where its sum goes on"}[record.skip_norms]
+        taken = {"none": "is decomposed", "without sum": "is decomposed where its sum goes on"}[record.skip_norms]
         yield f"SkipLayerNormalization, with its like, {taken}."
     if record.spelled_norms:
-        yield f"Spelled out, of ai.onnx: {', '.join(sorted(record.spelled_norms))}."
+        yield f"Decomposed, of ai.onnx: {', '.join(sorted(record.spelled_norms))}."
     if record.fixed_sizes:
         yield "Models of fixed sizes only (`--dim`)."
     if record.mixes_up_inputs:
-        yield "Inputs that nobody reads are put last, as those behind them are taken for one another; names stay."
+        yield "Inputs that nobody reads are put last, as those after them are taken for one another; names stay."
     if record.gathers_flat:
         yield "Indices of Gather are laid flat where they have more than two axes, with which it is wrong."
     if record.merges_into_norms:
-        yield "Before normalizations, a quotient stands for Reciprocal of Sqrt, and tables that all entries share are repeated."
+        yield "Before normalizations, Reciprocal of Sqrt becomes a quotient, and tables that all entries share are repeated."
     if record.pays:
         yield f"What pays there, by name: {', '.join(sorted(record.pays))}."
 

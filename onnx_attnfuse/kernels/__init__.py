@@ -1,1 +1,1 @@
-"""Kernels that ONNX Runtime will run for a fused operator on a device, and what ONNX Runtime has to be told for that."""
+"""Kernels that ONNX Runtime will run for a fused operator on a device, and the settings of ONNX Runtime for that."""

@@ -17,14 +17,14 @@ class CacheFormat:
     """One type of a quantised cache."""
 
     name: str
-    """What `--kv-cache` calls it."""
+    """Its name for `--kv-cache`."""
     dtype: ir.DataType
     """The element type of the cache's tensors."""
     bits: int
     """The attribute `kv_cache_bit_width`."""
     lowest: float
     largest: float
-    """The range of what is stored, before it is scaled."""
+    """The range of stored numbers, before they are scaled."""
     room: float
     """How many times larger than any that was measured a number may be before it is cut off; with few bits there is no room."""
 

@@ -2,8 +2,8 @@
 
     capture_blockers(model, provider.capture)       # a reason for each node, none if the model can be captured
 
-A captured model has fixed sizes. So what is computed from constants and from sizes alone is a constant; what else a kernel reads
-on the host is a blocker, and so are control flow, nodes without a kernel, and nodes for which the host waits.
+A captured model has fixed sizes. So values computed from constants and from sizes alone are constants; any other value read
+by a kernel on the host is a blocker, and so are control flow, nodes without a kernel, and nodes for which the host waits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def capture_blockers(
 
     Args:
         model: The model, nodes in topological order.
-        capture: What the execution provider captures.
-        folded: Whether sizes are fixed and what depends on them is folded, so that nothing may ask for a size any more.
+        capture: The models that the execution provider captures.
+        folded: Whether sizes are fixed and nodes that depend on them are folded, so that no node may ask for a size any more.
         known: The facts of the main graph and of each function, where there are some already.
 
     Returns:
@@ -51,7 +51,7 @@ def capture_blockers(
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The main graph or a function, with the graphs nested in it: what is known of its values, and its opset."""
+    """The main graph or a function, with the graphs nested in it: facts about its values, and its opset."""
 
     facts: Facts
     opset: int
@@ -62,7 +62,7 @@ def _opset(part: ir.Model | ir.Function, default: int = 1) -> int:
 
 
 class _Search:
-    """The search through one model: what is a constant once sizes are fixed, and what was found."""
+    """The search through one model: values that are constants once sizes are fixed, and blockers."""
 
     def __init__(self, model: ir.Model, capture: Capture, known: Mapping[ir.Graph | ir.Function, Facts], *, folded: bool) -> None:
         self.model, self.capture, self.known, self.folded = model, capture, known, folded
@@ -78,14 +78,14 @@ class _Search:
                 self.fixed.update(node.outputs)
 
     def _is_fixed_by(self, node: ir.Node, part: _Part) -> bool:
-        """Whether a node gives constants once sizes are fixed; what prevents a capture is noted."""
+        """Whether a node gives constants once sizes are fixed; nodes that prevent a capture are noted."""
         self.fixed.difference_update(node.outputs)
         function = self.model.functions.get(node.op_identifier())
         if function is not None:
             self._call(node, function)
             return False
         if subgraphs(node):
-            return self._is_settled_flow(node, part)
+            return self._is_constant_flow(node, part)
         if is_standard(node, *ASKS_SHAPE):
             self._note_size(node)
             return True
@@ -109,7 +109,7 @@ class _Search:
             output for output, formal in zip(node.outputs, function.outputs, strict=False) if self._is_fixed(formal)
         )
 
-    def _is_settled_flow(self, node: ir.Node, part: _Part) -> bool:
+    def _is_constant_flow(self, node: ir.Node, part: _Part) -> bool:
         """Whether fixed sizes decide which branch is run, so that it takes the node's place, and give constants there."""
         condition = node.inputs[0] if node.inputs else None
         if self.folded or not is_standard(node, "If") or condition is None or not self._is_fixed(condition):
@@ -145,8 +145,8 @@ class _Search:
         for place in self.capture.host_inputs.get((domain, op), ()):
             value = given(node, place)
             if value is not None and not self._is_fixed(value):
-                told = "an input, and would be the same in every replay" if value.is_graph_input() else "computed on the device"
-                yield Reason("read-on-host", f"{op} reads '{value.name}' on the host, which is {told}", name)
+                source = "an input, and would be the same in every replay" if value.is_graph_input() else "computed on the device"
+                yield Reason("read-on-host", f"{op} reads '{value.name}' on the host, which is {source}", name)
 
 
 def _typed(values: Sequence[ir.Value | None], facts: Facts) -> list[Typed]:

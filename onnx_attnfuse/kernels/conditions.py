@@ -1,6 +1,6 @@
 """Conditions that kernels of ONNX Runtime put on an attention.
 
-Every condition is one small function that gives a `Reason`, what it needs of sizes that are not known, or None.
+Every condition is one small function that gives a `Reason`, the conditions on unknown sizes, or None.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from onnx_attnfuse.reasons import Reason
 
 MaskForm = Literal["none", "lengths", "ranges", "bias", "raw"]
 """How a mask is handed over: not at all, as (b) lengths, as (3b+2) lengths and offsets, as an additive bias, or key by key as 0
-and 1, which is never chosen but stands in models."""
+and 1, which is never chosen but exists in models."""
 LONG = 256
-"""Queries or keys from which on the memory-efficient kernel takes what is not float16."""
+"""Queries or keys from which on the memory-efficient kernel takes types other than float16."""
 MOST_SCORES = 1 << 31
 """From this many scores on, b·n·s·t, the math kernel on CUDA reads outside of its memory and ends the process."""
 
@@ -52,7 +52,7 @@ class AttentionParams:
     """The operator, `onnx.` before it if it is a standard one."""
     arch: int = 0
     any_length: bool = False
-    """ONNX Runtime is told to choose kernels for short sequences too."""
+    """ONNX Runtime is set to choose kernels for short sequences too."""
 
     @property
     def scores(self) -> Dim:
@@ -210,7 +210,7 @@ def from_rows(least: int) -> Condition:
 
 
 def preferred_from_rows(least: int) -> Condition:
-    """There are so many queries or more, or ONNX Runtime is told not to look at that."""
+    """There are so many queries or more, or ONNX Runtime is set to ignore their number."""
     least_rows = from_rows(least)
 
     def condition(params: AttentionParams) -> Reason | Open | None:
@@ -256,7 +256,7 @@ def not_brain(params: AttentionParams) -> Reason | None:
 
 
 def long_unless_float16(params: AttentionParams) -> Reason | Open | None:
-    """The attention has many queries or keys, or is float16, or ONNX Runtime is told to allow any length."""
+    """The attention has many queries or keys, or is float16, or ONNX Runtime is set to allow any length."""
     if params.dtype == ir.DataType.FLOAT16 or params.any_length:
         return None
     known = [size for size in (params.rows, params.columns) if isinstance(size, int)]

@@ -75,7 +75,7 @@ def _not_run(node: ir.Node) -> str | None:
 
 CAPTURE = Capture(
     name="CUDA graph",
-    known_from="memory types, waits and checks read in ONNX Runtime 1.25; where kernels are from is told in cuda_kernels.txt",
+    known_from="memory types, waits and checks read in ONNX Runtime 1.25; cuda_kernels.txt has the sources of kernels",
     kernels=functools.partial(read_table, "cuda_kernels.txt"),
     host_inputs={
         **{("", op): places for op, places in _STANDARD.items()},

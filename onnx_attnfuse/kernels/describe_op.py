@@ -1,6 +1,6 @@
-"""The parameters of an attention operator that exists in a model, read off its inputs alone; what its mask means is not asked.
+"""The parameters of an attention operator that exists in a model, read off its inputs alone, without the meaning of its mask.
 
-params = params_of_node(node, facts)    # to forecast its kernel; a Reason where they cannot be told
+params = params_of_node(node, facts)    # to forecast its kernel; a Reason where they are unknown
 """
 
 from __future__ import annotations

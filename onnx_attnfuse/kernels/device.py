@@ -29,7 +29,7 @@ NOTHING_SAID = Switches()
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """An execution provider of ONNX Runtime, and the GPU behind it."""
+    """An execution provider of ONNX Runtime, and its GPU."""
 
     ep: str
     """The name of the provider."""
@@ -84,11 +84,11 @@ def resolve(ep: str, arch: str | None = None) -> Device:
 
 
 def runtime_version(asked: str | None, provider: ExecutionProvider) -> tuple[int, int] | None:
-    """The version of ONNX Runtime that a model will run on, major and minor; None stands for the newest.
+    """The version of ONNX Runtime that a model will run on, major and minor; None is the newest.
 
     Args:
         asked: `1.30` or `1.30.0`; None: that of the provider's distribution, if it is installed here.
-        provider: What it will run on.
+        provider: The provider that it will run on.
 
     Raises:
         OptionError: `asked` is no version, or one that nothing is known of.
@@ -115,7 +115,7 @@ def _architecture(name: str) -> int:
 
 
 def _chosen(number: int | None) -> ExecutionProvider:
-    """The provider that `auto` stands for: one with the architecture, or one that is preferred and installed here."""
+    """The provider that `auto` selects: one with the architecture, or one that is preferred and installed here."""
     for item in providers.every():
         if number in item.architectures or (number is None and item.is_preferred and _is_installed(item.distribution)):
             return item

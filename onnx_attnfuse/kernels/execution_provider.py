@@ -1,6 +1,6 @@
 """The record of an execution provider of ONNX Runtime: one file for each in `kernels/providers/`.
 
-What is not known of a provider is None, or is left out: whoever asks then refuses with a reason, or takes the answer that keeps
+Unknown facts are None, or are left out: whoever asks then refuses with a reason, or takes the answer that keeps
 results as they are.
 """
 
@@ -51,12 +51,12 @@ Paying: TypeAlias = Literal[
     "rotated-rows",
     "packed-rows",
 ]
-"""What pays on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and a product for
-each of its operands in the place of one that they would be cut out of; queries, keys and values handed to GroupQueryAttention as
-one tensor where they are pieces of one, and one product of theirs where each has its own; tables of cosines and sines for all
+"""Rewrites that are faster on some providers only: the enabling rules; biases of projections handed to MultiHeadAttention, and
+a product for each of its operands instead of one that is sliced; queries, keys and values handed to GroupQueryAttention as one
+tensor where they are pieces of one, and one product of theirs where each has its own; tables of cosines and sines for all
 positions, of which a decoder with a shared cache takes rows; ai.onnx Attention where heads share keys and values, even if that
-takes a newer opset; roundings of operands before their views, which operators then take in; products and norms
-of the tokens alone that are no padding, by operators of the standard."""
+takes a newer opset; roundings of operands before their views, which operators then take in; products and norms of the tokens
+alone that are no padding, by operators of the standard."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
 SPELLED_OUT = "SpelledOut"
@@ -74,7 +74,7 @@ class OpSupport:
     """
 
     known_from: str
-    """Where the facts are from: what was measured or read, and in which version."""
+    """The source of the facts: measured or read, and in which version."""
     runs: frozenset[ir.DataType]
     """The element types that there is a kernel for."""
     written: frozenset[ir.DataType]
@@ -91,7 +91,7 @@ class OpSupport:
     keys_by_head: bool = False
     """Whether MultiHeadAttention takes keys and values as (b, n, t, h)."""
     broadcasts_bias: bool = False
-    """Whether a bias may stand for all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
+    """Whether a bias may be broadcast over all entries or all heads; if not, or not known, it is handed over as (b, n, s, t)."""
     bias_beside_lengths: bool = False
     """Whether GroupQueryAttention is known to add a bias where each entry has a length of its own."""
     reads_without_new_keys_from: tuple[int, int] | None = None
@@ -115,7 +115,7 @@ class OpSupport:
     caches: Mapping[str, tuple[Condition, ...]] = dataclasses.field(default_factory=dict[str, "tuple[Condition, ...]"])
     """The formats of a quantised cache that are taken (`cache_formats.FORMATS`), each with its conditions."""
     assumes: Callable[[AttentionParams], AssumptionName | None] | None = None
-    """What the result is right under, for some attentions, of what is taken for granted; None: nothing."""
+    """The assumptions under which the result of some attentions is right; None: none."""
     math_is_safe: bool | None = None
     """Whether the math kernel takes every size that `math_fails` leaves; False: only sizes known to be small."""
 
@@ -126,19 +126,19 @@ class OpSupport:
 
 @dataclasses.dataclass(frozen=True)
 class Spelling:
-    """The spelling in which an execution provider fuses attention by itself.
+    """The form in which an execution provider fuses attention by itself.
 
     One product of queries and transposed keys, one factor, one sum with a mask, one Softmax, one product with the values: nothing
-    else stands between, no Where and no test for NaN.
+    else is between them, no Where and no test for NaN.
     """
 
     known_from: str
     dtypes: frozenset[ir.DataType]
     """The element types in which attention is brought into it."""
     scale: Literal["queries", "scores"] = "scores"
-    """Where the factor stands: before the product, or after it."""
+    """The place of the factor: before the product, or after it."""
     rounds_products: bool = False
-    """Where a model is quantised, roundings are wanted right at the products, behind views and factors."""
+    """Where a model is quantised, roundings are wanted right at the products, after views and factors."""
 
     @property
     def support(self) -> OpSupport:
@@ -164,7 +164,7 @@ class Switching:
     kernels: frozenset[str]
     """The kernels that can be."""
     settings: Callable[[int, frozenset[str]], Settings]
-    """What leaves some kernels out on an architecture, and lifts least lengths where `narrows`."""
+    """The conditions that exclude kernels on an architecture, and raise least lengths where `narrows`."""
     alone: Callable[[int], Mapping[str, Settings]]
     """The kernels that can be asked for by themselves on an architecture, by a name for a reader."""
     narrows: bool = False
@@ -175,19 +175,19 @@ class Switching:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Capture:
-    """Facts on models that are captured: what the device runs is recorded once, and then replayed without the host."""
+    """Facts on models that are captured: the work of the device is recorded once, and then replayed without the host."""
 
     name: str
-    """What the record is called."""
+    """The name of the record."""
     known_from: str
     kernels: Callable[[], KernelTable]
-    """All kernels there are; what has none runs on the host."""
+    """All kernels there are; nodes without one run on the host."""
     host_inputs: Mapping[tuple[str, str], tuple[int, ...]]
     """The inputs that kernels read on the host, by domain and operator."""
     waits: Mapping[tuple[str, str], str]
     """The operators for which the host waits for the device, and for what."""
     not_run: Callable[[ir.Node], str | None]
-    """What keeps a node on the host although there is a kernel."""
+    """The reason that keeps a node on the host although there is a kernel."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,39 +195,39 @@ class ExecutionProvider:
     """An execution provider: its names, its operators, and what else depends on it."""
 
     name: str
-    """What a caller calls it: the name of the record's file."""
+    """Its name for callers: the name of the record's file."""
     ort_name: str
-    """What ONNX Runtime calls it."""
+    """Its name in ONNX Runtime."""
     distribution: str
     """The distribution of ONNX Runtime that has it."""
     known_from: str
     """Where the facts are from that are of no single operator."""
     operators: Mapping[str, OpSupport | Reason | None]
-    """What is known of fused operators by name, `onnx.` before standard ones; None: there is no kernel; or why it is not used."""
+    """Facts about fused operators by name, `onnx.` before standard ones; None: there is no kernel; or why it is not used."""
     members: tuple[ExecutionProvider, ...] = ()
     """The providers that the record is of, where it is of several (`several_providers.py`)."""
     plugins: tuple[str, ...] = ()
     """Distributions that bring the provider to an ONNX Runtime that is there."""
     spelling: Spelling | None = None
-    """The spelling that it fuses by itself; None: none is known, and what is spelled out stays as it is."""
+    """The form that it fuses by itself; None: none is known, and decomposed attention stays as it is."""
     keeps_fused: bool = False
-    """Whether fused operators that stand in a model are left alone; else those that it is not known to run are spelled out."""
+    """Whether fused operators of a model are left alone; else those that it is not known to run are decomposed."""
     skip_norms: Literal["none", "without sum"] | None = None
-    """What the provider runs of SkipLayerNormalization and its like; the rest is spelled out where it stands. None: all stays."""
+    """The forms of SkipLayerNormalization and its like that it runs; the rest is decomposed. None: all stays."""
     spelled_norms: frozenset[str] = frozenset()
-    """Normalizations of ai.onnx that it is known not to run, or not right: they are spelled out where they stand."""
+    """Normalizations of ai.onnx that it is known not to run, or not right: they are decomposed."""
     rotates: bool = False
-    """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, what rotates is spelled out."""
+    """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, rotations are decomposed."""
     shares_cache: bool = False
     """Whether GroupQueryAttention is known to read a length for each entry, as a cache in one buffer needs (`--cache shared`)."""
     fixed_sizes: bool = False
     """Whether it takes models whose sizes are all numbers only."""
     mixes_up_inputs: bool = False
-    """Whether it takes inputs for one another that stand behind one that nobody reads, so that such an input has to be last."""
+    """Whether it takes inputs for one another after one that nobody reads, so that such an input has to be last."""
     gathers_flat: bool = False
     """Whether Gather is wrong there with indices of more than two axes, so that they are laid flat."""
     any_by: Literal["ReduceSum", "ReduceMax"] = "ReduceSum"
-    """What tells there, of 0 and 1 along an axis, whether any is 1."""
+    """Reduction that computes `any` along an axis."""
     computes_in_float16: bool = False
     """Whether it computes float32 in float16, so that rows without a key are edited until they come out as in float32.
 
@@ -257,14 +257,14 @@ class ExecutionProvider:
     """Whether GroupQueryAttention rotates each token by its own position also where nothing is cached yet; if not, or not known,
     such a token is rotated by the position that follows that of the one before it, and the first by the first of the batch."""
     takes_if: bool | None = None
-    """Whether an If costs no more than its test; if not, no form of a mask stands behind one."""
+    """Whether an If costs no more than its test; if not, no form of a mask is chosen by one."""
     options_for_if: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Options of the provider without which an If takes memory of its own."""
     option_words: Callable[[str, str], str] | None = None
-    """What an option of the provider, a name and a value, does, for a reader."""
+    """The effect of an option of the provider, a name and a value, for a reader."""
     pays: frozenset[Paying] = frozenset()
     unfused_time: Callable[[AttentionParams, int, bool], float] | None = None
-    """How long attention takes that is spelled out, on an architecture, with a guard against NaN or not; None: not known."""
+    """The time of decomposed attention, on an architecture, with a guard against NaN or not; None: not known."""
     switching: Switching | None = None
     """None: no kernel is ever switched off."""
     capture: Capture | None = None

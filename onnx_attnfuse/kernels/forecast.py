@@ -101,7 +101,7 @@ def _forecast_for_all(params: AttentionParams, devices: Sequence[Device]) -> For
     """The forecast for several devices, with the worst of their times; it fails where it may on any of them.
 
     Times of different devices are compared by how many times as long they are as that of MultiHeadAttention without a mask. A
-    device that does not fuse what is spelled out runs it as it is.
+    device that does not fuse decomposed attention runs it as it is.
     """
     devices = [device for device in devices if not isinstance(support(params.op, device.provider), Reason)]
     found = [forecast(params, device) for device in devices]
@@ -171,11 +171,11 @@ def _cached_time(params: AttentionParams, known: OpSupport) -> float:
 
 
 def unfused_time(params: AttentionParams, device: Device, *, guarded: bool = False) -> float:
-    """How long the attention takes that is spelled out; infinite where it was not measured, or is no faster anywhere.
+    """The time of the decomposed attention; infinite where it was not measured, or is no faster anywhere.
 
     Args:
         params: The attention.
-        device: What it runs on.
+        device: The device it runs on.
         guarded: Its weights are guarded against NaN.
     """
     measured = device.provider.unfused_time

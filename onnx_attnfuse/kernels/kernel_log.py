@@ -31,7 +31,7 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class Confirmation:
-    """One operator: what was forecast for it, and what ran."""
+    """One operator: its forecast, and the kernel that ran."""
 
     node: str
     op: str
@@ -64,7 +64,7 @@ def confirm(forecasts: Mapping[str, tuple[str, str | None]], runs: Sequence[Ran]
 
     Args:
         forecasts: Operator and kernel by node; None where nothing was forecast.
-        runs: What ran; nodes that ONNX Runtime named itself stand at the end.
+        runs: The kernels that ran; nodes that ONNX Runtime named itself are at the end.
     """
     ran: dict[str, dict[str, None]] = {}
     ops = {run.node: run.op for run in runs}

@@ -31,7 +31,7 @@ class KernelRow:
     last: int | None
     """None: up to the next version of the operator."""
     inputs: tuple[str, ...]
-    """Type parameters by place; the last one stands for all that follow."""
+    """Type parameters by place; the last one applies to all that follow."""
     outputs: tuple[str, ...]
     types: Mapping[str, frozenset[str]]
     """Names of element types by parameter; one that is not there has a fixed type."""

@@ -28,7 +28,7 @@ def _gpu(source: str, bandwidth: float, half: float, single: float, *names: str)
         bandwidth: GB/s.
         half: TFLOP/s of float16 and bfloat16 in tensor cores.
         single: TFLOP/s of float32: as TensorFloat32 where there are tensor cores for it, as ONNX Runtime multiplies by default.
-        names: What nvidia-smi calls the GPU.
+        names: The GPU's names in nvidia-smi.
     """
     peaks = {"float16": half * TERA, "bfloat16": half * TERA, "float32": single * TERA}
     return {name: DeviceLimits(name, bandwidth * GIGA, peaks, f"NVIDIA {source} data sheet") for name in names}

@@ -18,7 +18,7 @@ from onnx_attnfuse.reasons import Refused
 
 @dataclasses.dataclass(frozen=True)
 class OpNode:
-    """A node of a fused operator, and what is known of its inputs, which go by their names."""
+    """A node of a fused operator, and the facts about its inputs, by their names."""
 
     op: str
     """The operator's name among fused operators."""
@@ -27,7 +27,7 @@ class OpNode:
     node: ir.Node
     facts: Facts
     params: ClassVar[type[AttentionParams]] = AttentionParams
-    """What describes a node; records take it from here, as its module imports onnx-ir."""
+    """The description of a node; records take it from here, as its module imports onnx-ir."""
 
     def has(self, name: str) -> bool:
         """Whether an input is given."""
@@ -83,7 +83,7 @@ class OpNode:
         return bool(attribute(self.node, "softcap", 0.0))
 
     def mask(self, name: str, bias: str, batch: Dim) -> MaskForm:
-        """The form of a mask of com.microsoft, and of what is added besides."""
+        """The form of a mask of com.microsoft, and of the additive bias."""
         if not self.has(name):
             return "bias" if self.has(bias) else "none"
         dims = self.dims(name)

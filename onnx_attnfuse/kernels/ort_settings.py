@@ -1,6 +1,6 @@
 """Settings of ONNX Runtime for attention kernels: which ones a policy switches off, and the options and variables that do it.
 
-How each execution provider is told stands in its record (`kernels/providers/`).
+The record of each execution provider has its settings (`kernels/providers/`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def switches_for(policy: Policy, device: Device, *, may_switch_off: bool = True)
 
     Args:
         policy: Which kernels are wanted, and which are not.
-        device: What the model will run on.
+        device: The device of the model.
         may_switch_off: False where the model has attention operators that may not run without a kernel.
     """
     switching = device.provider.switching
@@ -64,7 +64,7 @@ def session_for(device: Device, *, has_if: bool = False) -> Session:
     """The settings that say what `device.switches` says, and those that a model wants.
 
     Args:
-        device: What the model will run on.
+        device: The device of the model.
         has_if: The model has an If.
     """
     off, provider = device.switches.off, device.provider

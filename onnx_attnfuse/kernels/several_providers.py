@@ -1,7 +1,7 @@
 """One record for several execution providers: a model for all of them, so that only what is right on each is written.
 
-`provider("webgpu,wasm")` makes it. What one of them refuses is refused, what one wants spelled out is spelled out, and of forms
-that are right on all the one is taken that is best by the worst of its times (`kernels/forecast.py`).
+`provider("webgpu,wasm")` makes it. A refusal of one refuses for all, and an operator that one wants decomposed is decomposed.
+Of the forms that are right on all, the one with the best worst time is taken (`kernels/forecast.py`).
 """
 
 from __future__ import annotations

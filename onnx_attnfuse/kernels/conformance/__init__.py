@@ -1,4 +1,4 @@
-"""What `attnfuse conformance` found: which forms of fused operators an execution provider runs, and runs right.
+"""Results of `attnfuse conformance`: the forms of fused operators that an execution provider runs, and runs right.
 
 table = known("webgpu")                 # one that comes with the package, or None
 table = read(pathlib.Path("mine.json"))
@@ -100,11 +100,11 @@ class Outcome:
     error: float | None = None
     """The largest difference from the reference as a part of its magnitude; None: there are no results."""
     plain_error: float | None = None
-    """The same of the attention spelled out with MatMul and Softmax, on the same execution provider."""
+    """The same of the attention decomposed into MatMul and Softmax, on the same execution provider."""
     ratio: float | None = None
-    """The time of the operator as a part of that of the attention spelled out."""
+    """The time of the operator as a part of that of the decomposed attention."""
     detail: str = ""
-    """What differs, or what ONNX Runtime says."""
+    """The difference, or ONNX Runtime's message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +125,9 @@ class Conformance:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         alike = self._alike(asked)
         for case in alike:
-            if case.verdict != "right" and _stands_for(case.form, asked.head_size, alike):
-                what = f"{case.form.name} was {_WORDS[case.verdict]} with {versions}"
-                return Reason("fails-conformance", f"on {self.ep} {what}{case.detail and ': '}{case.detail}")
+            if case.verdict != "right" and _covers(case.form, asked.head_size, alike):
+                found = f"{case.form.name} was {_WORDS[case.verdict]} with {versions}"
+                return Reason("fails-conformance", f"on {self.ep} {found}{case.detail and ': '}{case.detail}")
         return None
 
     def _alike(self, asked: Form) -> Sequence[Outcome]:
@@ -154,8 +154,8 @@ _NEEDED = frozenset(_COLUMNS) - {"heads"}
 """The columns of every table; one that was written before a column was there tells of what the column usually is."""
 
 
-def _stands_for(form: Form, head_size: int, alike: Sequence[Outcome]) -> bool:
-    """Whether a case tells of a head size: its own, or else one that was not tried and leaves the same part of eight.
+def _covers(form: Form, head_size: int, alike: Sequence[Outcome]) -> bool:
+    """Whether a case covers a head size: its own, or else one that was not tried and leaves the same part of eight.
 
     Where no such head size was tried of any case of the kind, all of them tell.
     """

@@ -1,4 +1,4 @@
-"""com.microsoft.CausalConvWithState: a convolution of each channel by itself, over what is appended to a state."""
+"""com.microsoft.CausalConvWithState: a convolution of each channel by itself, over inputs appended to a state."""
 
 from __future__ import annotations
 

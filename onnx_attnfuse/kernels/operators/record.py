@@ -20,19 +20,19 @@ Role = Literal[
     "input", "query", "key", "value", "weights", "projection bias",
     "mask", "bias", "lengths", "last", "total", "positions", "past", "cos", "sin", "sink", "offsets", "other",
 ]  # fmt: skip
-"""What an input is to its operator, whatever the operator calls it.
+"""The role of an input, whatever name the operator gives it.
 
 A mask tells which keys count, by lengths or by 0 and 1; a bias is added to the scores. Lengths count the keys of each entry, last
 is the place of its last key, total how many keys the longest has. Past keys and values may be empty. Offsets tell where tokens
 without padding come from.
 """
 OnCpu = Literal["all forms", "some forms", "no kernel"]
-"""What of an operator ONNX Runtime's CPU runs; the reference runs the rest."""
+"""The forms of an operator that ONNX Runtime's CPU runs; the reference runs the rest."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OpInfo:
-    """A fused operator: its signature, what is known of its kernels, and where its other parts are.
+    """A fused operator: its signature, the facts about its kernels, and the places of its other parts.
 
     Those parts are dotted names, a module or `module:attribute`, loaded when they are first wanted.
     """
@@ -54,19 +54,19 @@ class OpInfo:
     fragile: bool = True
     """Whether its CPU kernel may end the process where an operand other than the past is empty."""
     rank: int | None = None
-    """Where it stands among the targets that are equally fast, 1 the first; None: it is not planned site by site."""
+    """Its rank among the targets that are equally fast, 1 the first; None: it is not planned site by site."""
     option: str | None = None
-    """What a caller asks for it by, where that is not its key."""
+    """Its name for callers, where that is not its key."""
     target: str | None = None
     """A module: why it cannot compute an attention, how it is handed a mask, how it is built; see `targets.Target`."""
     reference: str | None = None
     """A class: the operator in NumPy. None: its body says what it computes."""
     support: Mapping[str, Callable[[], OpSupport]] = dataclasses.field(default_factory=dict[str, "Callable[[], OpSupport]"])
-    """What execution providers do with it, by their names; their own records tell of the operators that were there first.
+    """The support of execution providers, by their names; their own records have the oldest operators.
 
     Functions, as the facts name element types, and the record itself imports nothing heavy."""
     describe: Callable[[OpNode], AttentionParams] | None = None
-    """What a node that exists in a model asks of its kernel; it may raise Refused. None: its kernels are not forecast."""
+    """The parameters of a node that exists in a model; it may raise Refused. None: its kernels are not forecast."""
 
     @property
     def key(self) -> str:

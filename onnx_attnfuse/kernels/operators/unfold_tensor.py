@@ -1,4 +1,4 @@
-"""com.microsoft.UnfoldTensor: pieces of an axis, each a step behind the one before, along a new last axis."""
+"""com.microsoft.UnfoldTensor: pieces of an axis, each a step after the one before, along a new last axis."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def provider(name: str) -> ExecutionProvider:
         if len(set(parts)) < len(parts):
             raise OptionError(f"ep is {name!r}; name each execution provider once")
         if "auto" in parts:
-            raise OptionError(f"ep is {name!r}; auto stands for one execution provider, so name all of them")
+            raise OptionError(f"ep is {name!r}; auto selects one execution provider, so name all of them")
         return together(tuple(map(provider, parts)))
     if name not in _records:
         if name not in _FILES:

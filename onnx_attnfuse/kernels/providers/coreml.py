@@ -11,7 +11,7 @@ PROVIDER = ExecutionProvider(
     name="coreml",
     ort_name="CoreMLExecutionProvider",
     distribution="onnxruntime",
-    known_from=f"{_READ}; the Softmax of what is spelled out is that of the source",
+    known_from=f"{_READ}; the Softmax of decomposed attention is that of the source",
     operators=dict.fromkeys(
         ("MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "PackedMultiHeadAttention")
     ),

@@ -116,9 +116,9 @@ _CAUSAL = 0.7
 _WINDOWED = 0.7
 """Share of these times that is left with a window."""
 _WIDER: tuple[tuple[int, float, float], ...] = ((64, 1.0, 1.0), (128, 1.6, 1.1), (1 << 30, 3.2, 1.7))
-"""Up to a head size, how much longer the memory-efficient kernel takes in float32, and what is spelled out."""
+"""Up to a head size, how much longer the memory-efficient kernel takes in float32, and the decomposed attention."""
 _UNFUSED = {True: 5.1, False: 8.5}
-"""Milliseconds for the same layers spelled out, by half precision; float32 is computed as TensorFloat32."""
+"""Milliseconds for the same layers decomposed, by half precision; float32 is computed as TensorFloat32."""
 _MASKED, _GUARDED = 1.65, 2.4
 """How much longer that takes with a mask, and with a guard against NaN besides."""
 _TENSOR_FLOAT_32 = 80
@@ -127,7 +127,7 @@ _WITH_PROJECTIONS = 0.85
 _STANDARD_LONGER = 2.0
 """How much longer ai.onnx Attention takes: 1.7 with a triangle, 2.5 with a mask, at B=4 S=2048 N=32 H=128."""
 _CACHE_WRITTEN, _MANY = 2.4, 1 << 26
-"""What GroupQueryAttention takes besides, as it writes a cache also where there is none; twice as much below so many scores."""
+"""Additional time of GroupQueryAttention, as it writes a cache also where there is none; twice as much below so many scores."""
 
 
 def _multi_head_time(params: AttentionParams, kernel: str) -> float:
@@ -192,7 +192,7 @@ _BITS: Mapping[str, int] = {
     "TRT_CROSS_ATTENTION": 64,
     "DECODER_ATTENTION": 512,
 }
-"""What `sdpa_kernel` is the sum of."""
+"""The summands of `sdpa_kernel`."""
 _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "FLASH_ATTENTION": {"ORT_DISABLE_FLASH_ATTENTION": "1"},
     "EFFICIENT_ATTENTION": {"ORT_DISABLE_MEMORY_EFFICIENT_ATTENTION": "1"},

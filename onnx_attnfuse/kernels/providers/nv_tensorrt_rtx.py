@@ -1,4 +1,4 @@
-"""TensorRT for RTX: spelled-out attention is fused by TensorRT itself; GroupQueryAttention is the one contrib operator."""
+"""TensorRT for RTX: decomposed attention is fused by TensorRT itself; GroupQueryAttention is the one contrib operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROVIDER = ExecutionProvider(
     name="nv_tensorrt_rtx",
     ort_name="NvTensorRTRTXExecutionProvider",
     distribution="onnxruntime-trt-rtx",
-    known_from=f"{_READ}; the Softmax of what is spelled out is that of the source",
+    known_from=f"{_READ}; the Softmax of decomposed attention is that of the source",
     operators={
         "MultiHeadAttention": None,
         "GroupQueryAttention": OpSupport(

@@ -1,4 +1,4 @@
-"""The OpenVINO provider: what is spelled out becomes its own attention, which is as fast as MultiHeadAttention."""
+"""The OpenVINO provider: decomposed attention becomes its own attention, which is as fast as MultiHeadAttention."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PROVIDER = ExecutionProvider(
     ort_name="OpenVINOExecutionProvider",
     distribution="onnxruntime-openvino",
     plugins=("onnxruntime-ep-openvino",),
-    known_from=f"{_RUN}; the Softmax of what is spelled out is that of the source",
+    known_from=f"{_RUN}; the Softmax of decomposed attention is that of the source",
     operators={
         "MultiHeadAttention": OpSupport(
-            f"{_RUN}: 11.75 ms, spelled out 11.51; onnxruntime-openvino 1.24 does not claim it; lengths are read in part only",
+            f"{_RUN}: 11.75 ms, decomposed 11.51; onnxruntime-openvino 1.24 does not claim it; lengths are read in part only",
             _FLOAT,
             _FLOAT,
             masks=frozenset(["none", "bias"]),

@@ -1,4 +1,4 @@
-"""The QNN provider for Qualcomm's NPU: contrib operators go to the CPU, and groups of spelled-out nodes become one.
+"""The QNN provider for Qualcomm's NPU: contrib operators go to the CPU, and groups of decomposed nodes become one.
 
 A factor that is one number right before Softmax becomes a part of Softmax.
 """
@@ -18,7 +18,7 @@ PROVIDER = ExecutionProvider(
     ort_name="QNNExecutionProvider",
     distribution="onnxruntime-qnn",
     plugins=("onnxruntime-qnn",),
-    known_from=f"{_RUN}; the Softmax of what is spelled out is that of the source",
+    known_from=f"{_RUN}; the Softmax of decomposed attention is that of the source",
     operators={
         "MultiHeadAttention": Reason("no-kernel-for-device", f"MultiHeadAttention {_REFUSED}"),
         "GroupQueryAttention": Reason("no-kernel-for-device", f"GroupQueryAttention {_REFUSED}"),
@@ -50,8 +50,8 @@ PROVIDER = ExecutionProvider(
     merges_into_norms=True,
 )
 """With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of
-one, and said nothing. What lies below float16's range is -65536 there, and beside it numbers lie 32 apart, so that scores of
-16 and more are left of a row that float32 levels. A ReduceSum of truth values behind a Reshape of five axes makes no session.
+one, and said nothing. Numbers below float16's range are -65536 there, and beside it numbers lie 32 apart, so that scores of
+16 and more are left of a row that float32 levels. A ReduceSum of truth values after a Reshape of five axes makes no session.
 A Concat of parts that have no elements is not taken at all. RMSNormalization is wrong for some sizes; GroupNormalization makes
-no session by itself and was off by 0.3 in models. Wrong is also what is made of Sqrt, Reciprocal and two products, if it does
-not end the session, and LayerNormalization behind a sum or product with a table that all entries share, from 16 positions on."""
+no session by itself and was off by 0.3 in models. The result for Sqrt, Reciprocal and two products is also wrong, if it does
+not end the session, and LayerNormalization after a sum or product with a table that all entries share, from 16 positions on."""

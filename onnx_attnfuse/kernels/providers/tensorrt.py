@@ -1,4 +1,4 @@
-"""The TensorRT provider: no importer for contrib operators; spelled-out attention is fused by TensorRT itself."""
+"""The TensorRT provider: no importer for contrib operators; decomposed attention is fused by TensorRT itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROVIDER = ExecutionProvider(
     name="tensorrt",
     ort_name="TensorrtExecutionProvider",
     distribution="onnxruntime-gpu",
-    known_from=f"{_READ}; the Softmax of what is spelled out is that of the source",
+    known_from=f"{_READ}; the Softmax of decomposed attention is that of the source",
     operators={
         "MultiHeadAttention": None,
         "GroupQueryAttention": None,

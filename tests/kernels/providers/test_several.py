@@ -104,7 +104,7 @@ def test_facts_that_differ_count_as_not_known() -> None:
     ("ep", "message"),
     [
         ("cpu,cpu", "ep is 'cpu,cpu'; name each execution provider once"),
-        ("auto,cpu", "ep is 'auto,cpu'; auto stands for one execution provider, so name all of them"),
+        ("auto,cpu", "ep is 'auto,cpu'; auto selects one execution provider, so name all of them"),
         ("cpu,tpu", "ep is 'tpu'; choose auto, coreml, cpu, .* or webgpu"),
     ],
 )
@@ -116,7 +116,7 @@ def test_names_that_make_no_sense_are_refused(ep: str, message: str) -> None:
 def test_the_table_of_kernels_tells_what_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernels", str(BERT), "--arch", "qnn,cpu"]) == 0
     shown = capsys.readouterr().out
-    assert "spelled out: MatMul, Mul," in shown
+    assert "decomposed: MatMul, Mul," in shown
     assert "None" not in shown
 
 
