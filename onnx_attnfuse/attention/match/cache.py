@@ -10,6 +10,7 @@ from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
 from onnx_attnfuse.attention.match import operands
 from onnx_attnfuse.attention.spec import Cache, Source
+from onnx_attnfuse.graph import sizes
 from onnx_attnfuse.graph.constants import attribute, is_standard
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
@@ -34,8 +35,8 @@ def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axi
     if any(facts.dtype(read.indexed.value) != facts.dtype(past.value) for read, past in pairs):
         return None
     earlier, new, same = (_length(*part, facts) for part in ((past_key, axis), (new_key, axis), (new_value, value_axis)))
-    if earlier is None or new is None or new != same:
-        return None
+    if earlier is None or new is None or new != same or sizes.least(new) < 1:
+        return None  # operators that append fail where there is nothing new
     past_axis, new_axis = (Factor(earlier),), () if new == 1 else (Factor(new),)
     return Cache(
         past=(_along(past_key, axis, past_axis), _along(past_value, value_axis, past_axis)),
