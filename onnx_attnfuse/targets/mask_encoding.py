@@ -35,8 +35,8 @@ def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]
         return (MaskEncoding("bias"),)
     if meaning.is_trivial:
         return (MaskEncoding("none"),)
-    if causal and meaning.only_causal:
-        return (MaskEncoding("none", causal=True),)
+    if causal and meaning.only_causal:  # a triangle of the mask may be a bias where there is no attribute for it
+        return (MaskEncoding("none", causal=True), *([MaskEncoding("bias")] if spec.mask else []))
     if meaning.biases or (triangles and not causal) or not is_padding(rest, spec):
         return (MaskEncoding("bias"),)
     padded = (

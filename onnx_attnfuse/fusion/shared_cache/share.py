@@ -59,6 +59,8 @@ from onnx_attnfuse.verify.verdict import Verified
 
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
 _SHARING = Subject("sharing the buffer of the cache")
+_PARTS = 2
+"""What is appended to, and what is new."""
 
 
 def share_cache(
@@ -122,7 +124,18 @@ def _no_cache(graph: ir.Graph) -> str:
         return (
             "no attention has a cache that could be a buffer; some are operators already, start from the model as it was exported"
         )
+    if (latent := next(filter(None, map(_appended, graph)), None)) is not None:
+        what = f"'{latent.name}' is appended to, and keys and values are computed from all of it, as from latents (MLA)"
+        return f"no attention has a cache that could be a buffer: {what}"
     return "no attention has a cache that could be a buffer"
+
+
+def _appended(node: ir.Node) -> ir.Value | None:
+    """The input that a node appends to, for an output; None where it does not."""
+    past = node.inputs[0] if is_standard(node, "Concat") and len(node.inputs) == _PARTS else None
+    if past is None or not past.is_graph_input() or past.const_value is not None or not node.outputs[0].is_graph_output():
+        return None
+    return past if past.dtype is not None and past.dtype.is_floating_point() else None
 
 
 def _named(reasons: Mapping[ir.Node, Reason]) -> dict[str, Reason]:

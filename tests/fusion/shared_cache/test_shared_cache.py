@@ -380,6 +380,25 @@ def test_near_misses_are_left_as_they_were(near_miss: dict[str, Any], code: str)
     session(result.model)
 
 
+@pytest.mark.parametrize(("made_of_all", "said"), [(True, "as from latents (MLA)"), (False, "could be a buffer")])
+def test_a_cache_that_keys_are_computed_from_is_told_apart_from_none(made_of_all: bool, said: str) -> None:
+    model = decoder()
+    for node in model.graph.node:
+        if node.op_type == "Unsqueeze" and node.input[0].startswith("present_"):
+            node.input[0] += "_made"
+    for at, node in reversed(list(enumerate(model.graph.node))):
+        if node.output[0].startswith("present_"):
+            made = onnx.helper.make_node("Tanh", [node.output[0]], [f"{node.output[0]}_made"])
+            model.graph.node.insert(at + 1, made)
+            if not made_of_all:  # what is given out is not what is appended to
+                kept, node.output[0] = node.output[0], f"{node.output[0]}_kept"
+                made.input[0] = node.output[0]
+                model.graph.node.insert(at + 1, onnx.helper.make_node("Neg", [node.output[0]], [kept]))
+    result = _shared(model, verify="none")
+    (note,) = (note for note in result.report.notes if note.startswith("no attention has a cache that could be a buffer"))
+    assert note.endswith(said)
+
+
 def _unnamed(model: onnx.ModelProto, *, named_apart: bool) -> onnx.ModelProto:
     """A model whose inputs have no names for axes, or another one for each axis; nothing else has a shape."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
