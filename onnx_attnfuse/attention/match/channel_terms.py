@@ -232,7 +232,8 @@ class Layout:
         for atoms, factor in parts.items():
             (inner,) = [atom for atom in atoms if atom in self._axes]
             step = multiply(number(factor), product(atom for atom in atoms if atom is not inner))
-            wanted[step] = (*self._axes[inner], *wanted.get(step, ()))
+            if wanted.setdefault(step, self._axes[inner]) is not self._axes[inner]:
+                raise ValueError
         while wanted:
             axis = wanted.pop(stride, None) or _fixed(stride, (step.data for step in wanted if step.op == "const"), start)
             found = [*axis, *found]
