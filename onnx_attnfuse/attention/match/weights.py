@@ -80,6 +80,8 @@ def _through(
         raise Refused(reason.code, reason.message, reason.node)
     if step is None:
         raise Refused("not-attention", f"{node.op_type} reads the softmax, and is not a product with values", node.name)
+    if facts.rank(step.output) != len(indexed.axes):
+        raise Refused("broadcast-weights", "one set of weights is multiplied by several factors", node.name)
     also = () if isinstance(step, (Zeroed, Weighted)) else step.also
     path = _descend(IndexedValue(step.output, indexed.axes), key_axis, facts, readers, failures)
     if path is None:

@@ -2,6 +2,7 @@
 
     Pad(scores, one column of c)                  is    Concat(scores, c)                         a sink that is one number
     weights @ v1, weights @ v2                    is    Split(weights @ Concat(v1, v2))           values in two parts
+    (weights - others) @ v                        is    weights @ v - others @ v                  differential attention
 
 The others are in `normal_scores.py`.
 """
@@ -46,12 +47,11 @@ def with_column_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
 
 def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | None:
     """The products of one attention's weights with several values as one product with all of them."""
-    facts, below, weights, products = builder.facts, [softmax.weights], softmax.weights, list[ir.Node]()
-    for value in below:
-        weights, products = value, [node for node, place in value.uses() if is_standard(node, "MatMul") and place == 0]
-        if products or len(below) > _MOST_STEPS:
-            break
-        below += [node.outputs[0] for node, _ in value.uses() if node.outputs[0] not in below]
+    facts = builder.facts
+    found = (
+        (value, [node for node, place in value.uses() if is_standard(node, "MatMul") and place == 0]) for value in _below(softmax)
+    )
+    weights, products = next((item for item in found if item[1]), (softmax.weights, list[ir.Node]()))
     values = [node.inputs[1] for node in products if node.inputs[1] is not None]
     shapes = [facts.dims(value) or () for value in values]
     widths = [dims[-1] for dims in shapes if len(dims) > 1 and isinstance(dims[-1], int)]
@@ -78,10 +78,41 @@ def with_values_joined(softmax: Softmax, builder: Builder) -> EnablingChange | N
     return EnablingChange(tuple(pairs), (weights, *dict.fromkeys(values)))
 
 
+def with_terms_apart(softmax: Softmax, builder: Builder) -> EnablingChange | None:
+    """The product of a sum of weights and others with values as a sum of products."""
+    facts = builder.facts
+    for total in _below(softmax):
+        node, users = total.producer(), [user for user, place in total.uses() if place == 0]
+        if not is_standard(node, "Add", "Sub") or len(users) != 1 or len(total.uses()) > 1 or total.is_graph_output():
+            continue
+        product = users[0]
+        terms, values, dims = [item for item in node.inputs if item is not None], given(product, 1), facts.dims(total)
+        if not is_standard(product, "MatMul") or values is None or dims is None or len(terms) < 2:
+            continue
+        if any((facts.dims(term) or ())[-2:] != dims[-2:] for term in terms) or (facts.dims(values) or ())[:-2] != dims[:-2]:
+            continue
+        builder.at(product)
+        result, dtype = product.outputs[0], facts.dtype(product.outputs[0])
+        parts = [builder.node("MatMul", [term, values], dims=facts.dims(result), dtype=dtype) for term in terms]
+        return EnablingChange(((result, builder.elementwise(node.op_type, parts, dtype)),), (*terms, values))
+    return None
+
+
+def _below(softmax: Softmax) -> list[ir.Value]:
+    """The weights and the first values that are made of them."""
+    found = [softmax.weights]
+    for value in found:
+        if len(found) > _MOST_STEPS:
+            break
+        found += [node.outputs[0] for node, _ in value.uses() if node.outputs[0] not in found]
+    return found
+
+
 REWRITES: tuple[Callable[[Softmax, Builder], EnablingChange | None], ...] = (
     lambda softmax, builder: with_plain_scores(softmax.scores, builder),
     lambda softmax, builder: with_factor_inside(softmax.weights, builder),
     with_column_joined,
     with_values_joined,
+    with_terms_apart,
 )
 """What may be done, one after the other, until an attention can be read."""

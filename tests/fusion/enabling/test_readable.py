@@ -1,4 +1,4 @@
-"""Attentions that are read after a rewrite: a column that scores are padded by, and values in several parts."""
+"""Attentions that are read after a rewrite: padded scores, values in several parts, differences of weights."""
 
 from __future__ import annotations
 
@@ -81,3 +81,42 @@ def test_values_that_rest_on_the_other_part_are_left() -> None:
     body = _TWO.format(made="mean = ReduceMean(out, rows) late = Add(v, mean)", value="late")
     site = fused(model(body))
     assert (site.status, [reason.code for reason in site.reasons]) == ("skipped", ["inner-value-used"])
+
+
+_DIFFERENCE = """weights = Softmax<axis = -1>(scores)
+    qt = Neg(q)
+    others = MatMul(qt, kt)
+    second = Softmax<axis = -1>(others)
+    {made}
+    total = Sub(weights, {other})
+    out = MatMul(total, v)
+    other = Neg(out)"""
+
+
+@pytest.mark.parametrize(
+    ("made", "other", "statuses"),
+    [
+        ("", "second", ["fused", "fused"]),
+        ("part = Mul(second, off)", "part", ["fused", "fused"]),
+        ("part = ReduceMean(second, rows)", "part", ["not-attention", "not-attention"]),
+        ("part = Mul(second, others)", "part", ["skipped", "fused"]),
+    ],
+    ids=["plain", "with a factor", "a mean of rows", "with a factor by key"],
+)
+def test_a_difference_of_weights_is_one_of_two_attentions(made: str, other: str, statuses: list[str]) -> None:
+    before = model(_DIFFERENCE.format(made=made, other=other))
+    result = onnx_attnfuse.optimize(before)
+    names = {item.name for item in before.graph.input}
+    given = {name: array for name, array in feeds().items() if name in names}
+    expected, found = run(before, given), run(result.model, given)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
+    assert [site.status for site in result.report.sites] == statuses
+
+
+def test_weights_that_several_factors_multiply_are_left() -> None:
+    text = f"""{HEADER}
+    prior (float[s, t] scores, float[1, 2, 1, 1] gates, float[b, 2, t, 4] v) => (float[b, 2, s, 4] out) {{
+        weights = Softmax<axis = -1>(scores) gated = Mul(weights, gates) out = MatMul(gated, v) }}"""
+    (site,) = onnx_attnfuse.optimize(parsed(text)).report.sites
+    assert [reason.code for reason in site.reasons] == ["broadcast-weights"]
