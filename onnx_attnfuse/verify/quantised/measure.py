@@ -18,7 +18,7 @@ from onnx_attnfuse.verify.quantised.widening import Widen, wide
 
 _SEED = 7
 _SINGLE_SHARE = 3
-"""One in so many tokens of a text goes by itself, behind the others as a prompt."""
+"""One in so many tokens of a text is a step of its own, after the others as a prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
