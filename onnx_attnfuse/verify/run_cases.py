@@ -174,15 +174,15 @@ class _Sides:
         return session.run(model.results, inputs)
 
     def unfit(self, found: Verdict, choice: CaseChoice, facts: Facts) -> str | None:
-        """Where the original has other shapes than are known: such inputs cannot occur together, so the finding is void."""
+        """Why a finding is void: the original has other shapes than are known, or does not run; such inputs cannot occur."""
         assert found.evidence is not None
         nodes = dict.fromkeys((*self._old_piece.nodes, *self._piece.apart()))
         values = [value for node in nodes for value in node.outputs if value.name and facts.dims(value) is not None]
         model = self._make(self._piece.only(*values), shapes=True)
         try:
             arrays = self._alone(model, load(model.proto, self._operators), found.evidence.inputs)
-        except RuntimeRefusal:
-            return None
+        except RuntimeRefusal as refusal:
+            return str(refusal)
         for value, array in zip(values, arrays, strict=True):
             dims, actual = facts.dims(value) or (), array.tolist()
             if choice.contradicts(dims, actual):

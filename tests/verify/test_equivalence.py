@@ -132,6 +132,16 @@ def test_an_operator_that_does_not_run_is_a_difference_with_its_message() -> Non
     assert "the new nodes do not run" in verdict.detail
 
 
+def test_inputs_on_which_arithmetic_of_sizes_does_not_run_show_no_difference() -> None:
+    """As where a function is given a number that is an index; what takes operands and does not run is a difference."""
+    inputs = "float[x, y, 32] q, float[x, z, 32] k, float[x, z, 32] v, int64 place"
+    index = "shape = Shape(q) counted = Gather(shape, place) size = Cast<to = 1>(counted) none32 = Sub(size, size)"
+    fused = PLAIN_FUSED.replace("new =", "attended =") + f"{index} new = Add(attended, none32)"
+    verdict = judged(graph(PLAIN + fused, inputs=inputs))
+    assert verdict.undecided is not None
+    assert "indices element out of data bounds" in verdict.undecided
+
+
 def test_a_result_of_another_shape_is_a_difference() -> None:
     wrong = PLAIN_FUSED.replace("new =", "fused =") + "\n    new = Transpose<perm = [1, 0, 2]>(fused)"
     verdict = judged(graph(PLAIN + wrong))
