@@ -28,20 +28,20 @@ demo: .venv/cpu  ## Fuse a bundled model and show the report.
 
 quick: .venv/dev  ## Format, lint, import contracts, and the tests that take the least time, in 20 seconds.
 	$(LINT)
-	$(BIN)/pytest --numprocesses auto -m "not exhaustive" $(QUICK)
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not exhaustive" $(QUICK)
 
-test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in two minutes.
+test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in a quarter of an hour on two cores.
 	$(LINT)
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pytest --numprocesses auto -m "not exhaustive" tests
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not exhaustive" tests
 
 test-all: test  ## The same with all cases of every test, and the gallery's; CI runs this.
-	$(BIN)/pytest --numprocesses auto -m exhaustive tests
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m exhaustive tests
 	$(BIN)/pytest patterns/gallery
 
-test-lowest: .venv-lowest/done  ## The tests with the oldest versions that pyproject.toml allows; CI runs this too.
+test-lowest: .venv-lowest/done  ## The same sample with the oldest versions that pyproject.toml allows; CI runs this too.
 	$(LOWEST)/python -m pip check
-	$(LOWEST)/pytest -m "not newest" --numprocesses auto
+	$(LOWEST)/pytest -m "not newest and not exhaustive" --numprocesses auto --dist worksteal
 
 test-browser: .venv/browser  ## The report's page in Chromium, with screenshots; needs chromium, or playwright install chromium.
 	$(BIN)/pytest tests/browser/page_in_chromium.py
