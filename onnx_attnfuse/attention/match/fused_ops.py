@@ -128,10 +128,10 @@ def _operand_axes(node: ir.Node, values: list[ir.Value], facts: Facts) -> list[t
         split.append(dims)
     query = tuple(new_axes(split[0]))
     groups, count = split[1][1], split[0][1]
-    if groups != count and not (isinstance(groups, int) and isinstance(count, int) and groups and count % groups == 0):
+    if not (isinstance(groups, int) and isinstance(count, int) and groups and count % groups == 0):
         raise Refused("unknown-heads", "the numbers of heads are unknown", node.name)
     kv_heads: Axis = query[1]
-    if groups != count and isinstance(groups, int) and isinstance(count, int):
+    if groups != count:
         parts = regroup([query[1]], [groups, count // groups])
         assert parts is not None
         kv_heads = parts[0]
