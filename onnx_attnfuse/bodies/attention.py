@@ -1,4 +1,4 @@
-"""com.microsoft.Attention, spelled out: the projection, then what MultiHeadAttention computes."""
+"""com.microsoft.Attention, decomposed: the projection, then the computation of MultiHeadAttention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def body(fused: FusedNode) -> Body:
     """The output, and keys and values as (2, b, n, t, h).
 
     Raises:
-        Refused: It cannot be spelled out exactly.
+        Refused: It cannot be decomposed exactly.
     """
     build, heads, dtype = fused.build, fused.count("num_heads"), fused.dtype()
     query, key, value = _projected(fused, heads, dtype)
@@ -31,7 +31,7 @@ def body(fused: FusedNode) -> Body:
 
 
 def _mask(fused: FusedNode) -> ir.Value | None:
-    """The mask; one of (b, 1) or (1, 1) stands for none."""
+    """The mask; one of (b, 1) or (1, 1) means none."""
     mask = fused.given("mask_index")
     dims = None if mask is None else fused.dims(mask)
     return None if dims is not None and len(dims) == 2 and dims[1] == 1 else mask

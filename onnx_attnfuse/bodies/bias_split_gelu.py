@@ -1,4 +1,4 @@
-"""BiasSplitGelu, spelled out."""
+"""BiasSplitGelu, decomposed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def body(fused: FusedNode) -> Body:
     """The left half of a sum with a bias times the Gelu of the right one, in float32 as the kernel computes it.
 
     Raises:
-        Refused: It cannot be spelled out exactly.
+        Refused: It cannot be decomposed exactly.
     """
     build, x, bias = fused.build, fused.operand("X"), fused.operand("bias")
     dtype = build.facts.dtype(x)

@@ -1,4 +1,4 @@
-"""BranchwiseRMSNorm, spelled out."""
+"""BranchwiseRMSNorm, decomposed."""
 
 from __future__ import annotations
 

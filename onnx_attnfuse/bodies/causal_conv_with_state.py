@@ -1,4 +1,4 @@
-"""CausalConvWithState: a convolution of each channel by itself, over what is appended to a state."""
+"""CausalConvWithState: a convolution of each channel by itself, over inputs appended to a state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANNELS_FIRST = (0, 2, 1)
 
 
 def body(fused: FusedNode) -> Body:
-    """The state with the input behind it, convolved; the last positions of both are the state that goes out.
+    """The state with the input after it, convolved; the last positions of both are the state that goes out.
 
     Raises:
         Refused: The number of channels or the length of the kernel is unknown, or several axes are convolved.

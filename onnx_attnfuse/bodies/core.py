@@ -1,6 +1,6 @@
 """An attention in operators of the standard, in the one order that all fused ones compute in.
 
-    scale · q·kᵀ, capped, plus what is added, -inf where nothing is seen, a sink beside them, softmax, · v
+    scale · q·kᵀ, capped, plus the bias, -inf where masked, a sink beside them, softmax, · v
 
 Products are computed in the type of the operands, scores and weights in float32 at least, as kernels do. Of the scale of a half
 type the power of two goes to the queries, which rounds nothing and keeps the product from overflowing; the rest to the scores.

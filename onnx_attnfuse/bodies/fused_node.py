@@ -1,4 +1,4 @@
-"""One operator that is to be spelled out, what is known of its inputs, and what is built in its place."""
+"""One operator to decompose, the facts about its inputs, and the nodes built in its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnx_attnfuse.reasons import Refused
 
 @dataclasses.dataclass(frozen=True)
 class FusedNode:
-    """A node and a builder that stands before it."""
+    """A node and a builder of nodes before it."""
 
     node: ir.Node
     build: Builder

@@ -1,7 +1,7 @@
-"""com.microsoft.GroupQueryAttention, spelled out.
+"""com.microsoft.GroupQueryAttention, decomposed.
 
 Where lengths are those of the shapes, new keys are appended by Concat, as exporters do. Where entries have lengths of their own,
-every place of the present is looked up: in the past, among the new keys, or in a zero behind both.
+every place of the present is looked up: in the past, among the new keys, or in a zero after both.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ PRIVATE = "onnx_attnfuse"
 
 
 def body(fused: FusedNode) -> Body:
-    """The output and both presents; rows behind the length of their entry are left open, as the operator leaves them.
+    """The output and both presents; rows after the length of their entry are left open, as the operator leaves them.
 
     Raises:
-        Refused: It cannot be spelled out exactly.
+        Refused: It cannot be decomposed exactly.
     """
     build, dtype, added = fused.build, fused.dtype(), fused.given("attention_bias")
     query, key, value = _operands(fused)

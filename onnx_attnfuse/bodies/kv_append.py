@@ -1,4 +1,4 @@
-"""New keys and values behind those of earlier positions, each entry of a batch having a length of its own."""
+"""New keys and values after those of earlier positions, each entry of a batch having a length of its own."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cache:
         return arithmetic(build, "Add", rows, length_of(build, self.fused.dims(self.past[0])[2])) if self.past else rows
 
     def appended(self, values: list[ir.Value]) -> list[ir.Value]:
-        """Keys and values (b, m, s, h) behind earlier ones."""
+        """Keys and values (b, m, s, h) after earlier ones."""
         if not self.past:
             return values
         pairs = zip(self.past, values, strict=True)
@@ -68,7 +68,7 @@ class Cache:
         return [self._looked_up(old, new, self.starts) for old, new in pairs]
 
     def _looked_up(self, old: ir.Value, new: ir.Value, starts: ir.Value) -> ir.Value:
-        """Every place of the present from the past, from what is new, or from the zero behind both."""
+        """Every place of the present from the past, from the new ones, or from the zero after both."""
         build, (batch, heads, earlier, size) = self.fused.build, dims_of(self.fused.build, old)
         dtype = build.facts.dtype(new) or ir.DataType.FLOAT
         zero = build.expand(build.constant(np.zeros((), dtype.numpy())), (batch, heads, 1, size), [True] * 4)
@@ -77,8 +77,8 @@ class Cache:
         rows = length_of(build, self.rows)
         end = arithmetic(build, "Add", start, rows)
         moved = arithmetic(build, "Add", place, arithmetic(build, "Sub", past, start))
-        behind = chosen(build, compared(build, "Less", place, end), moved, arithmetic(build, "Add", past, rows))
-        index = chosen(build, compared(build, "Less", place, start), place, behind)
+        end_or_later = chosen(build, compared(build, "Less", place, end), moved, arithmetic(build, "Add", past, rows))
+        index = chosen(build, compared(build, "Less", place, start), place, end_or_later)
         length = dims_of(build, place)[0]
         dims = (batch, heads, length, size)
         index = build.expand(build.reshape(index, (batch, 1, length, 1)), dims, [False, True, False, True])

@@ -1,4 +1,4 @@
-"""com.microsoft.MultiHeadAttention, spelled out."""
+"""com.microsoft.MultiHeadAttention, decomposed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def body(fused: FusedNode) -> Body:
     """The output, both presents and the scores.
 
     Raises:
-        Refused: It cannot be spelled out exactly.
+        Refused: It cannot be decomposed exactly.
     """
     build, heads, dtype = fused.build, fused.count("num_heads"), fused.dtype()
     query, key, value = _operands(fused, heads)

@@ -1,4 +1,4 @@
-"""Normalizations spelled out: those of com.microsoft with a sum in front, and two of ai.onnx."""
+"""Normalizations decomposed: those of com.microsoft with a sum in front, and two of ai.onnx."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def rms(fused: FusedNode) -> Body:
     """RMSNormalization, computed in float32.
 
     Raises:
-        Refused: It is computed in another type, or its weight is of another one than what is normalized.
+        Refused: It is computed in another type, or its weight is of another one than its input.
     """
     build, operand, weight, dtype = fused.build, fused.operand("X"), fused.operand("scale"), fused.dtype()
     _check_type(fused)
     if build.facts.dtype(weight) != dtype:
-        raise Refused("malformed", "the types of what is normalized and of its weight differ", fused.node.name)
+        raise Refused("malformed", "the types of the normalized input and of its weight differ", fused.node.name)
     rank = len(fused.dims(operand))
     axes = range(fused.attribute("axis", -1) % rank, rank)
     level = over_root(build, operand, dtype, axes, fused.attribute("epsilon", _EPSILON))
@@ -91,7 +91,7 @@ def _total(fused: FusedNode) -> ir.Value:
 
 
 def _with_sum(fused: FusedNode, result: ir.Value, total: ir.Value) -> Body:
-    """The result and, behind statistics, the sum."""
+    """The result and, after statistics, the sum."""
     return Body((result, None, None, total), tuple(fused.all_given("input", "skip")))
 
 

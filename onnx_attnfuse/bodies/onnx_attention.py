@@ -1,4 +1,4 @@
-"""ai.onnx Attention of opsets 23 to 25, spelled out as ONNX Runtime computes it.
+"""ai.onnx Attention of opsets 23 to 25, decomposed as ONNX Runtime computes it.
 
 A row that sees nothing gives 0, and the lowest number of a mask's type is not seen, either.
 """
@@ -33,14 +33,14 @@ from onnx_attnfuse.reasons import Refused
 _MASKED = 2
 """The mode in which the scores after the mask are given out."""
 WINDOWS = "left_window_size", "right_window_size"
-"""How far behind and ahead of its own position a row sees, -1 for without end."""
+"""How far before and after its own position a row sees, -1 for without end."""
 
 
 def body(fused: FusedNode) -> Body:
     """The output, both presents, and the scores or weights that are asked for.
 
     Raises:
-        Refused: It cannot be spelled out exactly.
+        Refused: It cannot be decomposed exactly.
     """
     build, dtype = fused.build, fused.dtype()
     if dtype == ir.DataType.DOUBLE:
@@ -96,7 +96,7 @@ def _masked(build: Builder, problem: AttentionInputs, scores: ir.Value, mask: ir
 
 
 def _within(fused: FusedNode, rows: Dim, columns: Dim, offset: Dim | ir.Value) -> list[ir.Value]:
-    """Truth values for the keys that are not too far behind a row's position, and not too far ahead of it."""
+    """Truth values for the keys that are not too far before a row's position, and not too far after it."""
     back, ahead = (fused.attribute(name, -1) for name in WINDOWS)
     build = fused.build
     ahead = 0 if fused.attribute("is_causal", 0) else ahead
@@ -119,7 +119,7 @@ def _operands(fused: FusedNode) -> list[ir.Value]:
 
 
 def _mask(fused: FusedNode, columns: Dim) -> ir.Value | None:
-    """The mask; no key behind those that it is for is seen."""
+    """The mask; keys beyond its length are masked."""
     mask, build = fused.given("attn_mask"), fused.build
     if mask is None:
         return None

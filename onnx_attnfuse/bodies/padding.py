@@ -86,7 +86,7 @@ def _kept(fused: FusedNode, mask: ir.Value, sizes: tuple[Dim, Dim, Dim], *, star
     if dims[0] != 2 * batch:
         raise Refused("mask-form", f"whether {dims[0]} numbers are lengths, or ends and starts, is unknown", fused.node.name)
     begins = build.cast(
-        build.node("Slice", _behind(fused, mask, batch), dims=[batch], dtype=ir.DataType.INT32), ir.DataType.INT64
+        build.node("Slice", _lengths_slice(fused, mask, batch), dims=[batch], dtype=ir.DataType.INT32), ir.DataType.INT64
     )
     return build.logical("And", [seen, build.elementwise("GreaterOrEqual", [keys, by_entry(build, begins)], TRUTH)])
 
@@ -98,7 +98,7 @@ def _first(fused: FusedNode, mask: ir.Value, batch: Dim) -> ir.Value:
     return build.cast(ends, ir.DataType.INT64)
 
 
-def _behind(fused: FusedNode, mask: ir.Value, batch: Dim) -> list[ir.Value]:
+def _lengths_slice(fused: FusedNode, mask: ir.Value, batch: Dim) -> list[ir.Value]:
     """Inputs of a Slice of the second number of each entry."""
     build = fused.build
     return [mask, build.shape([batch]), build.shape([2 * batch]), build.constant([0])]

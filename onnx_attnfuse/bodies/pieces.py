@@ -1,4 +1,4 @@
-"""Pieces that bodies share: heads, positions, masks as truth values and as what is added, root mean squares."""
+"""Pieces that bodies share: heads, positions, masks as truth values and as a bias, root mean squares."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def repeat_heads(build: Builder, value: ir.Value, heads: int) -> ir.Value:
 
 
 def joined(build: Builder, values: list[ir.Value], axis: int) -> ir.Value:
-    """Values one behind the other."""
+    """Values concatenated."""
     shapes = [dims_of(build, value) for value in values]
     length: Dim = shapes[0][axis]
     for dims in shapes[1:]:
@@ -93,7 +93,7 @@ def moved(build: Builder, offset: ir.Value | Dim, by: int) -> ir.Value | Dim:
 
 
 def before(build: Builder, rows: Dim, columns: Dim, offset: ir.Value | Dim, *, opposite: bool = False) -> ir.Value:
-    """True up to the key that is `offset` behind the row, or behind it: (s, t), or (b, 1, s, t) where it differs by entry."""
+    """True up to the key `offset` after the row: (s, t), or (b, 1, s, t) where it differs by entry."""
     row = column(build, places(build, rows))
     if isinstance(offset, Size):
         offset = length_of(build, offset)

@@ -1,4 +1,4 @@
-"""RotaryEmbedding of com.microsoft and of the standard, spelled out."""
+"""RotaryEmbedding of com.microsoft and of the standard, decomposed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def body(fused: FusedNode) -> Body:
     """The operand with pairs of its channels turned.
 
     Raises:
-        Refused: It cannot be spelled out exactly.
+        Refused: It cannot be decomposed exactly.
     """
     fused.attribute("scale")  # no kernel of ONNX Runtime reads it
     operand = fused.operand("X" if is_standard(fused.node) else "input")

@@ -1,4 +1,4 @@
-"""UnfoldTensor: pieces of an axis, each a step behind the one before."""
+"""UnfoldTensor: pieces of an axis, each a step after the one before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operator at a time: spelled out beside its node, judged, connected; or left as it is, with the reason."""
+"""One operator at a time: decomposed beside its node, verified, connected; or left as it is, with the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onnx_attnfuse.verify.runtime import installed, is_old
 from onnx_attnfuse.verify.verdict import Verified
 from onnx_attnfuse.verify.verifier import Verifier
 
-_SPELLING = Subject("spelling out an operator")
+_DECOMPOSING = Subject("decomposing an operator")
 _SINCE = 11
 """The opset from which on Range, GatherElements and the rest are there."""
 
@@ -62,11 +62,11 @@ class Decomposer:
             build = Builder(scope.graph, scope.facts, scope.opset, self.names)
             graph = graphs.setdefault(scope.graph, GraphContext(scope, self.model, build, self.verifier))
             sites.append(spell_out(graph, node))
-        self._settle_imports()
+        self._remove_unused_import()
         seconds = time.perf_counter() - start
         return UnfuseReport(tuple(sites), seconds, before, count_ops(self.model), self.verifier.differing)
 
-    def _settle_imports(self) -> None:
+    def _remove_unused_import(self) -> None:
         """Takes out the import of com.microsoft where nothing of it is left."""
         for part in (self.model.graph, *self.model.functions.values()):
             if not any(node.domain == CONTRIB for node in part.all_nodes()):
@@ -76,19 +76,19 @@ class Decomposer:
 def spell_out(graph: GraphContext, node: ir.Node) -> UnfusedSite:
     """Decomposes one operator, or says why not; a defect of ours costs this one only."""
     found = UnfusedSite(label(node) or node.op_type, graph.scope.path, node.op_type, node.domain, "kept")
-    with graph.rewrite(node, _SPELLING, found.name) as edit:
-        pairs, verified = _spelled(graph, node)
+    with graph.rewrite(node, _DECOMPOSING, found.name) as edit:
+        pairs, verified = _decomposed(graph, node)
         edit.connect([(node.outputs[place], new) for place, new in pairs])
         sweep(node.outputs)
         return dataclasses.replace(found, status="unfused", verified=verified)
     return dataclasses.replace(found, reason=edit.reason)
 
 
-def _spelled(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
+def _decomposed(graph: GraphContext, node: ir.Node) -> tuple[list[tuple[int, ir.Value]], Verified | None]:
     """The values that take the place of a fused operator's outputs, verified and not connected yet.
 
     Raises:
-        Refused: It cannot be spelled out, or is not equal.
+        Refused: It cannot be decomposed, or is not equal.
     """
     reason, build, scope = why_kept(node), graph.builder, graph.scope
     if reason is not None:
@@ -187,7 +187,7 @@ def _pairs(node: ir.Node, answer: Body) -> list[tuple[int, ir.Value]]:
 
 
 def is_fused(node: ir.Node) -> bool:
-    """Whether the node is an operator that stands for a part of attention, or removes padding for one."""
+    """Whether the node is an operator that computes a part of attention, or removes padding for one."""
     return is_attention(node) or info_of(node) is not None
 
 

@@ -19,12 +19,12 @@ class UnfusedSite:
     name: str
     """Name of the node in the source model."""
     graph: str
-    """Path of the graph it stands in, as in `SiteReport`."""
+    """Path of its graph, as in `SiteReport`."""
     op: str
     domain: str
     status: Literal["unfused", "kept"]
     verified: Verified | None = None
-    """How far what is spelled out is from the operator; None if it was not verified."""
+    """The error of the decomposition; None if it was not verified."""
     reason: Reason | None = None
     """Why it stays."""
 
@@ -41,13 +41,13 @@ class UnfuseReport(JsonReport):
     """Node count by `domain::op_type`, subgraphs and functions included."""
     ops_after: Mapping[str, int]
     differing: int = 0
-    """Operators that verification found different from what is spelled out, and that stay."""
+    """Operators that verification found different from their decomposition, and that stay."""
     failures: tuple[Failure, ...] = ()
     """Exceptions that cost an operator."""
 
     @property
     def unfused(self) -> int:
-        """Number of operators that were spelled out."""
+        """Number of operators that were decomposed."""
         return sum(site.status == "unfused" for site in self.sites)
 
     @property

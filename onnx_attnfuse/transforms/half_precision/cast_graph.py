@@ -46,11 +46,11 @@ class Narrowing:
         self.floats = {value for value in values if value is not None and self.facts.dtype(value) == _FLOAT}
         self._restate(nodes)
         for node in nodes:
-            self._settle(node)
+            self._cast_inputs(node)
         for node in nodes:
             for inner in subgraphs(node):
-                self._settle_outputs(inner, self.dtype)
-        self._settle_outputs(self.graph, _FLOAT if self.keeps_io else self.dtype)
+                self._cast_outputs(inner, self.dtype)
+        self._cast_outputs(self.graph, _FLOAT if self.keeps_io else self.dtype)
         for old, new in self._constants.items():
             self._replaced(old, new)
 
@@ -74,7 +74,7 @@ class Narrowing:
             if value.const_value is not None:
                 value.const_value = rounded(value.const_value, dtype, value.name or "")
 
-    def _settle(self, node: ir.Node) -> None:
+    def _cast_inputs(self, node: ir.Node) -> None:
         """Gives a node inputs of its type."""
         if node.op_type in ASKS_SHAPE:
             return
@@ -110,7 +110,7 @@ class Narrowing:
         return self._cast[value, wanted]
 
     def _added(self, value: ir.Value, wanted: ir.DataType) -> ir.Value:
-        """A Cast behind what computes a value, after what keeps finite numbers finite."""
+        """A Cast after the node that computes a value, and after the nodes that keep finite numbers finite."""
         self.casts += 1
         place = _Place(value, self.names)
         if wanted != _FLOAT and value in self.islands.beyond:
@@ -132,7 +132,7 @@ class Narrowing:
             self._constants[value], self._types[new] = new, self.dtype
         return self._constants[value]
 
-    def _settle_outputs(self, graph: ir.Graph, dtype: ir.DataType) -> None:
+    def _cast_outputs(self, graph: ir.Graph, dtype: ir.DataType) -> None:
         """Gives the outputs of a graph their type, by the names they have."""
         for place, value in enumerate(graph.outputs):
             if value not in self.floats:
@@ -158,7 +158,7 @@ class Narrowing:
 
 
 class _Place:
-    """Where nodes go that read a value: right behind what computes it, one after the other."""
+    """Where nodes go that read a value: right after the node that computes it, in sequence."""
 
     def __init__(self, value: ir.Value, names: set[str]) -> None:
         self._value = value

@@ -24,7 +24,7 @@ from onnx_attnfuse.verify.runtime import available
 
 _DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 _SINCE = {"float16": 11, "bfloat16": 13}
-"""The opset from which on what is written here is there for a type."""
+"""The opset from which on the operators written here take a type."""
 _MAX_COMPARED_WEIGHT_BYTES = 1 << 30
 """Bytes of weights of a model that is still compared in memory."""
 
@@ -34,7 +34,7 @@ def verified(before: str | ir.Model, model: ir.Model, conversion: Conversion) ->
 
     Args:
         before: The model as it was, or its file.
-        model: What is converted.
+        model: The model to convert.
         conversion: Choices.
 
     Raises:

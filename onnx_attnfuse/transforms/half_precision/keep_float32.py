@@ -1,4 +1,4 @@
-"""Which operators stay float32: what sums, what masks and what makes tables.
+"""The operators that stay float32: those that sum, mask and make tables.
 
 Walked forwards, then backwards. An operator is float32 if it is one of those, or if all it reads is float32; scores, masks and
 squares are float32 if all that reads them is. So a softmax takes the scores from the product on in float32, the mask as
@@ -66,7 +66,7 @@ class Islands:
     beyond: frozenset[ir.Value]
     """Values among these that may hold finite numbers beyond the half type, such as masks of the lowest float32."""
     biases: frozenset[tuple[ir.Node, int]]
-    """Inputs of float32 operators that are rounded to the half type all the same: weights, and what is added to scores."""
+    """Inputs of float32 operators that are rounded to the half type all the same: weights, and summands of scores."""
 
 
 def find_islands(graph: ir.Graph, facts: Facts, opset: int, dtype: ir.DataType, masks: frozenset[ir.Value]) -> Islands:
@@ -106,12 +106,12 @@ class _Finder:
         self._wide = set(masks)
         self._beyond = set(masks)
         self._numbers: set[ir.Value] = set()
-        """What may hold finite mask numbers, as its interval or something that it is computed from says."""
+        """Values that may hold finite mask numbers, by their intervals or those of their inputs."""
         self._mixed: set[ir.Value] = set()
-        """Sums of finite mask numbers and biases, and what is computed from these."""
+        """Sums of finite mask numbers and biases, and values computed from these."""
         self._statistics: set[ir.Value] = set()
         self._pure = set(masks)
-        """What is computed from no activation."""
+        """Values computed from no activation."""
         self._nodes: set[ir.Node] = set()
 
     def go(self, nodes: list[ir.Node]) -> Islands:

@@ -1,4 +1,4 @@
-"""Numbers of float32 in a half type: what overflows it becomes its largest, and no factor becomes 0."""
+"""Numbers of float32 in a half type: those that overflow it become its largest, and no factor becomes 0."""
 
 from __future__ import annotations
 
