@@ -49,7 +49,7 @@ def equation(written: Tensor, meaning: Tensor) -> Equation:
     """A pattern's return value where it is fused as another formula; the two are held against each other wherever it is found.
 
     Args:
-        written: What graphs have.
+        written: The formula in graphs.
         meaning: The same, in terms of `softmax(...) @ v`.
     """
     return Equation(written, meaning)
@@ -59,7 +59,7 @@ def refusal(written: Tensor, code: str, message: str) -> Refusal:
     """A pattern's return value where it is only there to say why something is not fused.
 
     Args:
-        written: What graphs have.
+        written: The formula in graphs.
         code: A stable name of the reason, kebab-case.
         message: One sentence for a reader.
     """
@@ -120,8 +120,8 @@ def pattern(
 ) -> Pattern | Callable[[_Formula], Pattern]:
     """Makes a function of operands a pattern: it returns a formula, an `equation` or a `refusal`.
 
-    Operands stand for any tensor. Two names say more: `scale` (also `scale1`, ...) is every factor in front of the scores, 1 if
-    there is none, and `mask` everything that is added to them or put in their place. An operand with the default None is one
+    Operands are any tensors. Two names say more: `scale` (also `scale1`, ...) is every factor in front of the scores, 1 if
+    there is none, and `mask` everything that is added to or replaces them. An operand with the default None is one
     that a graph may lack.
 
     Args:
@@ -149,7 +149,7 @@ def pattern(
 def operator(op: str, *, reference: Reference | None = None) -> Callable[[Callable[..., Tensor]], Operator]:
     """Makes a function the definition of an operator of another domain.
 
-    Its positional parameters are the operator's inputs, optional ones with the default None; those behind `*` are its attributes.
+    Its positional parameters are the operator's inputs, optional ones with the default None; those after `*` are its attributes.
 
     Args:
         op: `domain::Operator`.
@@ -168,7 +168,7 @@ def operator(op: str, *, reference: Reference | None = None) -> Callable[[Callab
         attributes = {item.name: item.default for item in parameters if item.kind is item.KEYWORD_ONLY}
         if not inputs or len(inputs) + len(attributes) != len(parameters):
             raise OptionError(
-                f"the definition of {op} takes its inputs by position and its attributes behind *; it has other parameters"
+                f"the definition of {op} takes its inputs by position and its attributes after *; it has other parameters"
             )
         return Operator(op, domain, name, define, inputs, attributes, reference, inspect.getdoc(define) or "", _home(define))
 

@@ -4,7 +4,7 @@
     weights = softmax(scores + mask)
     weights @ v
 
-A `Tensor` is not data but a formula. Rows and columns are its last two axes; whatever stands before them, batch and heads, is
+A `Tensor` is not data but a formula. Rows and columns are its last two axes; the axes before them, batch and heads, are
 left to the engine, as is the order in which a graph keeps its axes. `softmax`, `sum`, `max` and `concat` run along the columns.
 """
 
@@ -41,7 +41,7 @@ class Tensor:
 
     @property
     def value(self) -> float:
-        """The number that a literal stands for."""
+        """The number of a literal."""
         return float(self.attribute("value") or 0)
 
     @property
@@ -143,8 +143,8 @@ def any_of(choice: str, **alternatives: Tensor) -> Tensor:
     """A formula with several spellings, each by a name that the report tells.
 
     Args:
-        choice: What is chosen, `any_of("form", shifted=..., plain=...)`; a name of its own, no parameter's.
-        **alternatives: The spellings, by name.
+        choice: The choice, `any_of("form", shifted=..., plain=...)`; a name of its own, no parameter's.
+        **alternatives: The forms, by name.
 
     Raises:
         OptionError: There are fewer than two.
@@ -163,7 +163,7 @@ def softmax(scores: Tensor, *, sink: Operand | None = None, shifted: bool | None
         scores: The scores.
         sink: One more score in each row, which takes weight and has no value.
         shifted: Whether the row's maximum is subtracted before exponentials are taken, as the operator does; if not, the
-            exponentials of a fully masked row are all 0, and the row is NaN; None: what such a row gives depends on the spelling.
+            exponentials of a fully masked row are all 0, and the row is NaN; None: the result of such a row depends on the form.
     """
     attributes: dict[str, Attribute] = {} if shifted else {"shifted": 0 if shifted is not None else -1}
     return apply("Softmax", scores, *(() if sink is None else (sink,)), **attributes)
@@ -190,7 +190,7 @@ def concat(left: Tensor, right: Tensor) -> Tensor:
 
 
 def mix_heads(x: Tensor, weights: Tensor) -> Tensor:
-    """`x` with each head a sum of all heads by `weights`, as talking heads do; in what is written only."""
+    """`x` with each head a sum of all heads by `weights`, as talking heads do; in written formulas only."""
     return apply("MixHeads", x, weights)
 
 

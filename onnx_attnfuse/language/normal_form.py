@@ -1,7 +1,8 @@
 """The normal form of a formula: alternatives chosen, factors gathered, and slots where a graph may have anything of a kind.
 
-`scale * (q @ k.T) + mask` and `(q @ k.T) / 8 - bias` are one thing to a graph: a product with steps behind it. So what a formula
-multiplies and adds is brought into two forms, `FactorProduct` and `Slotted`, and everything else stays an operator on operands.
+`scale * (q @ k.T) + mask` and `(q @ k.T) / 8 - bias` are one thing to a graph: a product with steps after it. Therefore the
+operands that a formula multiplies and adds are brought into two forms, `FactorProduct` and `Slotted`, and everything else stays
+an operator on operands.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _sum(tensor: Tensor) -> Form:
 
 
 def _slotted(slot: str, inner: Form) -> Form:
-    """A slot around what is inside, together with slots that stand there alone: a graph may have their steps in any order."""
+    """A slot around its operand, together with slots that are there alone: a graph may have their steps in any order."""
     if isinstance(inner, Slotted):
         return Slotted((*inner.slots, slot), inner.core)
     return Slotted((slot,), inner)
@@ -183,7 +184,7 @@ def parts(form: Form) -> Iterator[Form]:
 
 
 def slot_groups(form: Form) -> frozenset[tuple[str, ...]]:
-    """The slots of a form, those together that stand together."""
+    """The slots of a form, those together that are in one place."""
     found: set[tuple[str, ...]] = set()
     for part in parts(form):
         if isinstance(part, Slotted):

@@ -5,7 +5,7 @@
         weights = softmax(scores)
         return (weights if gate is None else weights * gate) @ v
 
-The function is asked once for each combination; what it returns becomes one formula with the alternatives `gate=given` and
+The function is asked once for each combination; its results become one formula with the alternatives `gate=given` and
 `gate=none`.
 """
 

@@ -1,4 +1,4 @@
-"""Formulas that are the same in other operators: what one node computes, written out, and the other way round.
+"""Formulas that are the same in other operators: one node written out as several, and the reverse.
 
     log(sum(exp(x)))                   ReduceLogSumExp, or with the maximum taken out: max(x) + log(sum(exp(x - max(x))))
     log(sum(x))                        ReduceLogSum
@@ -23,7 +23,7 @@ _Chosen: TypeAlias = Mapping[str, _Spelling]
 
 
 def spellings(form: Form) -> Iterator[Form]:
-    """The formula in every spelling, the author's among them; what occurs several times is spelled alike everywhere."""
+    """The formula in every form, the author's among them; a term that occurs several times is written alike everywhere."""
     gathered = _changed(form, _gathered)
     found = sorted({part.op for part in parts(gathered) if isinstance(part, Op) and part.op in _SPELLINGS})
     for choice in itertools.product(*(_SPELLINGS[op] for op in found)):
@@ -66,7 +66,7 @@ def _both(form: Op) -> tuple[tuple[Form, Form], tuple[Form, Form]]:
 
 
 def _without_maximum(largest: Form, rest: Form) -> Form | None:
-    """`x` under one logarithm of a sum, if that is what `max(x)` and the logarithm of what is left make."""
+    """`x` under one logarithm of a sum, if that is what `max(x)` and the logarithm of the rest make."""
     if not isinstance(largest, Op) or largest.op != "ReduceMax" or not isinstance(rest, Op) or rest.op != "ReduceLogSumExp":
         return None
     (x,) = largest.args
@@ -92,7 +92,7 @@ _GATHERED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "ReduceSum": (("Abs", "ReduceL1"), ("Mul", "ReduceSumSquare")),
     "Sqrt": (("ReduceSumSquare", "ReduceL2"),),
 }
-"""By operator: the one that it stands behind, and what both are together."""
+"""By operator: the one before it, and the operator that equals both."""
 _SPELLINGS: Mapping[str, tuple[_Spelling, ...]] = {
     "ReduceL1": (lambda x: _op("ReduceL1", x), lambda x: _op("ReduceSum", _op("Abs", x))),
     "ReduceL2": (
@@ -110,4 +110,4 @@ _SPELLINGS: Mapping[str, tuple[_Spelling, ...]] = {
     "ReduceSumSquare": (lambda x: _op("ReduceSumSquare", x), _square),
 }
 REDUCTIONS = frozenset(_SPELLINGS)
-"""What a formula may have although no author writes it."""
+"""Operators that a formula may have although no author writes them."""

@@ -1,4 +1,4 @@
-"""Validation of patterns when they are registered: each fault is one line that says what is wrong and what to do about it."""
+"""Validation of patterns when they are registered: each fault is one line that says the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def check_pattern(name: str, operands: Sequence[str], optional: Sequence[str], w
     """Refuses a pattern that could never be found, or that leaves something open.
 
     Args:
-        name: What it is called.
+        name: Its name.
         operands: Its operands.
         optional: Those that may be None; there is a choice of the name of each.
-        written: What graphs have.
-        meaning: What it means; None if it is refused.
+        written: The formula in graphs.
+        meaning: Its meaning; None if it is refused.
 
     Raises:
         OptionError: The line that says which.
@@ -64,7 +64,7 @@ def _choices(nodes: Sequence[Tensor], operands: Sequence[str], optional: Sequenc
         if choice in operands and choice not in optional:
             yield f"any_of({choice!r}) has the name of an operand; give the choice another name"
         if seen.setdefault(choice, node).attribute("names") != node.attribute("names"):
-            yield f"any_of({choice!r}) stands twice with other alternatives; give one of them another name"
+            yield f"any_of({choice!r}) occurs twice with other alternatives; give one of them another name"
         if len(set(node.args)) < len(node.args) and choice not in optional:
             yield f"any_of({choice!r}) has two equal alternatives, of which one can never be found; remove it"
 
@@ -76,15 +76,15 @@ def _unused(operands: Sequence[str], optional: Sequence[str], written: Tensor) -
             left_out = operand in optional and choices.get(operand) == NONE
             if operand not in used and not left_out and not (choices and kind_of(operand)):
                 where = f" if {', '.join(f'{choice} is {name}' for choice, name in choices.items())}" if choices else ""
-                yield f"the operand '{operand}' is not in what is written{where}; use it or remove it"
+                yield f"the operand '{operand}' is not in the written formula{where}; use it or remove it"
 
 
 def _impossible(written: Tensor) -> Iterator[str]:
     for node in _nodes(written):
         if node.op in _DEFINING:
-            yield f"{_DEFINING[node.op]} is for definitions of operators; what is written can have any layout, leave it out"
+            yield f"{_DEFINING[node.op]} is for definitions of operators; a written formula can have any layout, so leave it out"
         if node.op == "Softmax" and len(node.args) > 1:
-            yield "a sink is for what is meant; what is written is read as graphs have it, without one"
+            yield "a sink is for the meaning; the written formula is read as graphs have it, without one"
         if node.op == "Number" and not math.isfinite(node.value):
             yield "it can never be found: a number in it is not finite; a mask of such numbers is the operand 'mask'"
         if node.args and all(arg.op == "Number" for arg in node.args):
@@ -98,16 +98,16 @@ def _roots(formula: Tensor, choices: Choices) -> Iterator[str]:
 
 
 def _slots(form: Form) -> Iterator[str]:
-    """Slots stand where their steps do: a scale is a factor, a mask is added."""
+    """Slots are where their steps are: a scale is a factor, a mask is added."""
     for name in sorted(names_of(form)):
         kind = kind_of(name)
         if kind is not None:
-            what = "factors: multiply by it or divide by it" if kind == "scale" else "masks: add it"
-            yield f"'{name}' stands for {what}; or call the operand something else"
+            role = "factors: multiply by it or divide by it" if kind == "scale" else "masks: add it"
+            yield f"'{name}' names {role}; or call the operand something else"
     groups = slot_groups(form)
     for group in groups:
         if any(other != group and set(other) & set(group) for other in groups):
-            yield f"'{group[0]}' stands with other slots in two places; number one of them, as in '{group[0]}1'"
+            yield f"'{group[0]}' is with other slots in two places; number one of them, as in '{group[0]}1'"
 
 
 def _squares(formula: Tensor) -> Iterator[str]:
@@ -127,6 +127,6 @@ def _meaning(written: Tensor, meaning: Tensor) -> Iterator[str]:
         wanted = next((found for taken, found in variants(meaning, choices) if taken.items() >= choices.items()), meaning)
         form, other = normal(formula), normal(wanted)
         for name in sorted(names_of(other) - names_of(form)):
-            yield f"what it means has the operand '{name}', which is not in what is written; the graph does not give it"
+            yield f"the meaning has the operand '{name}', which is not in the written formula; the graph does not give it"
         for group in slot_groups(other) - slot_groups(form):
-            yield f"{' and '.join(map(repr, group))} stand together in what it means and not in what is written; write both alike"
+            yield f"{' and '.join(map(repr, group))} are together in the meaning and not in the written formula; write both alike"

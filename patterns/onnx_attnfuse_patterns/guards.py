@@ -1,4 +1,4 @@
-"""Guards after Softmax: what is done to rows without a legal key.
+"""Guards after Softmax: the treatment of rows without a legal key.
 
     Softmax ── IsNaN ── Where(·, 0, weights) ── ·V        torch's scaled_dot_product_attention: such rows give 0
     Softmax ── Equal(w, w) ── Where(·, weights, 0)        the same, as NaN alone is not equal to itself
@@ -45,7 +45,7 @@ def _nan_guard(node: ir.Node, weights: ir.Value, facts: Facts) -> tuple[ir.Node,
 
 
 def _tests(condition: ir.Value | None) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
-    """The node that computes a condition, None if there is none, and each Not behind it."""
+    """The node that computes a condition, None if there is none, and each Not after it."""
     node = None if condition is None else condition.producer()
     if node is None or node.domain not in {"", "ai.onnx"}:
         return None, ()

@@ -1,6 +1,6 @@
-"""Rounding to a grid: QuantizeLinear and the DequantizeLinear behind it.
+"""Rounding to a grid: QuantizeLinear and the DequantizeLinear after it.
 
-    Q·Kᵀ ── QuantizeLinear ── DequantizeLinear ── Softmax        scores of a quantised model, before or behind scale and mask
+    Q·Kᵀ ── QuantizeLinear ── DequantizeLinear ── Softmax        scores of a quantised model, before or after scale and mask
     Softmax ── QuantizeLinear ── DequantizeLinear ── ·V          its attention weights
 
 Written by quantisers around each operator: onnxruntime.quantization (in QDQ format), Model Optimizer, those of mobile devices.

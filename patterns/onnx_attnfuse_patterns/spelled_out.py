@@ -58,7 +58,7 @@ def softmax_of_base_two(scores: Tensor) -> Equation:
 
 @pattern(priority=-1)  # without a mask it is the first one
 def softmax_masked_late(scores: Tensor, kept: Tensor) -> Equation:
-    """Exponentials are masked and divided by the sum of what is left."""
+    """Exponentials are masked and divided by the sum of the rest."""
     left, weights = (
         any_of("mask", product=found * kept, chosen=where(kept, found, 0), other=where(kept, 0, found))
         for found in (exp(scores), softmax(scores))

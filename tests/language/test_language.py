@@ -104,7 +104,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "default": (lambda q, k=1: q, "has other parameters than operands; write each as a plain name, with =None if graphs may"),
     "optional and unused": (
         lambda q, k, v, gate=None: softmax(q @ k.T) @ v,
-        "the operand 'gate' is not in what is written if gate is given; use it or remove it",
+        "the operand 'gate' is not in the written formula if gate is given; use it or remove it",
     ),
     "optional and not asked for": (
         lambda q, k, v, gate=None: softmax(q @ k.T + gate) @ v,
@@ -116,7 +116,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "optional and an alternative": (
         lambda q, k, v, g=None: softmax(any_of("g", x=q @ k.T, y=exp(q) @ k.T) * (1 if g is None else g)) @ v,
-        r"any_of\('g'\) stands twice with other alternatives",
+        r"any_of\('g'\) occurs twice with other alternatives",
     ),
     "two kinds": (
         lambda q, k, v, g=None: (
@@ -130,11 +130,11 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "unused operand": (
         lambda q, k, v, bias: softmax(q @ k.T) @ v,
-        "the operand 'bias' is not in what is written; use it or remove",
+        "the operand 'bias' is not in the written formula; use it or remove",
     ),
     "unused in an alternative": (
         lambda q, k, v, g: any_of("gate", on=softmax(q @ k.T * g) @ v, off=softmax(q @ k.T) @ v),
-        "the operand 'g' is not in what is written if gate is off",
+        "the operand 'g' is not in the written formula if gate is off",
     ),
     "choice named like an operand": (
         lambda q, k, v, mask: any_of("mask", on=softmax(q @ k.T + mask) @ v, off=softmax(q @ k.T) @ v),
@@ -142,31 +142,31 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "choice twice": (
         lambda q, k, v: any_of("a", x=exp(q), y=q * 2) @ softmax(any_of("a", x=k.T @ v, z=k.T @ exp(v))),
-        r"any_of\('a'\) stands twice with other alternatives",
+        r"any_of\('a'\) occurs twice with other alternatives",
     ),
     "equal alternatives": (lambda q, k, v: softmax(any_of("a", x=q @ k.T, y=q @ k.T)) @ v, "has two equal alternatives"),
     "only an operand": (lambda q: q, "it can never be found: q is no operator; write what computes it"),
     "infinite": (lambda q, k, v: softmax(where(q < 0, float("-inf"), q @ k.T)) @ v, "a number in it is not finite"),
     "arithmetic": (lambda q, k, v: softmax(q @ k.T * exp(number(2))) @ v, r"exp\(2\) is a number, which graphs hold as such"),
     "itself": (lambda q, v: softmax(q @ q) @ v, "q @ q multiplies rows with rows of the same tensor"),
-    "scale added": (lambda q, k, v, scale: softmax(q @ k.T + exp(scale)) @ v, "'scale' stands for factors"),
-    "mask multiplied": (lambda q, k, v, mask: softmax((q @ k.T) * exp(mask)) @ v, "'mask' stands for masks: add it"),
+    "scale added": (lambda q, k, v, scale: softmax(q @ k.T + exp(scale)) @ v, "'scale' names factors"),
+    "mask multiplied": (lambda q, k, v, mask: softmax((q @ k.T) * exp(mask)) @ v, "'mask' names masks: add it"),
     "slots apart": (
         lambda q, k, v, scale, mask: softmax(scale * (q @ k.T) + mask) @ v + softmax(scale * (k @ q.T)) @ v,
-        "stands with other slots in two places; number one of them",
+        "is with other slots in two places; number one of them",
     ),
     "index": (lambda q, k, v: softmax(where(rows(q) < 3, q @ k.T, 0)) @ v, "rows is for definitions of operators"),
-    "sink written": (lambda q, k, v: softmax(q @ k.T, sink=0) @ v, "a sink is for what is meant"),
+    "sink written": (lambda q, k, v: softmax(q @ k.T, sink=0) @ v, "a sink is for the meaning"),
     "means no attention": (lambda q, k, v: sigmoid(q @ k.T) @ v, r"it means sigmoid\(q @ k\.T\) @ v, which is no attention"),
     "meaning from nowhere": (
         lambda q, k, v, w: equation(
             any_of("a", x=exp(q @ k.T * w) @ v, y=sigmoid(q @ k.T * w) @ v), softmax(q @ k.T) @ variable("z")
         ),
-        "what it means has the operand 'z', which is not in what is written",
+        "the meaning has the operand 'z', which is not in the written formula",
     ),
     "slot from nowhere": (
         lambda q, k, v, scale, mask: equation(exp(scale * (q @ k.T) + mask) @ v, softmax(scale * (q @ k.T)) @ v),
-        "'scale' stand together in what it means and not in what is written",
+        "'scale' are together in the meaning and not in the written formula",
     ),
     "mixed heads meant": (
         lambda q, k, v, w: softmax(mix_heads(q @ k.T, w)) @ v,

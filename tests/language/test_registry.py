@@ -66,7 +66,7 @@ BAD = {
     "a way out": ("import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3; mend the file"),
     "a bad pattern": (
         ONE.replace("@ v, meaning", ", meaning"),
-        r"bad\.py:11: pattern 'softmax_one': the operand 'v' is not in what is",
+        r"bad\.py:11: pattern 'softmax_one': the operand 'v' is not in the written formula",
     ),
     "a truth value": (
         IMPORTS + "@pattern\ndef one(q, k, v):\n    s = q @ k.T\n    if s:\n        s = -s\n    return softmax(s) @ v\n",

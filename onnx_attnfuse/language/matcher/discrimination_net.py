@@ -55,7 +55,7 @@ class Factors:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Steps behind what follows."""
+    """Steps after the following ones."""
 
     slots: tuple[Slot, ...]
 
@@ -88,13 +88,13 @@ class NetBranch:
     ops: dict[str, list[tuple[AnOp, NetBranch]]] = dataclasses.field(default_factory=dict[str, "list[tuple[AnOp, NetBranch]]"])
     others: dict[Token, NetBranch] = dataclasses.field(default_factory=dict["Token", "NetBranch"])
     turned: NetBranch | None = None
-    """Behind an exchange of rows and columns."""
+    """After an exchange of rows and columns."""
     ends: list[Variant] = dataclasses.field(default_factory=list[Variant])
     names: list[str] = dataclasses.field(default_factory=list[str])
-    """The patterns behind, with their alternatives."""
+    """The patterns after it, with their alternatives."""
 
     def follow(self, token: Token) -> NetBranch:
-        """The branch behind a token, a new one if there is none."""
+        """The branch after a token, a new one if there is none."""
         if not isinstance(token, AnOp):
             return self.others.setdefault(token, NetBranch())
         if token.op == "T":

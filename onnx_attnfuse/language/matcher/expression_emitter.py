@@ -31,7 +31,7 @@ _TRUTHS = COMPARES | LOGICAL | {"IsNaN"}
 _WIDTH = {ir.DataType.FLOAT16: 0, ir.DataType.BFLOAT16: 0, ir.DataType.FLOAT: 1, ir.DataType.DOUBLE: 2}
 
 Step = Callable[["ExpressionEmitter", ir.Value], ir.Value]
-"""What makes one value of another."""
+"""The function that makes one value of another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Given:
 
     operands: Mapping[str, ir.Value | float]
     slots: Mapping[tuple[str, ...], Step] = dataclasses.field(default_factory=dict[tuple[str, ...], Step])
-    """What the slots of one place do, by their sorted names."""
+    """The effects of the slots of one place, by their sorted names."""
     softmax_dtype: ir.DataType | None = None
     """The element type in which the graph takes its softmax, where that is the wider one."""
     guard: Step | None = None
-    """What the graph does to the weights of rows without a key."""
+    """The graph's effect on the weights of rows without a key."""
 
 
 class ExpressionEmitter:
@@ -65,7 +65,7 @@ class ExpressionEmitter:
             Refused: A shape that it needs is unknown.
         """
         if form not in self._known:
-            self._known[form] = self._spelled(form)
+            self._known[form] = self._written(form)
         return self._known[form]
 
     def _matrix(self, form: Form) -> ir.Value:
@@ -108,7 +108,7 @@ class ExpressionEmitter:
             return self.builder.constant(np.asarray(int(operand), np.int64)) if integral else self.builder.scalar(operand, dtype)
         return operand if self.dtype(operand) == ir.DataType.BOOL else self.builder.cast(operand, dtype)
 
-    def _spelled(self, form: Form) -> ir.Value:
+    def _written(self, form: Form) -> ir.Value:
         match form:
             case Var() | Literal():
                 found = self._operand(form)
@@ -155,7 +155,7 @@ class ExpressionEmitter:
         value = self.spell(form.args[0])
         rank = len(self.dims(value))
         if rank == 0:
-            return value  # a number stands for a matrix that is this number everywhere
+            return value  # a number is a matrix with this number everywhere
         return self.builder.transpose(value, [*range(rank - 2), rank - 1, rank - 2])
 
     def softmax(self, form: Op) -> ir.Value:
@@ -208,7 +208,7 @@ class ExpressionEmitter:
         return self.builder.node("Slice", [weights, *bounds], dims=dims, dtype=self.dtype(weights))
 
     def concat(self, form: Op) -> ir.Value:
-        """Two values side by side; what one of them only broadcasts along is repeated."""
+        """Two values side by side; axes that one of them only broadcasts along are repeated."""
         values = [self._matrix(arg) for arg in form.args]
         common = broadcast([self.dims(value)[:-1] for value in values])
         if common is None:
@@ -276,7 +276,7 @@ def rearranged(builder: Builder, value: ir.Value, expression: str, given: Mappin
         raise Refused("unknown-rank", f"'{value.name}' is not known to have the {len(left)} axes of '{expression}'")
     lengths: dict[str, Dim] = dict(given)
     for group, dim in zip(left, dims, strict=True):
-        _settle(group, dim, lengths, expression)
+        _complete_lengths(group, dim, lengths, expression)
     factors = {name: Factor(lengths[name]) for group in left for name in group}
     for group in right:
         for name in group:
@@ -303,7 +303,7 @@ def _sides(expression: str) -> tuple[list[list[str]], list[list[str]]]:
     return sides[0], sides[1]
 
 
-def _settle(group: list[str], dim: Dim, lengths: dict[str, Dim], expression: str) -> None:
+def _complete_lengths(group: list[str], dim: Dim, lengths: dict[str, Dim], expression: str) -> None:
     """The lengths of the factors of one axis, of which one may be open."""
     unknown = [name for name in group if name not in lengths]
     rest: Dim | None = dim

@@ -68,7 +68,7 @@ class State:
         return dataclasses.replace(self, axes={**self.axes, number: axis})
 
     def agree(self, one: int, other: int) -> bool:
-        """Whether two numbers may stand for one axis."""
+        """Whether two numbers may be one axis."""
         return one == other or None in (self.axes.get(one), self.axes.get(other)) or self.axes[one] == self.axes[other]
 
     def through(self, *nodes: ir.Node) -> State:

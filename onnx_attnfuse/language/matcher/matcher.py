@@ -36,7 +36,7 @@ from onnx_attnfuse.language.matcher.operands import TOLERANCE, OperandGoals, fac
 from onnx_attnfuse.language.matcher.traverse import Traversal
 
 _MOVING = frozenset(["also", "scores"])
-"""What of a step says where it stands and not what it does."""
+"""The attributes of a step that give its place and not its effect."""
 
 
 class Matcher:
@@ -62,7 +62,7 @@ class Matcher:
         return max(found, key=lambda match: (match.variant.pattern.priority, match.variant.size), default=None)
 
     def _may_begin(self, node: ir.Node) -> bool:
-        """Whether a formula may begin with this very operator; what is merely passed on the way begins none."""
+        """Whether a formula may begin with this very operator; operators that are merely passed on the way begin none."""
         if len(node.outputs) != 1:
             return False
         begins = not self._net.begins.isdisjoint(self._operands.names(node))
@@ -82,7 +82,7 @@ class Matcher:
             self._trace.miss(state.depth, state.softmaxes, self._ascent.stripped(goal.indexed).value, branch)
 
     def _ways(self, branch: NetBranch, goal: Goal, state: State) -> Iterator[tuple[NetBranch, tuple[Goal, ...], State]]:
-        """The tokens of a branch that a value fits, each with what is behind it and the goals that it sets."""
+        """The tokens of a branch that a value fits, each with its next branch and the goals that it sets."""
         for token, further in branch.others.items():
             for inner, after in self._other(token, goal, state):
                 yield further, inner, after
@@ -193,7 +193,7 @@ class Matcher:
         return None if values or not math.isclose(number, 1.0, rel_tol=TOLERANCE) else state
 
     def _operators(self, branch: NetBranch, goal: Goal, state: State) -> Iterator[tuple[NetBranch, tuple[Goal, ...], State]]:
-        """The operators of a branch that a value is computed by, behind views, casts and guards."""
+        """The operators of a branch that a value is computed by, after views, casts and guards."""
         for indexed, guards, nodes in self._ascent.opened(goal.indexed, guarded="Softmax" in branch.ops):
             node = indexed.value.producer()
             if node is None:

@@ -17,7 +17,7 @@ class Miss:
     depth: int
     """Operators found before it ended."""
     found: str
-    """What stood there."""
+    """The node found there."""
     node: str | None
     expected: tuple[str, ...]
     patterns: tuple[str, ...]

@@ -172,7 +172,7 @@ class OperandGoals:
                 yield (Goal(IndexedValue(value, inner), goal.row, column, factors_of(inner)),), after
 
     def _reducible(self, value: ir.Value, place: int, goal: Goal, state: State) -> Iterator[Axis]:
-        """The axes that the columns of a value may be: those known, what is lacking behind the reduction, any met before."""
+        """The axes that the columns of a value may be: those known, those that the reduction lacks, any met before."""
         own, known = set(factors_of(goal.indexed.axes)), state.axes.get(goal.column)
         if known:
             yield known

@@ -1,4 +1,4 @@
-"""A match written out: what its operands and slots are in the graph, brought into rows and columns, and the formula it means."""
+"""A match written out: its operands and slots in the graph, brought into rows and columns, and the formula it means."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Replacement:
     new: ir.Value
     softmaxes: tuple[ir.Node, ...]
     frontier: tuple[ir.Value, ...]
-    """What both are computed from."""
+    """The operands of both."""
 
 
 def write(match: Match, builder: Builder) -> Replacement:
-    """Writes what a match means beside what is written.
+    """Writes the meaning of a match beside the written formula.
 
     Raises:
         Refused: It cannot be brought into rows and columns.

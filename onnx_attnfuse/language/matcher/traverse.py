@@ -1,4 +1,4 @@
-"""Upward traversal of a graph from a value: the steps, factors, views and guards that stand before it."""
+"""Upward traversal of a graph from a value: the steps, factors, views and guards that compute it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def register(*patterns: object) -> None:
     """Adds patterns to every run of this process.
 
     Args:
-        *patterns: What a decorator of the language made, rules or rule sets of onnxscript, or modules that hold such.
+        *patterns: Results of a decorator of the language, rules or rule sets of onnxscript, or modules that hold such.
 
     Raises:
         OptionError: One is none of these.
@@ -136,7 +136,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _installed(skipped: Sequence[str]) -> tuple[list[Entry], tuple[Failure, ...]]:
-    """The patterns of installed packs that go together, and what is told of the other packs."""
+    """The patterns of installed packs that go together, and the messages about the other packs."""
     entries, broken = list[Entry](), list[Failure]()
     for pack in installed():
         if isinstance(pack, Failure):
@@ -163,9 +163,9 @@ def entries_of(thing: object, owner: str) -> list[Entry]:
     found = [Entry(grain.name, grain, owner) for grain in _grains_in(thing)]
     found += [Entry(rule.name, rule, owner) for rule in rules_in(thing)]
     if not found:
-        what = f"module {thing.__name__}" if isinstance(thing, types.ModuleType) else repr(thing)
+        subject = f"module {thing.__name__}" if isinstance(thing, types.ModuleType) else repr(thing)
         raise OptionError(
-            f"{owner}: {what} holds no pattern; decorate a function with @pattern, @operator, @score_step or @weight_step"
+            f"{owner}: {subject} holds no pattern; decorate a function with @pattern, @operator, @score_step or @weight_step"
         )
     return found
 
@@ -219,7 +219,7 @@ def _from_environment() -> list[Entry]:
 
 
 def _selected(entries: Sequence[Entry], skipped: Sequence[str], only: Sequence[str]) -> list[Entry]:
-    """Without what is skipped; with `only`, of whole attentions, operators and rules no others than those."""
+    """Without skipped entries; with `only`, of whole attentions, operators and rules no others than those."""
     for name in (*skipped, *only):
         if not any(_is_called(entry, name) for entry in entries):
             close = difflib.get_close_matches(name, [entry.name for entry in entries], 1)

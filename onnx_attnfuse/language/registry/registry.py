@@ -52,8 +52,8 @@ class Entry:
     @property
     def subject(self) -> Subject:
         """The entry as the subject of a failure."""
-        what = f"{self.kind} '{self.name}'"
-        return Subject(what) if self.is_built_in else Subject(what, self.file, foreign=isinstance(self.grain, GraphRule))
+        title = f"{self.kind} '{self.name}'"
+        return Subject(title) if self.is_built_in else Subject(title, self.file, foreign=isinstance(self.grain, GraphRule))
 
     @property
     def kind(self) -> str:
