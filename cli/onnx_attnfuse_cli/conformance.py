@@ -135,8 +135,8 @@ def _show(table: Conformance) -> None:
         "unsupported",
         "on the CPU",
         "largest error",
-        "spelled out",
-        "time, of spelled out",
+        "decomposed",
+        "time, of decomposed",
     ):
         shown.add_column(title, justify="left" if title in {"operator", "type"} else "right")
     for line in lines(table):

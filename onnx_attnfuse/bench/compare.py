@@ -30,7 +30,7 @@ class Figures:
     quartiles: tuple[float, float] | None = None
     """Half of all runs lie between these."""
     megabytes: float | None = None
-    """Peak memory of the process on a CPU; on a GPU what is used besides, by whomever."""
+    """Peak memory of the process on a CPU; on a GPU the other memory in use, by whomever."""
     ratio: float | None = None
     """How many times as fast as the original, or else as the last that ran: the median of the rounds."""
     ratios: tuple[float, float] | None = None
@@ -54,8 +54,8 @@ def run(
     """Runs a contest.
 
     Args:
-        contenders: What to compare.
-        sample: What they are run on.
+        contenders: The contenders.
+        sample: Their inputs.
         folder: Where the inputs are written.
         ep: Execution provider.
         runs: How often each is run, warm.

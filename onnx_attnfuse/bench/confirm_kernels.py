@@ -39,7 +39,7 @@ def check_gpu() -> int:
     found = gpus.installed()
     if not found:
         raise MissingDependencyError(
-            "running on CUDA needs an NVIDIA GPU, and there is none here; attnfuse doctor says what is there"
+            "running on CUDA needs an NVIDIA GPU, and there is none here; run attnfuse doctor for details"
         )
     from onnx_attnfuse.bench.doctor import examine
 
@@ -67,7 +67,7 @@ def confirm_kernels(result: Result, arch: int, lengths: Mapping[str, int]) -> li
     """Runs a fused model once on the GPU here, and says for every attention operator whether its kernel was forecast.
 
     Args:
-        result: What `optimize` returned.
+        result: The result of `optimize`.
         arch: The architecture of that GPU.
         lengths: Numbers for symbolic sizes of its inputs.
 

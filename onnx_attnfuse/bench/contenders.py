@@ -61,7 +61,7 @@ def contenders(
         names: Others, `original`, `onnxscript`, `onnxruntime` or `onnxruntime:gpt2`.
         options: How we fuse it.
         folder: Where models are written.
-        seconds: What another tool may take.
+        seconds: The time limit of another tool.
 
     Returns:
         The contenders, and the report on ours.

@@ -1,4 +1,4 @@
-"""The state of this installation: versions, what is missing, and which attention ORTModule and this tool can have: `examine()`.
+"""The state of this installation: versions, missing packages, and attention in ORTModule and in this tool: `examine()`.
 
 torch and Triton are looked up, never imported; onnxruntime is, as only it knows its execution providers.
 """
@@ -58,7 +58,7 @@ class Missing:
 
     what: str
     line: str
-    """What to run to have it."""
+    """The command that installs it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +110,9 @@ class Diagnosis:
     kernel_variables: Mapping[str, str]
     """Variables of ONNX Runtime itself that are set and change which kernels it chooses."""
     records: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """What is written for the execution providers that are installed, by the name that `--ep` takes."""
+    """The operators written for the installed execution providers, by the name that `--ep` takes."""
     tables: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """What came of the forms that were tried on those of them that a table comes along for."""
+    """The outcomes of the forms tried on those of them that have a table."""
 
     @property
     def chosen(self) -> Step | None:
@@ -154,16 +154,16 @@ def records(machine: Machine) -> Mapping[str, str]:
     for name in names():
         path = pathlib.Path(folder).with_name(f"{name}.py")
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        told = {key: value for key, value in _told(tree) if key in {"ort_name", "plugins"}}
-        known.add(str(told.get("ort_name", "")))
-        if told.get("ort_name") in machine.providers or any(_version(plugin) for plugin in told.get("plugins", ())):
+        record = {key: value for key, value in _constants(tree) if key in {"ort_name", "plugins"}}
+        known.add(str(record.get("ort_name", "")))
+        if record.get("ort_name") in machine.providers or any(_version(plugin) for plugin in record.get("plugins", ())):
             found[name] = (ast.get_docstring(tree) or "").splitlines()[0]
     return found | {name: "there is no record" for name in machine.providers if name not in known}
 
 
 def tables(known: Iterable[str]) -> Mapping[str, str]:
     """Lines on the conformance tables that come along: how many forms of which operator are right, and with which version."""
-    return {name: told for name in known if (told := _tried(pathlib.Path(folder).parents[1] / "conformance" / f"{name}.json"))}
+    return {name: tried for name in known if (tried := _tried(pathlib.Path(folder).parents[1] / "conformance" / f"{name}.json"))}
 
 
 def _tried(path: pathlib.Path) -> str | None:
@@ -178,7 +178,7 @@ def _tried(path: pathlib.Path) -> str | None:
     return f"forms that are right with {', '.join(map(' '.join, table['versions'].items()))}: {counts}"
 
 
-def _told(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """The constants that calls are handed by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg is not None:
@@ -234,8 +234,8 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
     extra = "gpu" if machine.gpus else "cpu"
     both = machine.has("onnxruntime") and machine.has("onnxruntime-gpu")
     if both:
-        what = "onnxruntime and onnxruntime-gpu are both installed, in one folder: whichever came last is there"
-        found.append(Missing(what, _installing(f"onnxruntime{'-gpu' * bool(machine.gpus)}", remove=True)))
+        problem = "onnxruntime and onnxruntime-gpu are both installed, in one folder: whichever came last is there"
+        found.append(Missing(problem, _installing(f"onnxruntime{'-gpu' * bool(machine.gpus)}", remove=True)))
     elif machine.broken:
         found.append(Missing(f"onnxruntime cannot be imported: {machine.broken}", _installing(f"'onnx-attnfuse[{extra}]'")))
     elif not machine.providers:
@@ -245,8 +245,8 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
     if old := _old_runtime(machine):
         found.append(Missing(old, f"pip install --upgrade 'onnx-attnfuse[{extra}]'"))
     if machine.cuda_fails:
-        what = f"CUDA for onnxruntime, which runs on the CPU instead: {machine.cuda_fails}"
-        found.append(Missing(what, "pip install 'onnxruntime-gpu[cuda,cudnn]'"))
+        problem = f"CUDA for onnxruntime, which runs on the CPU instead: {machine.cuda_fails}"
+        found.append(Missing(problem, "pip install 'onnxruntime-gpu[cuda,cudnn]'"))
     if not machine.has("torch"):
         found.append(Missing("torch, to export models and for ORTModule", "pip install 'onnx-attnfuse[torch]'"))
     if machine.gpus and not machine.has("triton"):
@@ -255,15 +255,15 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
 
 
 def _old_runtime(machine: Machine) -> str | None:
-    """The complaint about an onnxruntime that is too old to judge by, or None."""
+    """The complaint about an onnxruntime that is too old to verify with, or None."""
     version = machine.versions.get("onnxruntime") or machine.versions.get("onnxruntime-gpu")
     if version is None:
         return None
     from onnx_attnfuse.verify.runtime import OLDEST, is_old
 
     wanted = ".".join(map(str, OLDEST))
-    what = f"onnxruntime {wanted} or newer; {version} is too old to judge by, so what differs with it is only called unverified"
-    return what if is_old(version) else None
+    problem = f"onnxruntime {wanted} or newer; {version} is too old to verify with, so differences are only called unverified"
+    return problem if is_old(version) else None
 
 
 def _installing(what: str, *, remove: bool = False) -> str:

@@ -48,7 +48,7 @@ _WARM = 3
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A column: how ONNX Runtime is told to choose."""
+    """A column: a setting for ONNX Runtime's choice."""
 
     name: str
     settings: Settings = dataclasses.field(default_factory=Settings)

@@ -38,7 +38,7 @@ class Process:
         """Starts the process.
 
         Args:
-            arguments: What follows the interpreter.
+            arguments: The arguments of the interpreter.
             environment: Variables that it has besides those of this process. It imports from where this process does, and
                 not from the working directory.
         """
@@ -90,7 +90,7 @@ class Process:
         return line
 
     def stop(self) -> None:
-        """Ends it and all that it started; what it printed last is still read."""
+        """Ends it and all that it started; its last output is still read."""
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ class Child(Process):
         """Starts it with a task, its `ep` the name of an execution provider; `environment` as for `Process`."""
         super().__init__(["-m", _MODULE], environment)
         self.printed: list[str] = []
-        """What ONNX Runtime wrote to stdout."""
+        """ONNX Runtime's output to stdout."""
         self.say(json.dumps({**task, "ep": _described(task["ep"])} if "ep" in task else task))
 
     def __enter__(self) -> Child:

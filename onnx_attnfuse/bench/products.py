@@ -1,6 +1,6 @@
 """The operations of a node's products: twice the multiplications of MatMul, Gemm, Conv, Einsum and attention.
 
-What is done besides to each element (bias, softmax, normalization) is not counted: it can be done while data is on its way.
+Elementwise work (bias, softmax, normalization) is not counted: it can be done while data is on its way.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def work(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> Work:
 
 
 def _lengths(inputs: Sequence[ir.Value], given: Sequence[tuple[int, ...] | None]) -> dict[str, int]:
-    """Numbers of the symbols that stand alone in the shapes of inputs."""
+    """Numbers of the symbols that are alone in the shapes of inputs."""
     found: dict[str, int] = {}
     for value, shape in zip(inputs, given, strict=True):
         for dim, number in zip(value.shape or (), shape or (), strict=False):
@@ -193,7 +193,7 @@ class _Reader:
             tally.left_out[node.op_type] = None
 
     def _nested(self, node: ir.Node, tally: _Tally) -> None:
-        """Branches: what all of them do; a body: once, as nobody knows how often it runs."""
+        """Branches: the work that all of them do; a body: once, as nobody knows how often it runs."""
         bodies = [self.count(graph) for graph in subgraphs(node)]
         if is_standard(node, "If") and bodies:
             tally.add(_least(bodies))
@@ -217,8 +217,8 @@ class _Reader:
             given.append((shape, None if value is None else self._shapes.facts.dtype(value)))
         inner = _Reader(self._model, Shapes(Facts(function, given), self._shapes.lengths), outer)
         tally = inner.count(function)
-        for result, told in zip(node.outputs, function.outputs, strict=False):
-            self._shapes.facts.record(result, inner._shapes.facts.dims(told), inner._shapes.facts.dtype(told))
+        for result, inner_output in zip(node.outputs, function.outputs, strict=False):
+            self._shapes.facts.record(result, inner._shapes.facts.dims(inner_output), inner._shapes.facts.dtype(inner_output))
         return tally
 
     def _bits(self, value: ir.Value) -> int:

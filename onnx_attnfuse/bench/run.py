@@ -48,7 +48,7 @@ class Contest:
     note: str | None = None
     """Why there are no figures."""
     work: Work | None = None
-    """What a run does at least, counted in the model as we fuse it."""
+    """The least work of a run, counted in the model as we fuse it."""
     limit: Limit | None = None
     """The least time for that on the device; None where its limits are not known."""
 
@@ -60,7 +60,7 @@ class Pair:
     lengths: Mapping[str, int]
     """Numbers that symbolic sizes had."""
     clock: str
-    """What the times are: `CPU time on one thread`, or `time`."""
+    """The kind of the times: `CPU time on one thread`, or `time`."""
     figures: tuple[Figures, Figures]
     """The second model, whose ratio is to the first, and the first."""
     outputs: Verification | None
@@ -78,7 +78,7 @@ class Bench:
     """Other contenders; ratios are taken to the original, or else to the last that runs."""
     runs: int = 30
     seconds: float = 300.0
-    """What each contender may take to start, and for a round."""
+    """The time limits of each contender, to start and for a round."""
 
     def model(self, path: pathlib.Path) -> list[Contest]:
         """Measures a model, and the attention that it has most of.
@@ -97,8 +97,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             piece = pathlib.Path(folder) / "attention.onnx"
             io.save(io.from_any(alone.proto)[0], piece)
-            what = f"attention alone: {alone.name}, one of {alone.alike}"
-            return [*found, self._contest(what, piece, sample(io.load(piece), whole.lengths))]
+            title = f"attention alone: {alone.name}, one of {alone.alike}"
+            return [*found, self._contest(title, piece, sample(io.load(piece), whole.lengths))]
 
     def pair(self, first: pathlib.Path, second: pathlib.Path) -> Pair:
         """Measures two models in turns on the same inputs, and compares their outputs.

@@ -52,7 +52,7 @@ def memory(place: str) -> float | None:
 
 
 def _more(before: float | None, after: float | None, place: str) -> float | None:
-    """Memory that the model took: on a GPU the growth of what is in use, on a CPU the peak of the whole process."""
+    """Memory that the model took: on a GPU the growth of memory in use, on a CPU the peak of the whole process."""
     if before is None or after is None:
         return None
     return round(after - before if place == "cuda" else after, 1)

@@ -288,7 +288,7 @@ def test_layers_share_a_line_unless_each_is_wanted(capsys: pytest.CaptureFixture
         (["--arch", "sm42"], "arch is 'sm42'; choose one of sm70"),
         (["--arch", ","], "--arch names no device; choose some"),
         (["--confirm", "--dtype", "float16"], "leave --arch and --dtype out"),
-        (["--confirm"], "there is none here; attnfuse doctor says what is there"),
+        (["--confirm"], "there is none here; run attnfuse doctor for details"),
     ],
 )
 def test_what_cannot_be_forecast_or_confirmed_is_one_line(

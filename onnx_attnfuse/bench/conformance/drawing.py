@@ -1,4 +1,4 @@
-"""What a case for a fused operator is, and the random inputs it is made of. Enter at `inputs.py`."""
+"""A case for a fused operator, and its random inputs. Enter at `inputs.py`."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from onnx_attnfuse.kernels.operators import OpInfo, records
 
 DTYPES = ("float32", "float16")
 RARE_DTYPE = "bfloat16"
-"""What is tried, with one head size, where an execution provider is known to have a kernel for it, or where it is asked for."""
+"""The forms tried, with one head size, where an execution provider is known to have a kernel for it, or where it is asked for."""
 HEAD_SIZE, ODD_HEAD_SIZE = 64, 15
-"""What every kind of attention is tried with: kernels that load vectors of channels take the first, others the second."""
+"""The forms of every kind of attention: kernels that load vectors of channels take the first, others the second."""
 HEAD_SIZES = (8, 12, 16, 20, 32, 40, 72, 80, 96, 128, 256)
-"""What plain attention is tried with besides."""
+"""Additional forms of plain attention."""
 TRIANGLES: Mapping[str, int] = {"unidirectional": 0, "is_causal": 0, "causal": 1}
 """The names that schemas have for the causal attribute, and its default."""
 WINDOW, CAP = "local_window_size", "softcap"
@@ -99,7 +99,7 @@ def _both(exists: bool) -> tuple[bool, ...]:
 
 
 def _triangles(attributes: frozenset[str]) -> tuple[tuple[bool, bool], ...]:
-    """Neither triangle nor window, a triangle, and a window in it; what has a window and no causal attribute is always causal."""
+    """Neither triangle nor window, a triangle, and a window in it; a window without a causal attribute is always causal."""
     named, has_window = bool(attributes & set(TRIANGLES)), WINDOW in attributes
     free = [(False, False)] if named or not has_window else []
     return (*free, *([(True, False)] if named or has_window else []), *([(True, True)] if has_window else []))

@@ -16,7 +16,7 @@ from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.kernels.operators.record import Role
 
 WIDTH = 24
-"""Channels of what is projected."""
+"""Channels of the projected values."""
 CAPPED_AT, WINDOW_OF = 1.5, 3
 
 
@@ -94,14 +94,14 @@ def _bias(form: Form, draw: Draw) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Added:
-    """The summand that a form's mask is to its scores, and the operands by role, for the attention spelled out."""
+    """The summand that a form's mask is to its scores, and the operands by role, for the decomposed attention."""
 
     operands: dict[str, Array]
     mask: Array | None
 
 
 def spread(form: Form, info: OpInfo, inputs: Inputs) -> Added:
-    """The inputs of a node by role, `past` and `past value` apart, its mask as what is added to the scores."""
+    """The inputs of a node by role, `past` and `past value` apart, its mask as an additive bias."""
     found: dict[str, Array] = {}
     for role, array in zip(info.inputs.values(), inputs, strict=False):
         if array is not None:
@@ -128,8 +128,8 @@ def _filled(mask: Array, form: Form) -> Array:
 
 
 def _triangle(form: Form) -> Array:
-    behind = np.arange(form.rows)[:, None] + form.columns - form.rows - np.arange(form.columns)
-    kept = (behind >= 0) & ((behind < WINDOW_OF) | (not form.windowed))
+    distance = np.arange(form.rows)[:, None] + form.columns - form.rows - np.arange(form.columns)
+    kept = (distance >= 0) & ((distance < WINDOW_OF) | (not form.windowed))
     return np.where(kept, 0.0, _fill(form))
 
 

@@ -26,7 +26,7 @@ class Installed:
     name: str
     """The name that a caller has for it."""
     ort_name: str
-    """What ONNX Runtime calls it."""
+    """Its name in ONNX Runtime."""
     library: str | None = None
     """The library to register, if it is a plugin."""
     options: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])

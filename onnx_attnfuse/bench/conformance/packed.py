@@ -31,9 +31,9 @@ def inputs(form: Form, info: OpInfo, draw: Draw, width: int, bias: Callable[[], 
     Args:
         form: The form.
         info: The record of its operator.
-        draw: What draws numbers.
-        width: The channels of what is projected.
-        bias: What draws the bias, laid out with padding.
+        draw: The generator of numbers.
+        width: The channels of the projected values.
+        bias: The function that draws the bias, laid out with padding.
     """
     tokens, channels = sum(lengths(form)), form.heads * form.head_size
     offsets = iter(_offsets(form))
@@ -52,7 +52,7 @@ def inputs(form: Form, info: OpInfo, draw: Draw, width: int, bias: Callable[[], 
 
 
 def _offsets(form: Form) -> tuple[Array, Array]:
-    """Where tokens come from, those of padding last, and how many tokens stand before each entry."""
+    """The source of each token, padding last, and the number of tokens before each entry."""
     places = np.arange(form.batch * form.rows).reshape(form.batch, form.rows)
     kept = np.arange(form.rows) < np.asarray(lengths(form))[:, None]
     order = np.concatenate([places[kept], places[~kept]]).reshape(form.batch, form.rows)

@@ -38,8 +38,8 @@ DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat1
 TOLERANCES = {"float32": TIGHT, "float16": LOOSE, "bfloat16": 8 * LOOSE}
 """Relative to the magnitude of the result; bfloat16 has eight times the rounding of float16."""
 _LOWEST, _AS_EXACT = 8 * LOOSE, 2
-"""A provider may compute in another type than it is given; an operator is then to be about as exact as what is spelled out, if
-that is as near as bfloat16 would be."""
+"""A provider may compute in another type than it is given; the operator must then be about as exact as the decomposed attention,
+if that is as near as bfloat16 would be."""
 _LASTING = "CUDA"
 """A word of errors after which a process gives the same to whatever comes next, so that none of them is believed at once."""
 _RUNS, _SECONDS = 7, 0.2
@@ -47,7 +47,7 @@ _RUNS, _SECONDS = 7, 0.2
 
 
 class Process(Protocol):
-    """Another process that runs pairs of models: what `onnx_attnfuse.bench.conformance.child` answers, wherever it runs."""
+    """Another process that runs pairs of models, as `onnx_attnfuse.bench.conformance.child` does, wherever it runs."""
 
     def ask(self, question: Any, /) -> Any:
         """The results and times of two models, or their errors."""
@@ -72,8 +72,8 @@ def run(
         operator: The only operator to try, by its name among fused operators.
         dtype: The only element type to try.
         limit: The most cases to try of each operator; those that tell most come first.
-        progress: Told about each case.
-        process: What runs the cases, if not a process of this Python; it is ended.
+        progress: Called for each case.
+        process: The process that runs the cases, if not one of this Python; it is ended.
 
     Raises:
         OptionError: There is no such operator or element type.
@@ -141,7 +141,7 @@ def outcome(form: Form, info: OpInfo, worker: Process, said: set[str]) -> Outcom
     Args:
         form: The form.
         info: The record of its operator.
-        worker: What runs it; started again where its answer may come of what it ran before.
+        worker: The process that runs it; started again where an earlier case may have changed its answer.
         said: Errors that a fresh process gave too, with no numbers in them, which are believed at once; new ones are added.
     """
     case = case_of(form, info, attributes(info))
@@ -179,7 +179,7 @@ def judged(form: Form, answer: dict[str, Any], expected: Sequence[Array]) -> Out
 
     Args:
         form: The form.
-        answer: What the process gave of the operator and of what is spelled out: results and times, or an error.
+        answer: The process's answer for the operator and for the decomposed attention: results and times, or an error.
         expected: The results of the reference.
     """
     fused, plain = answer["fused"], answer["spelled"]
@@ -200,8 +200,8 @@ def judged(form: Form, answer: dict[str, Any], expected: Sequence[Array]) -> Out
     ratio = None if "ms" not in fused else statistics.median(fused["ms"]) / statistics.median(plain["ms"])
     error = max(item.relative for item in comparisons)
     if not wrong and own_empty is not None:
-        told = f"a row without a key gives {_word(own_empty, (empty, plain_empty), tolerance)}"
-        return Outcome(form, "right", _rounded(error), _rounded(plain_error), _rounded(ratio), told)
+        detail = f"a row without a key gives {_word(own_empty, (empty, plain_empty), tolerance)}"
+        return Outcome(form, "right", _rounded(error), _rounded(plain_error), _rounded(ratio), detail)
     return Outcome(form, "wrong" if wrong else "right", _rounded(error), _rounded(plain_error), _rounded(ratio), "; ".join(wrong))
 
 
@@ -224,7 +224,7 @@ def _word(row: Array, means: Sequence[Array | None], tolerance: float) -> str:
 
 
 def _rounded(number: float | None) -> float | None:
-    """Two digits, which is what such numbers are worth; None for what is none."""
+    """Two digits, the precision of such numbers; None for none."""
     return None if number is None or not math.isfinite(number) else float(f"{number:.2g}")
 
 

@@ -1,4 +1,4 @@
-"""The attention of a form spelled out, as exporters do: MatMul, one scale, one added mask, Softmax, MatMul.
+"""The attention of a form decomposed as exporters write it: MatMul, one scale, one added mask, Softmax, MatMul.
 
 Sizes are numbers, keys are transposed where they lie, and nothing guards rows without a key, of which forms have none.
 """
@@ -112,7 +112,7 @@ def _model(graph: _Graph, feeds: dict[str, Array], result: str) -> onnx.ModelPro
     kind = helper.np_dtype_to_tensor_dtype(_plain(next(iter(feeds.values()))).dtype)
     given = [helper.make_tensor_value_info(name, kind, array.shape) for name, array in feeds.items()]
     out = helper.make_tensor_value_info(graph.nodes[-1].output[0], kind, None)
-    proto = helper.make_graph([*nodes, *graph.nodes], "spelled out", given, [out], graph.constants)
+    proto = helper.make_graph([*nodes, *graph.nodes], "decomposed", given, [out], graph.constants)
     return helper.make_model(proto, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
 
 

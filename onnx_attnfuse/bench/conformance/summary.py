@@ -16,8 +16,8 @@ _NONE = "-"
 def lines(table: Conformance) -> Iterator[tuple[str, ...]]:
     """Operator, element type, how many forms have which verdict, errors of right ones, and the middle of their times.
 
-    Errors are parts of the magnitude of the result, the second of what is spelled out; times are parts of that of the attention
-    spelled out.
+    Errors are parts of the magnitude of the result, the second of the decomposed attention; times are parts of its
+    time.
     """
     for (op, dtype), cases in _grouped(table.cases):
         counts = [sum(case.verdict == verdict for case in cases) for verdict in get_args(Verdict)]
