@@ -1,6 +1,6 @@
 """Runs models in a process that may die: `python child.py`, spoken to by `onnx_attnfuse.verify.subprocess_runner`.
 
-It imports nothing of this library, so that it starts in the time that ONNX Runtime takes. A message is a pickle behind its
+It imports nothing of this library, so that it starts in the time that ONNX Runtime takes. A message is a pickle after its
 length.
 """
 

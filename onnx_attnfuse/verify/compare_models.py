@@ -97,7 +97,7 @@ def verify_models(first: Source, second: Source, trials: Trials | None = None) -
         trials: How many cases, which sizes, which tolerance.
 
     Returns:
-        What was found, and where a difference begins.
+        The result, and where a difference begins.
 
     Raises:
         MissingDependencyError: onnxruntime is absent.

@@ -1,4 +1,4 @@
-"""Graphs that end the process in ONNX Runtime's CPU kernels in place of an error, as far as it can be told beforehand.
+"""Graphs that end the process in ONNX Runtime's CPU kernels instead of an error, as far as is known beforehand.
 
 Found by running every operator of pieces on empty shapes and hostile numbers: kernels of attention and Einsum divide by the
 number of heads or channels, integer quotients by whatever they are given.

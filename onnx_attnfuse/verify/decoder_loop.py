@@ -3,7 +3,7 @@
     verdict = check_decoder(before, after, loop)
 
 A prompt and some steps, for one entry and for several, without padding and with padding on either side or in between. The source
-gets a past that grows by what it gave out, the result a buffer that is longer than what it holds, with other numbers behind. At
+gets a past that grows by its outputs, the result a buffer longer than its contents, with other numbers after them. At
 every token that is no padding both must give the same. Nothing is known here of how either was built.
 """
 
@@ -46,7 +46,7 @@ Pattern = Literal["none", "left", "right", "holes"]
 
 @dataclasses.dataclass(frozen=True)
 class FilledSource:
-    """A source with a buffer of its own, of a fixed length, which it writes into at positions that it is told."""
+    """A source with a buffer of its own, of a fixed length, which it writes into at positions given to it."""
 
     position: str
     """The input that says where new keys go: the first place, or that of each, (), (1) or (s)."""
@@ -62,7 +62,7 @@ class DecoderBranch:
 
     name: str
     with_past: bool
-    """What it is where there is a past; it is the opposite where there is none."""
+    """Its value where there is a past; it is the opposite where there is none."""
     rank: int
     """Its axes, of length 1."""
 
@@ -76,7 +76,7 @@ class Loop:
     mask: str
     """The input (b, past + s); the source may have none."""
     ends_anywhere: bool
-    """Whether zeros may stand behind the text of the mask, up to the length of the buffer."""
+    """Whether zeros may follow the text of the mask, up to the length of the buffer."""
     is_padded: bool
     """Whether the mask tells tokens from padding; else it only tells lengths."""
     positions: str | None
@@ -85,7 +85,7 @@ class Loop:
     outputs: tuple[str, ...]
     """The outputs besides the cache."""
     any_padding: bool
-    """Padding may lie anywhere; else nowhere but behind the tokens of a prompt."""
+    """Padding may lie anywhere; else nowhere but after the tokens of a prompt."""
     only_ends: bool
     """Nothing is claimed of padding that lies between tokens."""
     numbers: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
@@ -95,7 +95,7 @@ class Loop:
     filled: FilledSource | None = None
     """The source's own buffer; None: its past grows."""
     branch: DecoderBranch | None = None
-    """What the source is told where it has a branch for a prompt; None: it has one graph for all."""
+    """The source's input that selects its branch for a prompt; None: it has one graph for all."""
 
 
 def check_decoder(before: ir.Model, after: ir.Model, loop: Loop, operators: Operators = ()) -> Verdict:
@@ -159,7 +159,7 @@ class _Case:
     """Whether the loop begins with a past of random numbers."""
     steps: tuple[int, ...]
     at_beginning: bool = False
-    """The mask of the result is as long as the buffer, with zeros behind the text."""
+    """The mask of the result is as long as the buffer, with zeros after the text."""
 
     def __str__(self) -> str:
         padding = "without padding" if self.pattern == "none" else f"with padding in '{self.pattern}'"
@@ -242,7 +242,7 @@ class _Judge:
             yield "holes"
 
     def _run(self, case: _Case) -> tuple[float, str]:
-        """The largest error of one loop, and where both differ beyond what is allowed."""
+        """The largest error of one loop, and where both differ beyond the tolerance."""
         loop, past = self._loop, _WARM if case.warm else 0
         keep = self._kept(case, past)
         others: dict[str, Array] = {}
@@ -252,7 +252,7 @@ class _Judge:
             now = keep[:, : seen + new]
             fed = {**self._others(now, new, others), **self._new(now, new)}
             mask = {loop.mask: now.astype(self._numpy(loop.mask))}
-            given = {**dict(zip((old for old, _ in loop.pasts), grown, strict=True)), **self._told(now, new, grown[0].shape[2])}
+            given = {**dict(zip((old for old, _ in loop.pasts), grown, strict=True)), **self._inputs(now, new, grown[0].shape[2])}
             try:
                 old = self._source.run([*loop.outputs, *(name for name, _ in loop.presents)], self._taken(fed | mask | given))
             except RuntimeRefusal as refusal:
@@ -274,7 +274,7 @@ class _Judge:
         """The part of a step that the source has inputs for."""
         return {name: array for name, array in fed.items() if name in self._dims}
 
-    def _told(self, now: Array, new: int, length: int) -> dict[str, Array]:
+    def _inputs(self, now: Array, new: int, length: int) -> dict[str, Array]:
         """Further inputs of a source: its branch; with a buffer of its own where new keys go, and a mask as long as that."""
         filled, branch, seen = self._loop.filled, self._loop.branch, now.shape[1] - new
         chosen = {} if branch is None else {branch.name: np.full((1,) * branch.rank, branch.with_past == (seen > 0))}
@@ -282,14 +282,14 @@ class _Judge:
             return chosen
         places = np.arange(seen, seen + new, dtype=self._numpy(filled.position))
         dims = self._dims[filled.position]
-        told: dict[str, Array] = chosen | {
+        further: dict[str, Array] = chosen | {
             filled.position: places if len(dims) == 1 and dims[0] == self._axes["new"] else places[:1].reshape(len(dims) * [1])
         }
         if filled.masks_buffer:
             mask = np.zeros((now.shape[0], length), bool)
             mask[:, : now.shape[1]] = now
-            told[self._loop.mask] = mask.astype(self._numpy(self._loop.mask))
-        return told
+            further[self._loop.mask] = mask.astype(self._numpy(self._loop.mask))
+        return further
 
     def _kept(self, case: _Case, past: int) -> Array:
         """Where tokens are, (b, all positions); rows of a batch differ, and every row begins with one at least."""
@@ -306,7 +306,7 @@ class _Judge:
         return keep
 
     def _first(self, batch: int, keep: Array, more: int) -> tuple[list[Array], list[Array]]:
-        """The past that a loop begins with: as it grows, and as a buffer that has the tokens only and other numbers behind."""
+        """The past that a loop begins with: as it grows, and as a buffer of the tokens, with other numbers after them."""
         grown: list[Array] = []
         buffers: list[Array] = []
         past = keep.shape[1]
@@ -323,7 +323,7 @@ class _Judge:
         return grown, buffers
 
     def _placed(self, numbers: Array, least: int) -> Array:
-        """The past of the source: as it is, or in the source's own buffer, with other numbers behind."""
+        """The past of the source: as it is, or in the source's own buffer, with other numbers after it."""
         filled = self._loop.filled
         if filled is None:
             return numbers

@@ -1,7 +1,7 @@
 """Where two models begin to differ: the first value that both have by name, in the order of the first.
 
 Values are asked for in blocks, in order, and the search ends with the first block that holds a difference; so a model of any size
-is run with few of its values at a time. The attention that it belongs to lies between it and what is still equal, found by
+is run with few of its values at a time. The attention that it belongs to lies between it and the last equal values, found by
 walking up: the search knows nothing of how attentions are read or built.
 """
 
@@ -39,7 +39,7 @@ def first_divergence(
         sources: The models as they were handed in.
         models: The same, to look at.
         inputs: A case in which an output differs, for each model.
-        tolerance: What counts as equal.
+        tolerance: The largest difference that counts as equal.
     """
     first, second = (_named(model) for model in models)
     shared = [name for name in first if name in second]

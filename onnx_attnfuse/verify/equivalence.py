@@ -44,11 +44,11 @@ class _Graph:
 
     def __init__(self, facts: Facts, opsets: Mapping[str, int], lengths: Mapping[str, int]) -> None:
         self._facts = facts
-        told = [(sizes.symbol(name), number) for name, number in facts.numbers(lengths).items()]
-        self._free, self._told = (
-            Equalities([*pairs, *facts.equalities], lambda name: is_fresh(name, facts)) for pairs in ((), told)
+        given = [(sizes.symbol(name), number) for name, number in facts.numbers(lengths).items()]
+        self._free, self._given = (
+            Equalities([*pairs, *facts.equalities], lambda name: is_fresh(name, facts)) for pairs in ((), given)
         )
-        self._has_lengths = bool(told)
+        self._has_lengths = bool(given)
         self._tracer = Tracer(facts, opsets)
 
     def choices(self, subgraph: Subgraph, empty: frozenset[str]) -> Iterator[CaseChoice]:
@@ -58,7 +58,7 @@ class _Graph:
         seen: set[tuple[tuple[int, ...], ...]] = set()
         reach = reach_of(subgraph.nodes)
         for place, values in enumerate(self._assignments(dims, sorted(empty & names), reach)):
-            self._tracer.settle(values, dims)
+            self._tracer.complete(values, dims)
             shapes = tuple(tuple(sizes.evaluate(dim, values) for dim in shape) for shape in dims)
             least = 0 if any(values[name] == 0 for name in empty & names) else 1
             if shapes in seen or any(length < least for shape in shapes for length in shape):
@@ -70,15 +70,15 @@ class _Graph:
             )
 
     def _assignments(self, dims: Sequence[Dims], empty: Sequence[str], reach: int) -> Iterator[Values]:
-        """Numbers for all symbols; those that a caller told come after the first ones, for models that run with no others."""
+        """Numbers for all symbols; those that a caller gave come after the first ones, for models that run with no others."""
         first = self._free.assignments(dims, PROFILES[:FIRST_CHOICES], empty, reach)
-        told = self._told.assignments(dims, PROFILES[:FIRST_CHOICES]) if self._has_lengths else ()
-        return itertools.chain(first, told, self._free.assignments(dims, PROFILES[FIRST_CHOICES:]))
+        given = self._given.assignments(dims, PROFILES[:FIRST_CHOICES]) if self._has_lengths else ()
+        return itertools.chain(first, given, self._free.assignments(dims, PROFILES[FIRST_CHOICES:]))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Origin:
-    """The graph that a piece is of, and what is asked of the piece."""
+    """The graph of a piece, and the requirements on the piece."""
 
     pairs: int
     """How many results there are of either side."""
@@ -121,7 +121,7 @@ class EquivalenceChecker:
         """Whether new results are what old ones are, whatever the stops and all other inputs of their piece are.
 
         Args:
-            pairs: Results of the source, each with what is to take its place, computed by nodes of the same graph.
+            pairs: Results of the source, each with its replacement, computed by nodes of the same graph.
             frontier: The values all are computed from; nothing above them is run.
             facts: Shapes and types of the graph.
             opsets: Opset imports of the graph.

@@ -1,4 +1,4 @@
-"""What GroupQueryAttention does to queries and keys, done in front of it, for a CPU whose kernel does not.
+"""GroupQueryAttention's preparation of queries and keys, done before it, for a CPU whose kernel does not.
 
 - Rotations by RotaryEmbedding, so that each token is rotated by its own position. The operator's input `position_ids` has one for
   each token, and the CPU's kernel reads the first alone where nothing is cached yet.

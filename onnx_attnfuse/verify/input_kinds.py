@@ -1,9 +1,9 @@
-"""The kind of each input of a model, told from what the input feeds into: token ids, masks, positions, lengths, biases, numbers.
+"""The kind of each input of a model, by the operators that read it: token ids, masks, positions, lengths, biases, numbers.
 
     for name, kind in kinds(model.graph, facts).items(): ...
 
-An integer that picks rows of a table of floats is an id, and how many rows there are bounds it. What reaches a sine or cosine is
-a position. What is left of integers and truth values is a mask. A float that reaches a softmax without a product is a bias. Where
+An integer that picks rows of a table of floats is an id, and the number of rows bounds it. One that reaches a sine or cosine is
+a position. Any other of integers and truth values is a mask. A float that reaches a softmax without a product is a bias. Where
 the graph tells ids from ids no further, as token types from positions, the name decides.
 """
 
@@ -42,7 +42,7 @@ _OTHERS: dict[tuple[str, int], KindName] = {
     ("EmbedLayerNormalization", 6): "positions",
     ("Sin", 0): "positions",
 }
-"""What inputs of operators without a record are."""
+"""The kind of inputs of operators without a record."""
 _TYPES = 4
 """Tables of at most this many rows are of token types."""
 _MAX_NODES_PER_INPUT = 256

@@ -1,4 +1,4 @@
-"""Hostile inputs: what masks, index tensors and activations may contain at run time, the unlikely included.
+"""Adversarial inputs: possible contents of masks, index tensors and activations at run time, the unlikely included.
 
 Nothing says which input is a mask. So every input of a graph that has rows gets the patterns of one, whatever its type: all kept,
 right and left padding, holes, a row with nothing kept, and counting up, as positions do. What the original refuses is skipped.
@@ -56,8 +56,8 @@ class InputCase:
         return dataclasses.replace(self, turn=0 if self.is_extreme else self.turn, factor=min(self.factor, factor))
 
     def __str__(self) -> str:
-        what = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
-        name = what.get(self.pattern) or {"empty": "a fully masked row", "index": "counting inputs"}[self.pattern]
+        names = {"full": "no padding", "right": "right padding", "left": "left padding", "holes": "holes"}
+        name = names.get(self.pattern) or {"empty": "a fully masked row", "index": "counting inputs"}[self.pattern]
         encoding = {"plain": "1/0", "normal": "a bias", "mixed": "of several kinds"}.get(self.encoding, f"0/{self.encoding}")
         shifted = ", shifted" if self.is_extreme and self.turn else ""
         return f"{name}, float inputs {encoding.replace('infinite', '-inf')}, operands times {self.factor:g}{shifted}"
@@ -109,7 +109,7 @@ class Slot:
     summed: int = 1
     """Along how many elements a product with it sums, if it is a weight."""
     addend: bool = False
-    """Something that is computed has this input added to it as it stands."""
+    """This input is added, as it is, to a computed value."""
     score: bool = False
     """The input, or its sum with others, is what an exponential is taken of."""
     array: Array | None = None

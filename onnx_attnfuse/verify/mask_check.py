@@ -71,7 +71,7 @@ class MaskSample:
     allowed: npt.NDArray[np.bool_]
     """(batch, heads, rows, keys): where a key is seen."""
     added: npt.NDArray[np.float64]
-    """(batch, heads, rows, keys): what is added besides."""
+    """(batch, heads, rows, keys): the additive bias."""
 
 
 def samples(
@@ -157,7 +157,7 @@ class _Check:
     facts: Facts
 
     def difference(self, lengths: Values, encoding: Encoding) -> str | None:
-        """The first difference on any pattern of padding; what cannot be run or evaluated shows none."""
+        """The first difference on any pattern of padding; masks that cannot be run or evaluated show none."""
         for pattern in _PATTERNS:
             case = InputCase(pattern, encoding, 1.0)
             try:

@@ -59,7 +59,7 @@ class Verification(JsonReport):
     divergence: Divergence | None = None
     """Where the difference begins; None if nothing differs, or no inner value is in both models."""
     notes: tuple[str, ...] = ()
-    """Lines on what was measured besides: what a quantised cache costs."""
+    """Lines on other measurements: the error of a quantised cache."""
 
     def to_dict(self) -> dict[str, Any]:
         """The verification as plain JSON types."""

@@ -26,7 +26,7 @@ Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 _GROUPED = b"GroupQueryAttention"
 """The operator that may be given what its kernel for the CPU refuses."""
 _NO_KERNEL = "NOT_IMPLEMENTED"
-"""What ONNX Runtime says of an operator that it has no kernel for."""
+"""ONNX Runtime's message for an operator that it has no kernel for."""
 _TOO_LARGE = "the model is larger than one protobuf can be; save it and pass the path"
 _MAX_WEIGHT_BYTES_IN_NUMPY = 1 << 28
 """Bytes of weights of a model that is still run in NumPy."""

@@ -26,7 +26,7 @@ def save(verdict: Verdict, folder: pathlib.Path, name: str) -> list[pathlib.Path
     Args:
         verdict: One that found a difference; nothing is written for any other.
         folder: Where to; made if it does not exist.
-        name: What to call the files; characters that file names cannot have are replaced.
+        name: The name of the files; characters that file names cannot have are replaced.
 
     Returns:
         The files written.

@@ -139,7 +139,7 @@ class _Sides:
             raise _NewFailed(str(refusal), old) from refusal
 
     def _claimed(self, results: list[Array]) -> list[Array]:
-        """The new results, if what is given holds."""
+        """The new results, if the assumed equalities hold."""
         if not all(bool(given) for given in results[self._pairs :]):
             raise _NotGiven
         return results[: self._pairs]
@@ -216,7 +216,7 @@ class _Sides:
     @functools.cached_property
     def _new_session(self) -> PieceSession | Reference:
         if self._rounded:
-            with contextlib.suppress(RuntimeRefusal):  # what stands around attention has no reference
+            with contextlib.suppress(RuntimeRefusal):  # operators around attention have no reference
                 return Reference(self._new_model.proto, self._operators)
         return load(self._new_model.proto, self._operators)
 
@@ -250,14 +250,14 @@ class Trial:
         """Sets the trial up.
 
         Args:
-            subgraph: The old results, the new ones, then what is given.
+            subgraph: The old results, the new ones, then the assumed equalities.
             pairs: How many old results there are.
             facts: Shapes and types of its graph.
             opsets: Opset imports of its graph.
             functions: The model's own functions.
             tolerance: The largest difference, relative to the magnitude of the result.
             operators: Operators of other domains.
-            widened: Compute in float32 what is float16 or bfloat16.
+            widened: Compute in float32 values in float16 or bfloat16.
             rounded: Let the reference implementation compute the original, which rounds every float16 result as a GPU does.
         """
         self._facts = facts
@@ -324,7 +324,7 @@ class Trial:
             self._refusal = str(refusal)
             return None
         except _NotGiven:
-            self._refusal = "what is assumed of them holds for none"
+            self._refusal = "none meets the assumptions"
             return None
         except _NewFailed as failed:
             return self._failed(f"the new nodes do not run: {failed}", choice, case, inputs, failed.old)

@@ -76,7 +76,7 @@ def installed() -> str:
 
 
 def is_old(version: str) -> bool:
-    """Whether the kernels of an ONNX Runtime are not to be trusted where they differ from what is expected, or refuse it."""
+    """Whether the kernels of an ONNX Runtime cannot be trusted where they differ from the expected result, or refuse it."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return found is not None and tuple(map(int, found.groups())) < OLDEST
 

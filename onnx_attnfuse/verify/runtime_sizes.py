@@ -53,11 +53,11 @@ class Tracer:
         self._opsets = opsets
         self._traced: dict[ir.Value, _Traced | None] = {}
 
-    def settle(self, values: Values, shapes: Sequence[Dims]) -> None:
-        """Replaces the numbers of fresh symbols in `shapes` by what they must be, given the others."""
-        self._settle(values, shapes, set())
+    def complete(self, values: Values, shapes: Sequence[Dims]) -> None:
+        """Replaces the numbers of fresh symbols in `shapes` by those that follow from the others."""
+        self._complete(values, shapes, set())
 
-    def _settle(self, values: Values, shapes: Sequence[Dims], done: set[str]) -> None:
+    def _complete(self, values: Values, shapes: Sequence[Dims], done: set[str]) -> None:
         for name in sorted({values.root(name) for shape in shapes for dim in shape for name in sizes.symbols(dim)} - done):
             origin = self._facts.origins.get(name)
             done.add(name)
@@ -67,7 +67,7 @@ class Tracer:
             if traced is None:
                 continue
             dims = [item.dims for item in traced.subgraph.inputs]
-            self._settle(values, dims, done)
+            self._complete(values, dims, done)
             self._take(values, name, origin[1], traced, dims)
 
     def _take(self, values: Values, name: str, axis: int, traced: _Traced, dims: Sequence[Dims]) -> None:

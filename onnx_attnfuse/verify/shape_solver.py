@@ -2,8 +2,8 @@
 
     for values in Equalities(facts.equalities).assignments(dims): ...
 
-What must agree is known from operators that broadcast (`Facts.equalities`). A symbol that stands alone takes the other side's
-place; a number wins over a symbol; what is left (`total = past + seq`) is solved for one of its symbols after the others have
+Operators that broadcast give equal lengths (`Facts.equalities`). A symbol that is alone takes the other side's
+place; a number wins over a symbol; the rest (`total = past + seq`) is solved for one of its symbols after the others have
 numbers. A length that would come out too small, as after strided convolutions, makes its symbols larger. The equalities are soft:
 an assignment that breaks one is still offered, and the original decides whether it runs.
 """
@@ -70,7 +70,7 @@ class Equalities:
     """Pairs of lengths that have to agree, made ready to choose numbers under."""
 
     def __init__(self, pairs: Iterable[tuple[Dim, Dim]], is_fresh: Callable[[str], bool] = lambda name: False) -> None:
-        """Reads the pairs; of symbols found equal, one that is not fresh stands for all."""
+        """Reads the pairs; of symbols found equal, one that is not fresh represents all."""
         self._is_fresh = is_fresh
         self._parents: dict[str, str] = {}
         self._pins: dict[str, int] = {}
@@ -135,12 +135,12 @@ class Equalities:
             else:
                 values[name] = profile.others[count % len(profile.others)]
                 count += 1
-        settled: set[str] = set()
+        repaired_names: set[str] = set()
         longer = [dim for shape in shapes for dim in shape if not isinstance(dim, int) and _lone(dim) is None]
         enlarged = False
         for _ in range(_MAX_SOLVER_ROUNDS):
             repaired = [
-                self._repair(*item, values, settled) for item in self._compound if any(name in values for name in item[2])
+                self._repair(*item, values, repaired_names) for item in self._compound if any(name in values for name in item[2])
             ]
             lifted = [self._lift(dim, values, profile.others[0]) for dim in longer]
             enlarged |= any(lifted)
@@ -167,7 +167,7 @@ class Equalities:
         whole = sum(values[name] for name in names if name in counts.keys() - batches.union(rows))
         values.update({name: max(whole, values[name]) for name in rows})
 
-    def _repair(self, left: Dim, right: Dim, names: list[str], values: Values, settled: set[str]) -> bool:
+    def _repair(self, left: Dim, right: Dim, names: list[str], values: Values, repaired_names: set[str]) -> bool:
         """Makes one equality hold by changing one symbol; whether it did."""
 
         def gap() -> int:
@@ -177,12 +177,12 @@ class Equalities:
         if gap() == 0 or len(fresh) > 1:
             return False
         alone = [self.root(name) for name in (_lone(left), _lone(right)) if name is not None]
-        for name in sorted(set(fresh or names) - settled, key=lambda name: (name not in alone, name)):
+        for name in sorted(set(fresh or names) - repaired_names, key=lambda name: (name not in alone, name)):
             if name in self._pins or name not in values:
                 continue
             before = values[name]
             if any(_closes(gap, values, name, number) for number in _candidates(gap, values, name)):
-                settled.add(name)
+                repaired_names.add(name)
                 return True
             values[name] = before
         return False
@@ -195,7 +195,7 @@ class Equalities:
         return any(_enlarged(dim, values, root, wanted) for root in sorted(roots, key=lambda root: (self._is_fresh(root), root)))
 
     def root(self, name: str) -> str:
-        """The symbol that stands for all that are equal to one."""
+        """The symbol that represents all equal to one."""
         while name in self._parents:
             name = self._parents[name]
         return name

@@ -22,8 +22,8 @@ from onnx_attnfuse.graph.sizes import Dim
 from onnx_attnfuse.verify.subgraph import Subgraph
 
 _FEW = 24
-"""What the longest axis is shortened to, the next one to a third more, and so on, so that no two become
-equal; behind the largest number of the piece that an axis reaches."""
+"""The length of the longest axis after shortening, the next one to a third more, and so on, so that no two become
+equal; above the largest number of the piece that an axis reaches."""
 _LONG = 256
 """The least length that is shortened; heads, channels of a head and groups have fewer."""
 _LISTED = 64

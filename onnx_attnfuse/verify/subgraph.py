@@ -3,9 +3,9 @@
     subgraph = extract((old, new), frontier, facts)
 
 The walk goes upwards from the results. It ends at the `frontier`, at inputs of graphs, at constants, and at every operator that
-is neither cheap index and mask arithmetic nor computed from the frontier; what it ends at becomes an input of the subgraph. So a
+is neither cheap index and mask arithmetic nor computed from the frontier; values there become inputs of the subgraph. So a
 subgraph is independent of the size of the model, and no weight is read for it: a constant on the frontier is an input too. A
-shape alone carries no data: what is computed from the `Shape` of a frontier value only is not computed from that value.
+shape alone carries no data: a value computed from the `Shape` of a frontier value only does not depend on that value.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Role = Literal["operand", "weight", "activation", "given", "factor", "constant"]
 results; a constant that is fed."""
 
 EMBEDDED = 1 << 14
-"""Constants of at most this many elements stand in the piece itself; larger ones are fed, which saves copying them."""
+"""Constants of at most this many elements are in the piece itself; larger ones are fed, which saves copying them."""
 _READABLE = 1 << 25
 """Constants of more bytes are never read: the piece gets random numbers in their place."""
 _MAX_NODES_BELOW_FRONTIER = 4096
@@ -101,13 +101,13 @@ class Subgraph:
         return found
 
     def prepared(self) -> set[ir.Value]:
-        """The weights, and what is computed from them alone."""
+        """The weights, and values computed from them alone."""
         found = {item.value for item in self.inputs if item.role == "weight"}
-        settled = found.union(self.constants)
+        constant = found.union(self.constants)
         for node in self.nodes:
-            if settled.issuperset(value for value in node.inputs if value is not None) and not found.isdisjoint(node.inputs):
+            if constant.issuperset(value for value in node.inputs if value is not None) and not found.isdisjoint(node.inputs):
                 found.update(node.outputs)
-                settled.update(node.outputs)
+                constant.update(node.outputs)
         return found
 
     def only(self, *results: ir.Value) -> Subgraph:
@@ -308,7 +308,7 @@ def _summed(weight: ir.Value, facts: Facts) -> int:
 
 
 def is_fresh(name: str, facts: Facts) -> bool:
-    """Whether the symbol stands for an axis that nothing is known of and that a node computes, under whatever name."""
+    """Whether the symbol names an axis that nothing is known of and that a node computes, under whatever name."""
     origin = facts.origins.get(name)
     return origin is not None and origin[0].producer() is not None
 

@@ -38,10 +38,10 @@ class Submodel:
         """Makes the model.
 
         Args:
-            subgraph: What to compute.
+            subgraph: The subgraph to compute.
             opsets: Opset imports of the graph it is cut from.
             functions: The model's own functions.
-            widened: Compute in float32 what is float16 or bfloat16.
+            widened: Compute in float32 values in float16 or bfloat16.
             shapes: Give the shapes of the results in place of the results.
         """
         self._widened = widened

@@ -36,7 +36,7 @@ class Worker:
         """A worker that is not started yet.
 
         Args:
-            arguments: What follows the interpreter.
+            arguments: The arguments of the interpreter.
             greeting: The first message to each process, which answers it; None: there is none.
         """
         self._arguments, self._greeting = tuple(arguments), greeting

@@ -37,7 +37,7 @@ class Comparison:
     relative: float
     """`max_abs_error` as a part of the magnitude of the result."""
     detail: str
-    """What differs and where; empty if nothing does."""
+    """The differences and where; empty if there are none."""
     telling: bool = True
     """Whether the first array has an element that is a number."""
     nan_lost: int = 0

@@ -33,7 +33,7 @@ class Verdict:
     cases: int
     """How many inputs both were run on."""
     detail: str
-    """One line: what was compared, or which case differs and where."""
+    """One line: the compared cases, or the case that differs and where."""
     undecided: str | None = None
     """Why nothing could be compared; None if something was."""
     evidence: Evidence | None = None
@@ -63,10 +63,10 @@ def undecided(reason: str) -> Verdict:
 def by_this_runtime(verdict: Verdict) -> Verdict:
     """The verdict as far as the installed ONNX Runtime can tell: one that is too old shows equality, but no difference.
 
-    What it does not run may be an operator, an attribute or an opset that it does not know, and what differs its own kernel.
+    It may not know an operator, an attribute or an opset; its own kernel may differ.
     """
     if verdict.equal or not is_old(version := installed()):
         return verdict
     found = verdict.undecided or f"with it {verdict.detail}"
     wanted = ".".join(map(str, OLDEST))
-    return undecided(f"onnxruntime {version} is too old to judge by; run pip install 'onnxruntime>={wanted}' ({found})")
+    return undecided(f"onnxruntime {version} is too old to verify with; run pip install 'onnxruntime>={wanted}' ({found})")

@@ -1,4 +1,4 @@
-"""The verifier of a run: what is checked at which level, what is kept as evidence, and what a difference leads to."""
+"""The verifier of a run: the checks of each level, the evidence kept, and the consequence of a difference."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Verifier:
         self.timer = StepTimer(lambda step: None if step == _SITE else options.progress(step, 0, 1))
         """How long judging took, and whatever else the run times."""
         self.doubted: set[ir.Node] = set()
-        """Nodes that patterns which are not built in have read: what is made of them is judged at every level."""
+        """Nodes that patterns which are not built in have read: rewrites of these are verified at every level."""
         self.doubts = self.level != "none" or (doubts and importlib.util.find_spec("onnxruntime") is not None)
         """Whether what such patterns do is judged."""
         self.believed: list[str] = []
@@ -120,7 +120,7 @@ class Verifier:
 
         Args:
             results: Old values, each with its new one.
-            frontier: Where the computation is cut off: what both are computed from.
+            frontier: Where the computation is cut off: the common operands.
             name: Of the site, for the evidence.
             scope: The graph.
             model: The model, for its functions.

@@ -28,7 +28,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 def test_what_it_costs_is_told_and_held(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*_SHARED, "--kv-cache", "int8", "--calibrate", "text.npz", "-o", "int8.onnx", "--report", "told.json"]) == 0
     out = capsys.readouterr().out
-    assert "the cache is int8, 128 bytes a position in the place of 512; scales from 40 tokens of text.npz" in out
+    assert "the cache is int8, 128 bytes a position instead of 512; scales from 40 tokens of text.npz" in out
     assert "error of the logits by the int8 cache on text of that file, with scales from the rest: largest" in out
     assert "error of the logits by the int8 cache on random tokens: largest" in out
     told = json.loads((folder / "told.json").read_text(encoding="utf-8"))["kv_cache"]

@@ -20,7 +20,7 @@ from tests.support.pairs import PLAIN, PLAIN_FUSED, graph, judged
 
 WRONG = PLAIN_FUSED.replace("0.25", "0.5")
 UNKNOWN = PLAIN_FUSED.replace("scale = 0.25", "scale = 0.25, of_tomorrow = 1")
-TOO_OLD = "onnxruntime 1.19.2 is too old to judge by; run pip install 'onnxruntime>=1.28'"
+TOO_OLD = "onnxruntime 1.19.2 is too old to verify with; run pip install 'onnxruntime>=1.28'"
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_an_operator_that_differs_in_one_of_its_rehearsals_is_not_spelled_out(mo
 
 def test_the_doctor_says_so() -> None:
     (found,) = doctor.missing(machine(versions={"onnxruntime": "1.19.2", "torch": "2.13.0"}))
-    assert found.what.startswith("onnxruntime 1.28 or newer; 1.19.2 is too old to judge by")
+    assert found.what.startswith("onnxruntime 1.28 or newer; 1.19.2 is too old to verify with")
     assert found.line == "pip install --upgrade 'onnx-attnfuse[cpu]'"
     assert not doctor.missing(machine(versions={"onnxruntime": "1.28.0", "torch": "2.13.0"}))
 

@@ -1,6 +1,6 @@
 """Decoders that are run step by step: a source whose cache grows, and a result whose cache is a quantised buffer.
 
-The cache is in float32 then, and holds what the quantised one stands for.
+The cache is in float32 then, and holds the dequantized numbers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from onnx_attnfuse.verify.references.quantised_cache import restored
 from onnx_attnfuse.verify.runtime import PieceSession, Reference, RuntimeRefusal
 
 _SPARE = 3
-_BEHIND = 85
-"""What each byte behind the text is."""
+_AFTER = 85
+"""Each byte after the text."""
 
 
 class Growing:
@@ -73,11 +73,11 @@ class Quantised:
         """
         self.parts = {past: part_of(model, past) for _, past in loop.pasts}
         form = next(iter(self.parts.values())).form
-        self._is_spelled_out = form.dtype == ir.DataType.FLOAT8E4M3FN  # there is no kernel for it on the CPU
-        spelled = rounded_in_front(model) if self._is_spelled_out else model
-        if spelled is None:
+        self._is_decomposed = form.dtype == ir.DataType.FLOAT8E4M3FN  # there is no kernel for it on the CPU
+        runnable = rounded_in_front(model) if self._is_decomposed else model
+        if runnable is None:
             raise RuntimeRefusal(f"there is no kernel on the CPU for a cache in {form.name}, and keys are rotated inside")
-        self._session = _loaded(spelled, folder, "result")
+        self._session = _loaded(runnable, folder, "result")
         self._loop, self._buffers = loop, dict[str, Array]()
         self._names = [name for name in self._session.inputs() if name not in self.parts]
 
@@ -86,8 +86,8 @@ class Quantised:
         length = sum(run.steps) + _SPARE
         for name, part in self.parts.items():
             shape = run.batch, part.heads, length, part.form.stored_size(part.head_size)
-            behind = np.full(shape, _BEHIND, np.uint8).view(part.form.dtype.numpy())
-            self._buffers[name] = behind.astype(np.float32) if self._is_spelled_out else behind
+            after = np.full(shape, _AFTER, np.uint8).view(part.form.dtype.numpy())
+            self._buffers[name] = after.astype(np.float32) if self._is_decomposed else after
 
     def step(self, fed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of one step by their names.
@@ -103,7 +103,7 @@ class Quantised:
 
     def held(self, length: int) -> dict[str, Array]:
         """The first positions of the cache, dequantised, (b, m, length, h) float32, by the names of its inputs."""
-        if self._is_spelled_out:
+        if self._is_decomposed:
             return {name: buffer[:, :, :length] for name, buffer in self._buffers.items()}
         return {
             name: restored(self._buffers[name][:, :, :length], part.scale, part.form, part.head_size)
@@ -160,7 +160,7 @@ def _loaded(model: ir.Model, folder: str, name: str) -> PieceSession | Reference
 
 _FLOAT = ir.DataType.FLOAT
 _BITS, _SMALLEST, _LARGEST = 3.0, -6, 448.0
-"""Of float8e4m3fn: bits behind the leading one, the exponent of the smallest normal number, and the largest number."""
+"""Of float8e4m3fn: bits after the leading one, the exponent of the smallest normal number, and the largest number."""
 _CACHE = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 

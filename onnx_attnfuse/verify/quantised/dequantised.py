@@ -1,6 +1,6 @@
 """Attentions that were fused without their roundings: whether they are right but for these, and what that costs.
 
-Two questions are asked apart, as of a quantised cache. *Is it right?* Source and result, both without any rounding of what is
+Two questions are asked apart, as of a quantised cache. *Is it right?* Source and result, both without any rounding of values
 computed at run time, must give the same; so no rounding that falls another way is taken for a difference. And each rounding that
 the result still has must be one of the source. *What does it cost?* Both run as they are.
 """
@@ -23,7 +23,7 @@ from onnx_attnfuse.verify.quantised.roundings import DequantisedAttention, Outpu
 from onnx_attnfuse.verify.verdict import Verdict
 
 _MORE, _BESIDES = 1.25, 1e-3
-"""How much larger errors may be than stated: what other kernels round falls another way."""
+"""How much larger errors may be than stated, as other kernels round differently."""
 _Both: TypeAlias = "tuple[list[Array], list[Array]]"
 
 
@@ -89,7 +89,7 @@ def verify_dequantised(source: ir.Model, result: ir.Model, record: DequantisedAt
     Args:
         source: The quantised model.
         result: The model whose attentions were fused without the roundings inside.
-        record: What was stated of it.
+        record: The error stated of it.
 
     Raises:
         ModelError: One cannot be run.

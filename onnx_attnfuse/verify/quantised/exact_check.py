@@ -126,7 +126,7 @@ def _run(source: Growing, result: Quantised, feeds: Feeds, run: DecoderRun, loop
 
 
 def _not_rounded(computed: Array, held: Array, part: Part) -> str:
-    """How what is held is no rounding of what was computed; empty where it is."""
+    """How the stored numbers are no rounding of the computed ones; empty where they are."""
     kept = np.clip(computed.astype(np.float32), part.form.lowest * part.scale, part.form.largest * part.scale)
     allowed = rounding(kept, part.scale, part.form) + _TOLERANCE * float(np.abs(computed).max(initial=0.0))
     excess = np.abs(held - kept) - allowed

@@ -57,7 +57,7 @@ def largest_numbers(
         loop: How it is run.
         feeds: Its inputs.
         run: The loop.
-        turned: Which keys are rotated; what counts of these is what they may become at any other position.
+        turned: Which keys are rotated; of these count the values that they may take at any other position.
         given: Arrays of a prompt; positions that a mask among them leaves out do not count.
         counted: Which of the others count, (b, t) truth values; the largest are found once for each. By default all count.
 

@@ -1,4 +1,4 @@
-"""What is told of a quantised cache, in a report and in the model's own metadata, where `attnfuse verify` finds it again."""
+"""The record of a quantised cache, in a report and in the model's own metadata, where `attnfuse verify` finds it again."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class QuantisedCache:
     format: str
     """`int8`, `int4` or `float8`."""
     scales: str
-    """What has a scale of its own, as the operator calls it: PER_CHANNEL."""
+    """The granularity of scales, as the operator calls it: PER_CHANNEL."""
     scales_from: str
-    """What the scales were measured on, in words."""
+    """The calibration data of the scales, in words."""
     bytes_per_position: int
     """The bytes of one position of one entry, in all layers."""
     bytes_before: int
@@ -60,9 +60,9 @@ class QuantisedCache:
 
     def lines(self) -> tuple[str, ...]:
         """Lines for a reader."""
-        what = f"the cache is {self.format}, {self.bytes_per_position} bytes a position in the place of {self.bytes_before}"
+        size = f"the cache is {self.format}, {self.bytes_per_position} bytes a position instead of {self.bytes_before}"
         error, name = "not measured" if self.error is None else str(self.error), f"error of the logits by the {self.format} cache"
-        lines = f"{what}; scales from {self.scales_from}", f"{name}: {error}"
+        lines = f"{size}; scales from {self.scales_from}", f"{name}: {error}"
         if self.error_on_text is None:
             return lines
         return (

@@ -1,4 +1,4 @@
-"""Roundings of whole models: left out, counted, and what is told of attentions that were fused without theirs."""
+"""Roundings of whole models: left out, counted, and reported for attentions that were fused without theirs."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class DequantisedAttention:
 
     def lines(self) -> tuple[str, ...]:
         """Lines for a reader: the roundings left out, and the error that costs."""
-        what = f"{self.roundings} roundings inside of {self.sites} attentions are left out"
+        count = f"{self.roundings} roundings inside of {self.sites} attentions are left out"
         if self.error is None:
-            return what, "difference of the outputs by that: not measured"
-        told = what, f"difference of the outputs by that: {self.error}"
+            return count, "difference of the outputs by that: not measured"
+        lines = count, f"difference of the outputs by that: {self.error}"
         if self.source_error is None or self.result_error is None:
-            return told
+            return lines
         means = f"the source's {self.source_error.mean:.2g}, the result's {self.result_error.mean:.2g}"
-        return *told, f"mean difference of the outputs from those without any rounding: {means}"
+        return *lines, f"mean difference of the outputs from those without any rounding: {means}"
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types."""
@@ -93,7 +93,7 @@ def without_roundings(model: ir.Model) -> ir.Model:
 
     Single numbers that are constants stay rounded: they are read as the numbers that they are then.
     """
-    copy = spelled_out(model)
+    copy = decomposed(model)
     for pair in _roundings(copy):
         graph, name, before = pair.dequantize.graph, pair.after.name, pair.quantize.inputs[0]
         assert graph is not None
@@ -109,8 +109,8 @@ def without_roundings(model: ir.Model) -> ir.Model:
     return copy
 
 
-def spelled_out(model: ir.Model) -> ir.Model:
-    """A copy of a model in which operators on quantised numbers are spelled out, those that attentions are made of."""
+def decomposed(model: ir.Model) -> ir.Model:
+    """A copy of a model in which operators on quantised numbers are decomposed, those that attentions are made of."""
     copy = model.clone()
     facts = Facts(copy.graph)
     builder = Builder(copy.graph, facts, copy.opset_imports.get("", 0), all_names(copy))
@@ -120,7 +120,7 @@ def spelled_out(model: ir.Model) -> ir.Model:
 
 def added_roundings(source: ir.Model, result: ir.Model) -> int:
     """How many roundings the result has that are none of the source, by the digits of their scales and by their zero points."""
-    first, second = (Counter(map(_grid, _roundings(spelled_out(model)))) for model in (source, result))
+    first, second = (Counter(map(_grid, _roundings(decomposed(model)))) for model in (source, result))
     return (second - first).total()
 
 
@@ -135,7 +135,7 @@ def _is_tensor(pair: QdqPair, facts: Facts) -> bool:
 
 
 def _grid(pair: QdqPair) -> tuple[object, ...]:
-    """A key of a rounding's grid, without its scale's power of two, as such a factor may stand on either side of the rounding."""
+    """A key of a rounding's grid, without its scale's power of two, as such a factor may be on either side of the rounding."""
     scale, *points = (constant_array(value) for value in pair.dequantize.inputs[1:])
     digits = None if scale is None else np.frexp(scale.astype(np.float64))[0].tobytes()
     return (

@@ -17,7 +17,7 @@ from onnx_attnfuse.verify.quantised.widening import Widen, widening
 from onnx_attnfuse.verify.runtime import RuntimeRefusal
 
 _MORE, _BESIDES, _FEWER = 1.25, 1e-3, 0.05
-"""How much larger errors may be than stated, and how much fewer tokens the same: what other kernels round falls another way."""
+"""How much larger errors may be than stated, and how much fewer tokens the same, as other kernels round differently."""
 
 
 def verify_quantised(source: ir.Model, result: ir.Model, record: QuantisedCache) -> Verification:
@@ -26,7 +26,7 @@ def verify_quantised(source: ir.Model, result: ir.Model, record: QuantisedCache)
     Args:
         source: The decoder whose cache grows.
         result: The decoder with the quantised cache.
-        record: What was stated of it.
+        record: The error stated of it.
 
     Raises:
         ModelError: One cannot be run, or the first is not the source of the second.
@@ -35,8 +35,8 @@ def verify_quantised(source: ir.Model, result: ir.Model, record: QuantisedCache)
     loop = record.loop
     wanted = {loop.tokens, *loop.outputs, *(pair[0] for pair in (*loop.pasts, *loop.presents))}
     if missing := sorted(wanted - have):
-        what = f"the second model has a quantised cache, and the first is not what it was made of: it has no {missing[0]}"
-        raise ModelError(f"{what}; compare it with its source")
+        problem = f"the second model has a quantised cache, and the first is not what it was made of: it has no {missing[0]}"
+        raise ModelError(f"{problem}; compare it with its source")
     with widening() as widen:
         return _verified(source, result, record, widen)
 

@@ -2,8 +2,9 @@
 
     evaluator = onnx.reference.ReferenceEvaluator(model, new_ops=list(OPERATORS))
 
-They stand in for the kernel where there is none, as for packed attention on the CPU, and say what a kernel should have computed.
-Half precision is computed in float32 and rounded once. Where an operator leaves something open its file says what is done here.
+They replace the kernel where there is none, as for packed attention on the CPU, and give the result that a kernel should
+have computed. Half precision is computed in float32 and rounded once. Where an operator leaves something open its file
+describes the choice made here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operators that have a body, computed by onnx's evaluator from the nodes of it.
 
-What is given in half precision is computed in float32 and rounded once, as kernels do.
+Values in half precision are computed in float32 and rounded once, as kernels do.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class Operator(OpRun):
 
 
 def in_float32(compute: _Compute) -> _Compute:
-    """Computes in float32 what is given in half precision, and rounds the results once, as kernels do.
+    """Computes in float32 values given in half precision, and rounds the results once, as kernels do.
 
-    What overflows is infinite, and no warning is given: masks are made of such numbers.
+    Overflows are infinite, without a warning: masks are made of such numbers.
     """
 
     @functools.wraps(compute)

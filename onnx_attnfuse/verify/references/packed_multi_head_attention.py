@@ -36,7 +36,7 @@ def packed_multi_head_attention(
     """The output (tokens, n·v).
 
     Raises:
-        ValueError: What is given does not fit together.
+        ValueError: The arguments do not fit together.
     """
     del mask_filter_value
     if query.ndim == 4:
@@ -59,7 +59,7 @@ def by_entry(
     heads: int,
     scale: float,
 ) -> Array:
-    """Attention within the tokens of each entry, (tokens, n·v); rows behind the last entry are of none, and NaN.
+    """Attention within the tokens of each entry, (tokens, n·v); rows after the last entry are of none, and NaN.
 
     Raises:
         ValueError: The places where entries start are none for as many tokens.

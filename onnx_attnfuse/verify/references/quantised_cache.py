@@ -12,7 +12,7 @@ from onnx_attnfuse.verify.references.core import Array, Operator, Results
 
 _HALF_BYTE = 4
 _ZERO = 8
-"""What int4 adds, so that what is stored is not negative."""
+"""The offset of int4, so that stored numbers are not negative."""
 
 
 def quantised(array: Array, scale: Array, form: CacheFormat) -> Array:
