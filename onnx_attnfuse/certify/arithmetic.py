@@ -1,4 +1,4 @@
-"""Integer arithmetic on terms: quotients, remainders and comparisons, simplified by what is known of sizes and indices."""
+"""Integer arithmetic on terms: quotients, remainders and comparisons, simplified by facts about sizes and indices."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def taken(earlier: Iterable[Term] = ()) -> tuple[Term, ...]:
 
 
 def noted() -> list[Term]:
-    """The integers that were taken to be at least 0 since this was asked before: what simplifications rest on."""
+    """The integers that were taken to be at least 0 since this was asked before: side conditions of simplifications."""
     found = [make("le0", "Bool", (multiply(number(-1), term),)) for term in PROOF.noted]
     PROOF.noted.clear()
     return found
@@ -351,7 +351,7 @@ def _is_special(term: Term) -> bool:
 
 
 def equals(left: Term, right: Term) -> Term:
-    """Whether two terms of one sort are equal; minus infinity equals itself, what is no number does not."""
+    """Whether two terms of one sort are equal; minus infinity equals itself, NaN does not."""
     if left.sort == "Bool":
         return conjoin(negate(conjoin(left, negate(right))), negate(conjoin(negate(left), right)))
     for one, other in ((left, right), (right, left)):

@@ -1,4 +1,4 @@
-"""Arrays as functions from indices to terms, and the ways to look at one: what every operator is made of."""
+"""Arrays as functions from indices to terms, and the ways to look at one: the parts of every operator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_FLOATS, _MAX_WEIGHTS = 16, 4
 
 
 class Unsupported(Exception):
-    """The meaning of a node is not known here: what is read from it stays uninterpreted."""
+    """The meaning of a node is not known here: its elements stay uninterpreted."""
 
 
 class Array:
@@ -286,8 +286,8 @@ def met() -> Iterator[Term]:
 
 def aligned(place: Index, shape: Sequence[Term]) -> Index:
     """The index into an array of `shape` that is repeated to the rank of `place`."""
-    behind = place[len(place) - len(shape) :]
-    return tuple(ZERO if length is ONE else item for item, length in zip(behind, shape, strict=True))
+    trailing = place[len(place) - len(shape) :]
+    return tuple(ZERO if length is ONE else item for item, length in zip(trailing, shape, strict=True))
 
 
 def expanded(array: Array, shape: Sequence[Term]) -> Array:
@@ -303,7 +303,7 @@ def permuted(array: Array, order: Sequence[int]) -> Array:
 
 
 def reshaped(array: Array, shape: Sequence[Term]) -> Array:
-    """The array's elements in the same order under another shape; axes that stay in front or behind stay."""
+    """The array's elements in the same order under another shape; leading or trailing axes may stay."""
     kept, last, count = 0, 0, min(array.rank, len(shape))
     while kept < count and array.shape[kept] is shape[kept]:
         kept += 1
@@ -317,17 +317,17 @@ def reshaped(array: Array, shape: Sequence[Term]) -> Array:
             flat = add(multiply(flat, length), item)
         places: list[Term] = []
         for axis in range(len(inner)):
-            behind = product(inner[axis + 1 :])
-            item = arithmetic.divide(flat, behind)
+            inner_size = product(inner[axis + 1 :])
+            item = arithmetic.divide(flat, inner_size)
             places.append(item)
-            flat = subtract(flat, multiply(item, behind))
+            flat = subtract(flat, multiply(item, inner_size))
         return array.at(*place[:kept], *places, *place[len(shape) - last :])
 
     return Array(shape, array.dtype, read)
 
 
 def concatenated(arrays: Sequence[Array], axis: int) -> Array:
-    """Arrays behind one another."""
+    """Arrays concatenated."""
     starts = list(itertools.accumulate((array.shape[axis] for array in arrays), add, initial=ZERO))
     shape = list(arrays[0].shape)
     for array in arrays[1:]:

@@ -62,7 +62,7 @@ class Judged:
     open: str = ""
     """The obligation that no solver decided, or why there is none."""
     assumes: tuple[AssumptionName, ...] = ()
-    """What is taken for granted of it, besides what is of all."""
+    """Assumptions of it, besides those of all."""
     seconds: float = 0.0
     """CPU time of the proof."""
     sites: tuple[str, ...] = ()
@@ -207,15 +207,15 @@ def certify(
     before: ModelFile | ir.Model,
     after: ModelFile | ir.Model,
     solver: SolverName = "z3",
-    told: Callable[[Proof], None] = _nothing,
+    report: Callable[[Proof], None] = _nothing,
 ) -> Certificate:
     """Proves what can be proved of two models.
 
     Args:
-        before: What counts as right.
-        after: What was made of it.
-        solver: Who decides obligations.
-        told: Called with each proof.
+        before: The reference.
+        after: The rewritten model.
+        solver: The solver that decides obligations.
+        report: Called with each proof.
 
     Raises:
         MissingDependencyError: The solver is not installed.
@@ -231,7 +231,7 @@ def certify(
         start = time.process_time()
         proof = prove(pair, claim, judge)
         taken = time.process_time() - start
-        told(proof)
+        report(proof)
         numbers = [places.setdefault(item.text, len(places)) for item in proof.obligations] if proof.proved else []
         claims.append(_judged(proof, tuple(dict.fromkeys(numbers)), taken, pair.sites(claim)))
     sizes = {name: str(dim) for name, dim in sorted(pair.aliases.items())}
@@ -258,7 +258,7 @@ class ProofVerdict:
     proved: int
     obligations: int
     problems: tuple[str, ...]
-    """What is wrong with it, or open; empty if all is proved."""
+    """The errors in it, or open claims; empty if all is proved."""
 
 
 def check(

@@ -43,7 +43,7 @@ class Proof:
     problem: str = ""
     """Why nothing could be asked."""
     assumed: tuple[AssumptionName, ...] = ()
-    """What is taken for granted of this claim alone."""
+    """Assumptions of this claim alone."""
 
 
 class Piece:
@@ -57,7 +57,7 @@ class Piece:
         self._leaves: dict[str, Array] = {}
         self._frontier = set[str]()
         self.met: tuple[Term, ...] = ()
-        """What is so of lengths because the model before runs; known with the results."""
+        """Facts about lengths, as the model before runs; known with the results."""
         if level == 0:
             self._frontier = self._first_shared(claim.after)
         self.before = self._execution(pair.before)
@@ -151,7 +151,7 @@ def _letter(side: Side, value: ir.Value) -> str:
 
 
 def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
-    """The proof of a claim at the first level at which there is one, else what is open at the last."""
+    """The proof of a claim at the first level at which there is one, else the open obligations at the last."""
     kind = tuple(None if (node := value.producer()) is None else node.op_type for value in (claim.before, claim.after))
     best: Proof | None = None
     for level in sorted(LEVELS, key=lambda level: level != pair.levels.get(kind)):  # where the last of the kind was proved first
@@ -165,7 +165,7 @@ def prove(pair: Pair, claim: Claim, judge: Judge) -> Proof:
 
 
 def prove_at(pair: Pair, claim: Claim, judge: Judge, level: int) -> Proof:
-    """The proof of a claim at one level, or what is open there."""
+    """The proof of a claim at one level, or the open obligations there."""
     arithmetic.name({})
     arithmetic.noted()
     arithmetic.name(Sizes(pair).named())
@@ -199,17 +199,17 @@ def places_of(before: Array, after: Array) -> tuple[Term, ...]:
     if before.rank != after.rank or before.sort != after.sort:
         raise Unsupported(f"{before.rank} axes and {after.rank}, {before.dtype} and {after.dtype}")
     places = axes_of(before)
-    for _ in range(2):  # what is divided by a product of sizes is clearer once other indices are digits
+    for _ in range(2):  # a quotient by a product of sizes is clearer once other indices are digits
         terms = before.at(*places), after.at(*places)
-        spelled = tuple(_spelled(terms, place) for place in places)
-        if spelled == places:
+        as_digits = tuple(_as_digits(terms, place) for place in places)
+        if as_digits == places:
             break
-        places = spelled
+        places = as_digits
     return places
 
 
 def _compared(prover: Prover, pair: Pair, arrays: tuple[Array, Array], places: tuple[Term, ...]) -> bool:
-    """Whether two arrays are equal; what was compared before, in a layer above, is not compared again."""
+    """Whether two arrays are equal; arrays compared before, in a layer above, are not compared again."""
     before, after = arrays
     lengths = tuple(zip(before.shape, after.shape, strict=True))
     one, other = gathered(before.at(*places)), gathered(after.at(*places))
@@ -234,12 +234,12 @@ def _equal(prover: Prover, lengths: Sequence[tuple[Term, Term]], one: Term, othe
     return prover.equal(one, other, ())
 
 
-def _spelled(terms: tuple[Term, Term], place: Term) -> Term:
+def _as_digits(terms: tuple[Term, Term], place: Term) -> Term:
     """An index as digits, where it is divided."""
     if place.op != "index":
         return place
     widths = digits.bases(terms, place)
-    return digits.spelled(place, widths) if widths else digits.halves(terms, place) or place
+    return digits.as_digits(place, widths) if widths else digits.halves(terms, place) or place
 
 
 class Sizes:
@@ -253,7 +253,7 @@ class Sizes:
         self._execution = Execution(side.scope.facts, side.identity_of, {}, side.is_heavy, side.scope.opset, self.term)
 
     def term(self, name: str) -> Term:
-        """The size that a symbol stands for; the symbol itself, if that is not known."""
+        """The size of a symbol; the symbol itself, if that is not known."""
         if name not in self._known:
             if name in self._open:
                 return self._symbol(name)

@@ -67,7 +67,7 @@ def _common(term: Term, place: Term, width: int) -> Iterator[int]:
                 yield width
 
 
-def spelled(place: Term, widths: Sequence[int]) -> Term:
+def as_digits(place: Term, widths: Sequence[int]) -> Term:
     """An index as a number of digits."""
     result, steps = ZERO, [1, *widths, int(place.args[0].data)]
     for low, high in itertools.pairwise(steps):
@@ -81,13 +81,13 @@ def cases(place: Term, widths: Sequence[int]) -> Iterator[Mapping[Term, Term]]:
     if not widths:
         yield {}
         return
-    whole = spelled(place, widths)
+    whole = as_digits(place, widths)
     count = int(place.args[0].data) // widths[-1]
     if count > _MAX_CASES:
         yield {place: whole}
         return
     rest = (
-        spelled(index(str(place.data), number(widths[-1])), widths[:-1])
+        as_digits(index(str(place.data), number(widths[-1])), widths[:-1])
         if len(widths) > 1
         else index(f"{place.data}_1", number(widths[0]))
     )

@@ -18,11 +18,11 @@ from onnx_attnfuse.graph.sizes import Dim
 
 _MAX_READ_BYTES = 1 << 22
 UNKNOWN = (Unsupported, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
-"""What reading a node ends with that has no meaning here, or that no valid model has: its results are uninterpreted."""
+"""Exceptions for a node that has no meaning here, or that no valid model has: its results are uninterpreted."""
 
 
 Symbols = Callable[[str], Term]
-"""What a symbol for a size stands for."""
+"""The term of a symbol for a size."""
 
 
 def length_of(dim: Dim, symbols: Symbols = size) -> Term:
@@ -51,12 +51,12 @@ class Execution:
     """One graph, executed as far as it is asked for.
 
     Args:
-        facts: What is known of the shapes and types of its values.
+        facts: Facts about the shapes and types of its values.
         names: The name of a value as an uninterpreted array; values of one name are equal.
         leaves: The shapes of values at which execution ends, by their names.
         ends: Whether execution ends at a value.
         opset: The opset of the standard.
-        symbols: What a symbol for a size stands for.
+        symbols: The term of a symbol for a size.
     """
 
     def __init__(

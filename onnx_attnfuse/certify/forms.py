@@ -1,4 +1,4 @@
-"""What a proof looks for in terms: conditions to split by, indices that a condition narrows, a softmax that weighs values."""
+"""Forms of terms used by proofs: conditions to split by, indices that a condition narrows, a softmax that weighs values."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def weighed(body: Term, bound: Term) -> tuple[Term, Term] | None:
 
 
 def _is_linear(term: Term, atom: Term) -> bool:
-    """Whether a term is linear in an atom, which stands in no sum and in no condition."""
+    """Whether a term is linear in an atom, which is in no sum and in no condition."""
     if term is atom:
         return True
     if term.op == "ite":
@@ -136,7 +136,7 @@ def _has(term: Term, atom: Term) -> bool:
     return any(item is atom for item in walk(term))
 
 
-def spelled_sums(one: Term, other: Term) -> tuple[Term, Term]:
+def sums_over_digits(one: Term, other: Term) -> tuple[Term, Term]:
     """Two numbers with each sum over an index that is divided as a sum over its digits, alike in both."""
     found = [item for item in dict.fromkeys((*outermost(one), *outermost(other))) if item.op == "sum" and item.sort == "Real"]
     places: dict[Term, Term] = {}
@@ -144,7 +144,7 @@ def spelled_sums(one: Term, other: Term) -> tuple[Term, Term]:
         place = index("digits", length)
         bodies = {item: substitute(item.args[1], {item.args[0]: place}) for item in found if item.args[0].args[0] is length}
         widths = digits.bases(list(bodies.values()), place)
-        whole = digits.spelled(place, widths) if widths else place
+        whole = digits.as_digits(place, widths) if widths else place
         for item, body in bodies.items() if widths else ():
             summed = substitute(body, {place: whole})
             for digit in sorted(free(whole), key=lambda digit: str(digit.data)):
@@ -154,7 +154,7 @@ def spelled_sums(one: Term, other: Term) -> tuple[Term, Term]:
 
 
 def in_pairs(bodies: Sequence[Term], bound: Term, name: str) -> Iterator[list[tuple[Term, Term]]]:
-    """What has to be equal where one sum takes side by side what stands half of its length apart in the other, either way.
+    """Terms that have to be equal where one sum has adjacent terms that are half of its length apart in the other, either way.
 
     Args:
         bodies: The summands, both chosen by their index, as a rotation chooses by the channel; else there is nothing to try.

@@ -1,4 +1,4 @@
-"""Model-local functions put in place of their calls, so that what is changed in them is claimed and proved."""
+"""Model-local functions put in place of their calls, so that changes in them are claimed and proved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def origin(value: ir.Value) -> str:
 
 
 def run_by(model: ir.Model, node: ir.Node) -> Iterator[ir.Node]:
-    """A node, and all that stand in its branches and in the functions that it calls, directly or not."""
+    """A node, and all those in its branches and in the functions that it calls, directly or not."""
     called: set[ir.OperatorIdentifier] = set()
     pending = [node]
     while pending:

@@ -24,7 +24,7 @@ class Term:
         self.data = data
         self.digest = digest
         self.memo: dict[Any, Any] = {}
-        """What was computed from the term, by what it is."""
+        """Results computed from the term, by their kind."""
 
     def __lt__(self, other: Term) -> bool:
         return self.digest < other.digest
@@ -51,7 +51,7 @@ class Proof(threading.local):
         self.noted: dict[Term, None] = {}
         """The integers that were taken to be at least 0."""
         self.names: dict[Term, Term] = {}
-        """What quotients are called."""
+        """The names of quotients."""
         self.met: dict[tuple[Term, Term], None] = {}
         """Lengths that met."""
         self.indices = 0
@@ -90,7 +90,7 @@ def make_shared(op: str, sort: Sort, data: Any = None) -> Term:
 
 @contextlib.contextmanager
 def aside() -> Generator[None, None, None]:
-    """Has the terms that are made inside be no part of a proof: what they rest on is not noted, and they are not held."""
+    """Has the terms that are made inside be no part of a proof: their side conditions are not noted, and they are not held."""
     noted, met, held = PROOF.noted, PROOF.met, len(PROOF.held)
     PROOF.noted, PROOF.met = {}, {}
     try:

@@ -9,7 +9,7 @@ from onnx_attnfuse.thresholds import ABSORBS, LOWEST_FLOAT32, ORDINARY
 
 LOWEST = {ir.DataType.FLOAT: LOWEST_FLOAT32, ir.DataType.FLOAT16: -65504.0, ir.DataType.BFLOAT16: -3.3895313892515355e38}
 _BEYOND = {ir.DataType.FLOAT: -3.4028235677973366e38, ir.DataType.FLOAT16: -65520.0, ir.DataType.BFLOAT16: -3.3961775292304601e38}
-"""What is rounded to minus infinity, from here down."""
+"""Numbers from here down are rounded to minus infinity."""
 _WIDE = frozenset([ir.DataType.INT64, ir.DataType.INT32])
 """Integers that are taken not to overflow."""
 _UNBOUNDED = frozenset(["exp", "pow", "log"])
@@ -39,7 +39,7 @@ def _is_small(term: Term) -> bool:
 
 
 def _is_product(body: Term) -> bool:
-    """Whether what is summed is made of products of arrays, as a score is: under `bounded-scores` it is no more than ordinary."""
+    """Whether the summands are made of products of arrays, as a score is: under `bounded-scores` it is no more than ordinary."""
     if body.op == "ite":
         return all(map(_is_product, body.args[1:]))
     arrays = ({"element", "ite"}.intersection(atom.op for atom in atoms) and len(atoms) > 1 for atoms in polynomial(body))
@@ -68,14 +68,14 @@ def absorbed(term: Term, largest: float = ABSORBS) -> Term:
     return number(lowest, "Real") if lowest <= largest and rest_is_small(term) else term
 
 
-def settled(term: Term, dtype: ir.DataType) -> Term:
+def as_float(term: Term, dtype: ir.DataType) -> Term:
     """A sum as floats have it: without ordinary numbers beside one that masks, and infinite below all numbers of the type."""
     if term.sort == "Int":
         return fitting(term, dtype)
     if term.sort != "Real":
         return term
     if term.op == "ite":
-        return ite(term.args[0], settled(term.args[1], dtype), settled(term.args[2], dtype))
+        return ite(term.args[0], as_float(term.args[1], dtype), as_float(term.args[2], dtype))
     found = absorbed(term)
     return NINF if found.op == "const" and is_below_all(found, dtype) else found
 

@@ -1,7 +1,7 @@
 """Two models side by side: which values are the same by construction, and which must be proved equal.
 
-A value's identity is a digest of everything above it. Where a name of the first model stands in the second for something else,
-the two are claimed to be equal: that is what has to be proved, and what stands below it takes the claim for granted. So if all
+A value's identity is a digest of everything above it. Where a name of the first model names something else in the second,
+the two are claimed to be equal: that has to be proved, and values below it assume the claim. So if all
 claims are proved, in whichever order, all outputs are equal, since each claim rests on claims above it only.
 """
 
@@ -64,7 +64,7 @@ class Side:
         self.scope: Scope = next(scopes(self.model))
         self.identity: dict[ir.Value, str] = {}
         self.own: dict[ir.Value, str] = {}
-        """Of values that are claimed to be equal to others, what they are by themselves."""
+        """The own arrays of values that are claimed to be equal to others."""
         self.named: dict[str, ir.Value] = {}
         self.is_data: set[ir.Value] = set()
         self.masked: set[ir.Value] = set()
@@ -160,7 +160,7 @@ class Side:
         return _digest(domain, op, node.overload, version, own, place, *inputs, "attributes", *attributes, body)
 
     def _version(self, node: ir.Node, domain: str) -> object:
-        """What the opset says of a node: of the standard, whether it means what it means today; of others, the version."""
+        """The opset's part in a node's identity: of the standard, whether it means the same today; of others, the version."""
         if domain and node.op_identifier() not in self.model.functions:
             return self.model.opset_imports.get(domain)
         return self.scope.opset >= (13 if node.op_type in _SOFTMAXES else CHANGED.get(node.op_type, 0))
@@ -250,9 +250,9 @@ class Pair:
             self.after.identity[value] for node in self.after.scope.graph if node.op_type in meanings.JOINED
             for value in node.outputs if value in self.after.identity
         }  # fmt: skip
-        """The identities of what is given by operators of which each does what several of the model before do."""
+        """The identities of the results of operators of which each does the work of several of the model before."""
         self.aliases = _aliases(self.before.scope.facts)
-        """Symbols that stand for other sizes, because an operator of the model before takes two sizes that are equal."""
+        """Symbols that name other sizes, because an operator of the model before takes two sizes that are equal."""
         lengths = list(_lengths(self.before))
         self.positive = frozenset(dim.atoms[0].key for dim in lengths if dim.atoms[0].evaluate is None)
         """Symbols that are at least 1, as there is one batch entry, one query and one key."""
@@ -261,7 +261,7 @@ class Pair:
         self.levels: dict[object, int] = {}
         """How far up the last claim between two operators had to go."""
         self.compared: dict[object, tuple[bool, list[Any], list[Any], set[Any], tuple[Any, ...]]] = {}
-        """What was compared, with what came of it, what was shown, is open, and assumed, and what simplifications rest on."""
+        """The comparisons with their results, the proofs, the open and assumed facts, and side conditions of simplifications."""
         self.by_identity: dict[str, ir.Value] = {}
         for value, identity in self.before.identity.items():
             self.by_identity.setdefault(identity, value)
@@ -328,7 +328,7 @@ def _aliases(facts: Facts) -> dict[str, Dim]:
 
 
 def _without_difference(left: Dim, right: Dim) -> tuple[Dim, Dim]:
-    """Two equal sizes with what is subtracted on one side added on the other, as a difference may be below 0."""
+    """Two equal sizes with the subtracted terms of one side added on the other, as a difference may be below 0."""
     for _ in range(2):
         taken = [part for part in sizes.summands(right) if (part if isinstance(part, int) else part.factor) < 0]
         for part in taken:

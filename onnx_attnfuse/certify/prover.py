@@ -17,7 +17,7 @@ from onnx_attnfuse.certify.forms import (
     narrowed,
     replaced,
     sizes_in,
-    spelled_sums,
+    sums_over_digits,
     weighed,
 )
 from onnx_attnfuse.certify.magnitudes import absorbed
@@ -70,13 +70,13 @@ class Judge(Protocol):
 
 @dataclasses.dataclass
 class Prover:
-    """Proofs of one claim; what was shown is in `shown`, what was not in `open`."""
+    """Proofs of one claim; proved facts are in `shown`, others in `open`."""
 
     judge: Judge
     existing: Facts = ()
-    """What is so because there is an element to compare: its axes are not empty."""
+    """Facts implied by the existence of the compared element: its axes are not empty."""
     met: Facts = ()
-    """What is so of lengths because the model before runs; told where nothing else shows a claim."""
+    """Facts about lengths, as the model before runs; used where nothing else shows a claim."""
     weight: Weights = lambda _: None
     """The numbers of weights, by their names."""
     tolerance: float = 0.0
@@ -86,7 +86,7 @@ class Prover:
     is_half: bool = False
     """Whether numbers are of 16 bits."""
     assumed: set[AssumptionName] = dataclasses.field(default_factory=set[AssumptionName])
-    """What is taken for granted of this claim alone."""
+    """Assumptions of this claim alone."""
     shown: list[Obligation] = dataclasses.field(default_factory=list[Obligation])
     open: list[tuple[str, Obligation]] = dataclasses.field(default_factory=list[tuple[str, Obligation]])
     _row: _Row | None = None
@@ -152,8 +152,8 @@ class Prover:
         tried = len(self.open)
         if self.valid(arithmetic.equals(one, merged), facts, what):
             return True
-        respelled = spelled_sums(one, other)
-        if respelled == (one, other) or not self._equal(*respelled, facts, "", splits - 1):
+        rewritten = sums_over_digits(one, other)
+        if rewritten == (one, other) or not self._equal(*rewritten, facts, "", splits - 1):
             return False
         del self.open[tried:]
         return True
@@ -311,8 +311,8 @@ class Prover:
         Args:
             scores: The score of a key, in both models.
             key: The index of the key; None where there is a sink, which the number would have to be added to.
-            facts: What holds.
-            what: What is compared.
+            facts: Known facts.
+            what: The name of the comparison.
         """
         if key is None:
             return self.equal(*scores, facts, what)

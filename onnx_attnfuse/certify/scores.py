@@ -1,4 +1,4 @@
-"""What masks a score: which keys take no part in a row; and constants that are roundings of one number."""
+"""Masking of scores: the keys that take no part in a row; and constants that are roundings of one number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Obligations in SMT-LIB 2: the facts and the opposite of the goal, which is proved if no solver finds values for them.
 
 Names are given in the order in which they occur, so that obligations that differ in names only are one text. Sums and softmaxes
-are functions of their free indices of which nothing else is known: what holds for all such functions holds for these.
+are uninterpreted functions of their free indices: facts that hold for all such functions hold for these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Obligation:
 
     text: str
     names: Mapping[str, Term] = dataclasses.field(compare=False, repr=False)
-    """What each name in the text stands for: a size, an index, or one element."""
+    """The meaning of each name in the text: a size, an index, or one element."""
 
 
 class _Writer:

@@ -1,4 +1,4 @@
-"""The softmax of a row of scores and what is summed with it: one term, with rows of nothing but minus infinity apart."""
+"""The softmax of a row of scores and the terms summed with it: one term, with rows of nothing but minus infinity apart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Score = Callable[[Term], Term]
 
 
 def is_minus_infinity(term: Term) -> Term:
-    """Whether a score is minus infinity; what is read from masks and inputs may be, what activations hold is a number."""
+    """Whether a score is minus infinity; elements of masks and inputs may be, those of activations are numbers."""
     if term.op == "ite":
         return ite(term.args[0], is_minus_infinity(term.args[1]), is_minus_infinity(term.args[2]))
     if term is NINF:
@@ -52,7 +52,7 @@ def is_minus_infinity(term: Term) -> Term:
 
 
 def is_nan(term: Term) -> Term:
-    """Whether an element is no number; what is read from an array is one."""
+    """Whether an element is NaN; elements of an array are not."""
     if term.op == "ite":
         return ite(term.args[0], is_nan(term.args[1]), is_nan(term.args[2]))
     return TRUE if term is NAN else FALSE
@@ -95,7 +95,7 @@ def _row_choice(bound: Term, body: Term) -> tuple[Term, Term, Term] | None:
 
 
 def without_row(bound: Term, body: Term) -> Term:
-    """A score without what is added to all scores of its row, but for numbers that mask: in floats these leave nothing of it."""
+    """A score without the summands of all scores of its row, but for numbers that mask: in floats these leave nothing of it."""
     if body.sort != "Real" or body.op not in {"poly", "sum"}:
         return body
     parts = [(_of_key(bound, atoms), factor) for atoms, factor in polynomial(body).items()]
@@ -108,7 +108,7 @@ def _reads(bound: Term) -> Callable[[Term], bool]:
 
 
 def _of_key(bound: Term, atoms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """A product in which a sum is all that a key is read for, with no more of the sum than what is read for it.
+    """A product in which a sum is the only use of a key, with only the used part of the sum.
 
     In `sum (q · (k + b))` that is `sum (q · k)`: a bias of the keys adds one number to all scores of a row.
     """
@@ -177,7 +177,7 @@ def _summed(term: Term) -> tuple[Term, tuple[Term, ...]] | None:
 
 
 def _softmax(key: Term, score: Term, place: Term, sinks: tuple[Term, ...]) -> Term:
-    """The softmax of scores without what is added to all of a row, which a sink then lacks, too."""
+    """The softmax of scores without the summands of a whole row, which a sink then lacks, too."""
     kept = without_row(key, score)
     lost = subtract(score, kept)
     return bind("softmax", key, kept, "Real", place, *(subtract(sink, lost) for sink in sinks))

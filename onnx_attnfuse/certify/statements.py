@@ -1,4 +1,4 @@
-"""Statements on all values of an index: what they say of single ones, and of what is bound to an index as long."""
+"""Statements on all values of an index: their consequences for single ones, and for terms bound to an index as long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def outermost(term: Term) -> Iterator[Term]:
 
 
 def instances(facts: Iterable[Term], goal: Term) -> list[Term]:
-    """Facts, and what is so of each statement on all values of an index: it holds for each that is free, or fails for some."""
+    """Facts, and the consequences of each statement on all values of an index: it holds for each free one, or fails for some."""
     given = list(facts)
     statements = [item for item in dict.fromkeys(_all_outermost([*given, goal])) if item.op == "all"]
     places = sorted(frozenset[Term]().union(*map(free, [*given, goal])), key=lambda item: str(item.data))

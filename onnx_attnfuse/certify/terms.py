@@ -1,4 +1,4 @@
-"""Terms over integers, reals and truth values, each kept once, in normal forms: what the elements of arrays are.
+"""Terms over integers, reals and truth values, each kept once, in normal forms: the elements of arrays.
 
 A number is a polynomial over atoms; an atom is a size, an index, an element of an array, a quotient, a choice or a sum. Two terms
 that are written differently may be equal all the same, which is left to a solver; two that are the same object are equal.
@@ -22,9 +22,9 @@ BINDERS = frozenset(["sum", "all", "softmax", "max"])
 
 
 MASKLIKE = "m"
-"""What the names of arrays begin with that may hold numbers that mask, or minus infinity."""
+"""The prefix of arrays that may hold numbers that mask, or minus infinity."""
 WEIGHT = "w"
-"""What the names of arrays begin with that are constants, and hold no such number."""
+"""The prefix of arrays that are constants, and hold no such number."""
 
 
 def number(value: float | Number, sort: Sort = "Int") -> Term:
@@ -338,7 +338,7 @@ def _under_binder(item: Term, walk: Callable[[Term], Term], done: dict[Term, Ter
         from onnx_attnfuse.certify.softmaxes import largest
 
         return largest(turned, result)
-    if item.op == "sum" and item.sort == "Real":  # what is known of indices now may leave less inside
+    if item.op == "sum" and item.sort == "Real":  # facts about indices may now leave less inside
         from onnx_attnfuse.certify.sums import total
 
         return total(turned, result)

@@ -1,7 +1,7 @@
-"""What is made of nothing but weights is known: two terms may be equal by the numbers that both models hold.
+"""Values computed from weights alone are known: two terms may be equal by the numbers that both models hold.
 
-A bias that was moved behind a product, columns that were cut out of a weight, biases that were put one after the other: the
-difference of the two terms is a sum of products, and what stands there of weights is 0 at every index, but for rounding.
+A bias that was moved after a product, columns that were cut out of a weight, biases that were put one after the other: the
+difference of the two terms is a sum of products, and its part in weights is 0 at every index, but for rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPERATORS = frozenset(["const", "poly", "index", "element", "sum", "div", "mod"
 
 Numbers = npt.NDArray[Any]
 Places = Mapping[Term, Numbers]
-"""The numbers that indices stand for, each along an axis of its own."""
+"""The numbers of indices, each along an axis of its own."""
 Weights = Callable[[str], Numbers | None]
 """The numbers of a weight, by its name in terms."""
 
@@ -49,7 +49,7 @@ def holds_weights(term: Term) -> bool:
 
 
 def is_nothing(difference: Term, weights: Weights, tolerance: float) -> bool:
-    """Whether a number is 0 whatever else is in it, as what stands there of weights is 0 at each index.
+    """Whether a number is 0 whatever else is in it, as its part in weights is 0 at each index.
 
     Args:
         difference: The number.
@@ -90,7 +90,7 @@ def _vanishes(term: Term, weights: Weights, tolerance: float) -> bool:
 
 
 def _grids(term: Term) -> Iterator[dict[Term, Numbers]]:
-    """The numbers of the free indices of a term, the longest index cut so that what is computed fits.
+    """The numbers of the free indices of a term, the longest index cut so that the computation fits.
 
     Raises:
         LookupError: There are too many.

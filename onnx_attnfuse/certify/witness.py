@@ -1,7 +1,7 @@
 """Counterexamples: a claim that is not proved is tried on concrete inputs, the smallest sizes first.
 
 Both pieces are run by ONNX Runtime with its optimisations off. The sizes for which the solver found the open obligation to fail
-are among those tried. What is found is an input on which the two differ; that none is found proves nothing.
+are among those tried. The witness is an input on which the two differ; finding none proves nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DRAWS = 6
 _SCALARS = (-1.0, 1e-3, 1e4, 1e7)
 """Numbers that are given alone, as a temperature is."""
 _LARGE = 30
-"""What ordinary numbers are multiplied by in the last draw: scores for which exponentials overflow."""
+"""The factor of ordinary numbers in the last draw: scores for which exponentials overflow."""
 _ELEMENTS = 1 << 18
 _TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}
 
@@ -86,7 +86,7 @@ class _Given:
     shape: tuple[Term, ...]
     dtype: ir.DataType
     names: tuple[str | None, str | None]
-    """What it is called in either piece, None where that does not read it."""
+    """Its name in either piece, None where that does not read it."""
 
 
 def _pieces(pair: Pair, claim: Claim, found: Piece) -> list[tuple[onnx.ModelProto, Sequence[ir.Value]]]:
@@ -272,7 +272,7 @@ def piece(side: Side, result: ir.Value, ends: Callable[[ir.Value], bool]) -> tup
 
     Args:
         side: The model that it is a part of.
-        result: What it computes.
+        result: The value that it computes.
         ends: Whether it is given a value.
     """
     nodes: dict[ir.Node, None] = {}

@@ -1,4 +1,4 @@
-"""What operators compute, element by element, from ONNX's definitions and ONNX Runtime's: `of` finds the meaning of a node."""
+"""The semantics of operators, element by element, from ONNX's definitions and ONNX Runtime's: `of` finds that of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node with its inputs as arrays: what the meaning of an operator is asked for."""
+"""One node with its inputs as arrays: the argument of an operator's meaning."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Call:
     asked: set[str | int] = dataclasses.field(default_factory=set[str | int])
     """Attributes and places of inputs that the meaning has asked for."""
     place: Callable[[Term, Term], Term] | None = None
-    """Makes an index that may count from the end of an axis one that counts from its start; without it both are told apart."""
+    """Makes an index that may count from the end of an axis one that counts from its start; without it both are distinct."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The attribute's value, or `default`."""
@@ -76,7 +76,7 @@ class Call:
 
 
 Meaning = Callable[[Call], "Sequence[Array | None]"]
-"""What the outputs of a node are; None for one of which no more than its shape is known."""
+"""The outputs of a node; None for one of which only the shape is known."""
 
 
 def axis_of(axis: int, rank: int) -> int:

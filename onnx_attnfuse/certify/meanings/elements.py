@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnx_attnfuse.certify import arithmetic, arrays
 from onnx_attnfuse.certify.arrays import Array, Unsupported
-from onnx_attnfuse.certify.magnitudes import fitting, settled
+from onnx_attnfuse.certify.magnitudes import as_float, fitting
 from onnx_attnfuse.certify.meanings.call import Call, Meaning
 from onnx_attnfuse.certify.softmaxes import function, is_minus_infinity, is_nan
 from onnx_attnfuse.certify.terms import (
@@ -74,7 +74,7 @@ def _floating(compute: Callable[..., Term]) -> Meaning:
     def meaning(call: Call) -> Sequence[Array]:
         inputs = [call.array(place) for place in range(len(call.inputs))]
         dtype = inputs[0].dtype
-        return [arrays.elementwise(inputs, dtype, lambda *items: settled(compute(*items), dtype))]
+        return [arrays.elementwise(inputs, dtype, lambda *items: as_float(compute(*items), dtype))]
 
     return meaning
 
@@ -111,7 +111,7 @@ def _modulo(call: Call) -> Sequence[Array]:
         if not (right.op == "const" and right.data > 0) and not arithmetic.is_nonnegative(right):
             raise Unsupported("a remainder of a divisor that may be negative")
         if takes_sign and not arithmetic.is_nonnegative(left):
-            raise Unsupported("a remainder of the sign of what is divided")
+            raise Unsupported("a remainder of the sign of the dividend")
         return arithmetic.modulo(left, right)
 
     return [arrays.elementwise(inputs, inputs[0].dtype, compute)]

@@ -24,7 +24,7 @@ _CUBE, _ROOT_2_OVER_PI = 0.044715, math.sqrt(2 / math.pi)
 
 
 def _mean(data: Array, place: Index, middle: Term | None = None) -> Term:
-    """The mean of a row, or of the squares of what is left of it without that."""
+    """The mean of a row, or of the squares of the rest of it without that."""
     bound = fresh(data.shape[-1])
     item = data.at(*place[:-1], bound)
     summed = sums.total(bound, item if middle is None else multiply(subtract(item, middle), subtract(item, middle)))

@@ -148,7 +148,7 @@ def _softmax(call: Call) -> Sequence[Array]:
 
 
 def _running_sum(call: Call) -> Sequence[Array]:
-    """The sum up to a place, or from it on; of what is the same at all of them, as often as there are."""
+    """The sum up to a place, or from it on; a summand that is equal at all of them, times their number."""
     data = call.array(0)
     (axis,) = call.array(1).numbers() if call.array(1).rank else [int(call.array(1).at().data)]
     axis = axis_of(axis, data.rank)

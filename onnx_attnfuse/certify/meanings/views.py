@@ -159,11 +159,11 @@ def _split(call: Call) -> Sequence[Array]:
 def _gather(call: Call) -> Sequence[Array]:
     data, places = call.array(0), call.array(1)
     axis = axis_of(call.attribute("axis", 0), data.rank)
-    behind = axis + places.rank
+    end = axis + places.rank
 
     def read(place: Index) -> Term:
-        item = call.wrapped(places.at(*place[axis:behind]), data.shape[axis])
-        return data.at(*place[:axis], item, *place[behind:])
+        item = call.wrapped(places.at(*place[axis:end]), data.shape[axis])
+        return data.at(*place[:axis], item, *place[end:])
 
     return [Array([*data.shape[:axis], *places.shape, *data.shape[axis + 1 :]], data.dtype, read)]
 
@@ -303,7 +303,7 @@ def _one_hot(call: Call) -> Sequence[Array]:
 
 
 def _unfold(call: Call) -> Sequence[Array]:
-    """Pieces of the last axis, each `step` behind the one before, as an axis of their own."""
+    """Pieces of the last axis, each `step` after the one before, as an axis of their own."""
     data = call.array(0)
     size, step = number(call.attribute("size")), number(call.attribute("step", 1))
     if axis_of(call.attribute("dim", -1), data.rank) != data.rank - 1:
