@@ -4,7 +4,7 @@
     print(result.report.fused, "of", result.report.candidates)
     result.save("model.attnfuse.onnx")
 
-Everything public is named here; what is not named here may change.
+Everything public is named here; other names may change.
 """
 
 from __future__ import annotations

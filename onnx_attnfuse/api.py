@@ -92,7 +92,7 @@ def optimize(model: io.AnyModel, options: Options | None = None, **choices: Any)
     report = fusion.fuse(loaded)
     capturing.refuse_uncaptured(report, fusion.options)
     if before is not None:
-        # a decoder whose cache is shared has other inputs, and was judged in a loop; what lacks roundings was judged without any
+        # a decoder whose cache is shared has other inputs, and was verified in a loop; one without roundings, without any
         judged = report.decoder is not None or report.dequantised is not None
         own = [item.name for item in report.patterns if item.hits and item.owner != BUILT_IN]
         note = None if judged else verifier.check_model(before, loaded, own)
@@ -117,11 +117,11 @@ def explain(model: io.AnyModel, options: Options | None = None, **choices: Any) 
 
 
 class Unfused(_Changed[UnfuseReport]):
-    """A model whose fused operators were spelled out, and the report on it."""
+    """A model whose fused operators were decomposed, and the report on it."""
 
 
 def unfuse(model: io.AnyModel, options: Options | None = None, **choices: Any) -> Unfused:
-    """Spells out every fused attention and rotary embedding that can be spelled out exactly, in operators of the standard.
+    """Decomposes every fused attention and rotary embedding that can be decomposed exactly into operators of the standard.
 
     Args:
         model: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or what `torch.onnx.export(..., dynamo=True)` returns.
@@ -152,7 +152,7 @@ def verify_models(first: io.AnyModel, second: io.AnyModel, trials: Trials | None
     """Runs two models of one interface on hostile inputs, chosen by what each input is, and compares every output.
 
     Args:
-        first: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or an `ONNXProgram`; what counts as right.
+        first: A path, an `onnx.ModelProto`, an `onnx_ir.Model`, or an `ONNXProgram`; the reference.
         second: The same; its float inputs and outputs may be of other float types.
         trials: Choices; or give its fields by name.
         **choices: Fields of `Trials`.
@@ -239,12 +239,12 @@ def write_genai_config(
     """Writes genai_config.json beside a saved decoder with a shared cache, so that onnxruntime-genai runs the folder.
 
     Args:
-        result: What `optimize(..., cache="shared")` gave.
+        result: The result of `optimize(..., cache="shared")`.
         model: The file that the model was saved to.
         hf_config: config.json of the model on Hugging Face, which has the tokens that begin, end and pad.
 
     Returns:
-        A line for each entry that nobody tells, with what stands there and what to do about it.
+        A line for each entry that is unknown, with its present value and the remedy.
 
     Raises:
         OptionError: The cache is as it was, onnxruntime-genai cannot run the model, the Hugging Face config cannot be used or

@@ -16,17 +16,17 @@ AssumptionName = Literal[
 ]  # fmt: skip
 
 ASSUMPTIONS: Mapping[AssumptionName, str] = {
-    "large-fills": "a number of -1000 or less that is added to a score, or put in its place, masks it",
-    "bounded-scores": "scores, and what is added to them that is no mask, stay between -900 and 900",
+    "large-fills": "a number of -1000 or less that is added to a score, or replaces it, masks it",
+    "bounded-scores": "scores, and summands of them that are no mask, stay between -900 and 900",
     "level-rows": "in rows without a key, scores are so small that the number that masks them all leaves nothing of them",
     "named-sizes": "sizes of the same name are the same number",
     "nonempty-axes": "there is at least one batch entry, one query and one key; earlier positions may be none",
-    "masks-fit": "a mask is no longer than what is read of it, or the scores it is added to, as a length of 1 would be repeated",
+    "masks-fit": "a mask is no longer than the part read of it, or the scores it is added to, as a length of 1 would be repeated",
     "equal-pasts": "attentions that share a mask have equally many earlier positions",
     "indices-in-range": "an index or a range that a run has stays inside the row, the buffer or the table that it is meant for",
     "finite-exponentials": "exponentials do not overflow, nor all of a row vanish, where its maximum is not subtracted first",
-    "kept-weights": "where weights are masked behind a softmax and divided by their sum, what is kept is not lost in rounding",
-    "padded-rows-unused": "what packed encoders and shared caches give for padding is not used, by no other token either",
+    "kept-weights": "where weights are masked after a softmax and divided by their sum, the unmasked sum is not lost in rounding",
+    "padded-rows-unused": "outputs of packed encoders and shared caches at padding are not used, by no other token either",
     "padding-at-the-ends": "where a window counts keys, padding of a decoder with a shared cache does not lie between tokens",
     "small-results": "the result of a product for all tokens, as logits are, has fewer than 2^31 numbers",
     "wide-subgroups": "a GPU that webgpu runs on computes 8 or more lanes of a subgroup at once",
@@ -57,7 +57,7 @@ class Assumed:
 
         Args:
             names: Names of assumptions.
-            same: Names of equal dimensions, each as `A=B=C`, in which `*` stands for anything.
+            same: Names of equal dimensions, each as `A=B=C`, in which `*` matches anything.
 
         Raises:
             OptionError: There is no such assumption.
@@ -86,7 +86,7 @@ class Assumed:
 
     @property
     def kept_weights(self) -> bool:
-        """Whether weights that a mask behind a softmax keeps are taken to have a sum that rounding leaves."""
+        """Whether weights that a mask after a softmax keeps are taken to have a sum that rounding leaves."""
         return "kept-weights" in self.names
 
     @property

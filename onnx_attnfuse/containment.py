@@ -1,11 +1,11 @@
-"""One failure costs one place: what raises where it should not is undone there, told by name and file, and the run goes on.
+"""Fault isolation: an unexpected exception undoes and skips one site, is reported, and the run continues.
 
     with collecting() as failures:                          # one run
         with contained(subject, place, undo) as attempt:    # one step of it
             ...
-        if attempt.reason is not None: ...                  # refused, or failed and told in `failures`
+        if attempt.reason is not None: ...                  # refused, or failed and reported in `failures`
 
-A refusal is an answer and is not told. What fails is ours to mend, unless code of a pattern that is not built in raised it.
+A refusal is an answer and is not reported. A failure is our defect, unless code of a pattern that is not built in raised it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 
 _LOG = logging.getLogger(__name__)
 FAILED = frozenset(["defect", "pattern-failed"])
-"""Codes of reasons that stand for a failure, which is told by itself."""
+"""Codes of reasons of failures, which are reported by themselves."""
 _DEEP = "too deeply nested to be read, more than Python's recursion limit allows"
 
 
@@ -70,9 +70,9 @@ class Failure:
 
     def to_dict(self) -> dict[str, Any]:
         """The failure as plain JSON types."""
-        told = dataclasses.asdict(self)
-        del told["trace"]
-        return told
+        entry = dataclasses.asdict(self)
+        del entry["trace"]
+        return entry
 
 
 class Failures:
@@ -135,7 +135,7 @@ def contained(subject: Subject, place: str | None = None, undo: Callable[[], obj
     """A step whose refusal or failure costs itself alone.
 
     Args:
-        subject: What it belongs to.
+        subject: The subject of the failure.
         place: The node that it is at.
         undo: Puts the graph back to what it was before the step.
     """

@@ -9,7 +9,7 @@
     ├── VerificationError         the fused model as a whole differs from the source
     └── InternalError             our own mistake: a rewrite left the graph broken
 
-Each message is one line that says what is wrong and, after a semicolon, what to do about it.
+Each message is one line that states the problem and, after a semicolon, the remedy.
 """
 
 from __future__ import annotations

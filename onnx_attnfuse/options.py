@@ -39,9 +39,9 @@ class Choices:
 Progress = Callable[[str, int, int], None]
 """Called as `progress(step, done, total)` when a step begins, `total` 1, and while one of several parts goes on."""
 PaddingPolicy = Literal["auto", "exact", "guarded", "assume-right", "assume-none"]
-"""What to do with forms of a mask that are exact for some batches only."""
+"""Treatment of forms of a mask that are exact for some batches only."""
 CachePolicy = Literal["as-is", "shared"]
-"""What becomes of the keys and values of earlier positions."""
+"""Treatment of the keys and values of earlier positions."""
 CacheType = Literal["same", "int8", "int4", "float8"]
 """The type in which a shared cache keeps keys and values."""
 TargetName: TypeAlias = str

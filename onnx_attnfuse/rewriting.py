@@ -3,8 +3,8 @@
     graph = GraphContext(scope, model, builder, verifier)
     with graph.rewrite(node, Subject("rewriting a sum")) as edit:   # new nodes go right before `node`
         new = graph.builder.elementwise("Add", ...)
-        edit.replace([(node.outputs[0], new)], frontier)            # verified and connected; what became needless is removed
-    if edit.reason is not None: ...                                 # refused, or failed and told
+        edit.replace([(node.outputs[0], new)], frontier)            # verified and connected; unused nodes are removed
+    if edit.reason is not None: ...                                 # refused, or failed and reported
 
 Until something is connected nothing that stood in the graph has changed: a refusal or a failure costs this place only, and what
 was built for it goes. A failure after that goes on to whoever can put the whole graph back.
@@ -32,7 +32,7 @@ from onnx_attnfuse.verify.verifier import Verifier
 
 @dataclasses.dataclass(frozen=True)
 class GraphContext:
-    """One graph that is rewritten, what its new nodes are built with, and who verifies them."""
+    """One graph that is rewritten, the builder of its new nodes, and their verifier."""
 
     scope: Scope
     model: ir.Model
@@ -44,8 +44,8 @@ class GraphContext:
         """A rewrite at one place; enter it by `with`.
 
         Args:
-            at: New nodes go right before this one; None where the builder stands.
-            subject: What a failure belongs to.
+            at: New nodes go right before this one; None at the builder's position.
+            subject: The subject of a failure.
             place: The name of the place, by default that of `at`.
         """
         return Edit(self, at, subject, label(at) if place is None and at is not None else place)
@@ -73,7 +73,7 @@ class GraphContext:
 
 
 class Edit(Attempt):
-    """One rewrite at one place; what was built in it and is not in use when it ends is swept away."""
+    """One rewrite at one place; nodes built in it that are unused when it ends are removed."""
 
     def __init__(
         self, graph: GraphContext, at: ir.Node | None, subject: Subject, place: str | None, whole: Edit | None = None
@@ -117,11 +117,11 @@ class Edit(Attempt):
         return self._graph.builder.added[self._start :]
 
     def part(self, subject: Subject, place: str | None = None) -> Edit:
-        """A part of the rewrite that is refused or fails by itself; what it builds is the whole rewrite's otherwise."""
+        """A part of the rewrite that is refused or fails by itself; otherwise its nodes are the whole rewrite's."""
         return Edit(self._graph, None, subject, self._place if place is None else place, self._whole)
 
     def own(self, value: ir.Value) -> ir.Value:
-        """A value that was built in this rewrite, or else a copy: what takes another's place stands for nothing else."""
+        """A value that was built in this rewrite, or else a copy: a replacement value has no other role."""
         if value.producer() in self.added:
             return value
         facts = self._graph.scope.facts

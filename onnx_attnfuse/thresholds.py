@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 ORDINARY = 900.0
-"""Under `bounded-scores` scores, and what is added to them that is no mask, are at most this far from 0."""
+"""Under `bounded-scores` scores, and summands of them that are no mask, are at most this far from 0."""
 MASKS = -1e3
 """Under `large-fills` and `bounded-scores` a number masks from here down."""
 MASKS_ANY_SCORE = -1e30

@@ -104,7 +104,7 @@ def proved(model: pathlib.Path, options: Options, wanted: Wanted) -> Result:
 
 
 def write(model: pathlib.Path, out: pathlib.Path, wanted: Wanted) -> tuple[str, ...]:
-    """Writes the certificate of a model that was written; returns lines on what is proved."""
+    """Writes the certificate of a model that was written; returns lines on the proofs."""
     from onnx_attnfuse.certify.certificate import certify
     from onnx_attnfuse.report.files import write_text
 

@@ -30,7 +30,7 @@ def write_report(error: Exception, args: Sequence[str]) -> pathlib.Path:
     """Write traceback, versions and command line to `attnfuse-error-<time>.txt`.
 
     Args:
-        error: What ended the run.
+        error: The exception that ended the run.
         args: The command's arguments.
 
     Returns:

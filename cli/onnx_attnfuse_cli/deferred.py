@@ -1,7 +1,7 @@
 """Packages that are imported when something of theirs is first used, though others import them at once.
 
 onnx-ir imports SymPy, for arithmetic on symbolic sizes that the command never does: a quarter of a second, a third of a run on a
-small model. What stands in is Python's own `importlib.util.LazyLoader`: whatever touches it gets all of SymPy, under the same
+small model. The stand-in is Python's own `importlib.util.LazyLoader`: the first access gets all of SymPy, under the same
 name, from the same file. Where that cannot be, as in a version of onnx-ir that is made otherwise, SymPy is imported at once,
 as ever. The command does this, whose process is its own, and never the library. Once onnx-ir imports SymPy where it computes with
 it, this file can go.
@@ -25,7 +25,7 @@ _DEFERRED = frozenset(["sympy", "onnx_ir._symbolic_shapes"])
 
 
 class _Deferring:
-    """Finds what is to be deferred where it is, and has it run when it is first touched."""
+    """Finds a deferred module where it is, and runs it when it is first accessed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target) if fullname in _DEFERRED else None
@@ -35,7 +35,7 @@ class _Deferring:
 
 
 def defer_imports() -> None:
-    """Defers what can be, in this process from here on; what is imported already stays as it is.
+    """Defers the modules that can be, in this process from here on; modules imported already stay as they are.
 
     Raises:
         OptionError: `ATTNFUSE_DEFER_IMPORTS` is neither 0 nor 1.

@@ -1,4 +1,4 @@
-"""`attnfuse doctor`: what is installed, what is missing, and which attention this machine can have."""
+"""`attnfuse doctor`: installed packages, missing ones, and the attention that this machine can use."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     yield f"providers            {', '.join(machine.providers) or machine.broken or '-'}"
     for name, written in found.records.items():
         yield f"record               {name}: {written}"
-    for name, told in found.tables.items():
-        yield f"tried                {name}: {told}"
+    for name, tried in found.tables.items():
+        yield f"tried                {name}: {tried}"
     for gpu in machine.gpus:
         yield f"GPU                  {gpu.name}, compute capability {gpu.capability}, {gpu.memory}, driver {gpu.driver}"
     if not machine.gpus:

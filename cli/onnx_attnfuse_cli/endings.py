@@ -27,7 +27,7 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     """Say what ended a run; a defect leaves a file.
 
     Args:
-        error: What was raised.
+        error: The exception.
         args: The command's arguments.
         model: The model it was about, where there are several.
     """
@@ -41,13 +41,13 @@ def ended_by(error: Exception, args: Sequence[str], model: str = "") -> Exit:
     if isinstance(error, click.ClickException):
         return refused(reported(error), model)
     if isinstance(error, OSError) and _is_of_user(error):
-        what = f"{error.filename} cannot be used: {error.strerror}; check the path, and who may read and write there"
-        return refused(what, model)
+        problem = f"{error.filename} cannot be used: {error.strerror}; check the path, and who may read and write there"
+        return refused(problem, model)
     from onnx_attnfuse_cli.defect import write_report
 
     path = write_report(error, args)
-    what = f"{type(error).__name__} inside attnfuse, a defect; {path} has the details, please report it"
-    echo(f"Error: {_about(model)}{what}", err=True)
+    problem = f"{type(error).__name__} inside attnfuse, a defect; {path} has the details, please report it"
+    echo(f"Error: {_about(model)}{problem}", err=True)
     return Exit.DEFECT
 
 
@@ -65,7 +65,7 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
     """Say what failed on the way without ending the run; defects of ours leave a file.
 
     Args:
-        failures: What the report tells.
+        failures: The failures in the report.
         args: The command's arguments.
         model: The model it was about, where there are several.
     """
@@ -75,8 +75,8 @@ def failed(failures: Iterable[Failure], args: Sequence[str], model: str = "") ->
         from onnx_attnfuse_cli.defect import write_traces
 
         path = write_traces([failure.trace for failure in ours], args)
-        what = f"{_subjects(ours)} failed, a defect; the rest is done, {path} has the details, please report it"
-        echo(f"Error: {_about(model)}{what}", err=True)
+        problem = f"{_subjects(ours)} failed, a defect; the rest is done, {path} has the details, please report it"
+        echo(f"Error: {_about(model)}{problem}", err=True)
         return Exit.DEFECT
     theirs = [failure for failure in found if failure.kind == "pattern"]
     if theirs:

@@ -1,4 +1,4 @@
-"""`attnfuse explain`: what would be fused, and why the rest would not."""
+"""`attnfuse explain`: the sites that would be fused, and why the rest would not."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def _print_code(ctx: click.Context, parameter: click.Parameter, code: str | None
     text = reason_codes.explained(code)
     if text is None:
         near = " or ".join(map(repr, reason_codes.similar(code)))
-        what = f"{code!r} is no reason code; " + (f"did you mean {near}?" if near else "docs/reasons.md lists them")
-        raise click.BadParameter(what, ctx, parameter)
+        problem = f"{code!r} is no reason code; " + (f"did you mean {near}?" if near else "docs/reasons.md lists them")
+        raise click.BadParameter(problem, ctx, parameter)
     click.echo(text)
     ctx.exit()
 

@@ -15,7 +15,7 @@ import click
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 SUFFIX = ".attnfuse.onnx"
-"""What the name of a result ends in, unless it is chosen."""
+"""The suffix of a result's name, unless chosen."""
 _ANY = "*.onnx"
 _FEW = 3
 
@@ -29,15 +29,15 @@ class Files:
     """None: the model is not written."""
     reports: tuple[pathlib.Path, ...] = ()
     title: str = ""
-    """What the model is called among others."""
+    """The model's name among others."""
     shared: tuple[pathlib.Path, ...] = ()
     """The data files of the source that the result needs too, once it is written."""
     is_alone: bool = False
     """Whether this is the only model of the run, so that a genai_config.json beside the result is its own."""
     hf_config: Mapping[str, Any] | None = None
-    """What a Hugging Face config says of the model."""
-    told: tuple[str, ...] = ()
-    """Lines on what else was written."""
+    """The Hugging Face config of the model."""
+    notes: tuple[str, ...] = ()
+    """Lines on other files written."""
 
     @property
     def written(self) -> str:
@@ -128,8 +128,8 @@ def several(
 ) -> list[Files]:
     """The files to read and to write for every model that the arguments name.
 
-    Below a folder to write to, a result stands where its model stands below the folder that all models have in common, so that no
-    two results meet. What an earlier run wrote is no model of a folder or a pattern.
+    Below a folder to write to, a result has the place that its model has below the folder common to all models, so that no
+    two results meet. A result of an earlier run is no model of a folder or a pattern.
 
     Args:
         arguments: Files, folders and patterns.

@@ -158,4 +158,4 @@ def main(args: Sequence[str] | None = None) -> int:
         return ended_by(error, args)
     finally:
         if is_process:
-            gc.freeze()  # Python looks for cycles once more on its way out; what is left goes with the process
+            gc.freeze()  # Python looks for cycles once more on its way out; the rest goes with the process

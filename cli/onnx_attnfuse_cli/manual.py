@@ -33,8 +33,8 @@ class Manual(click.Command):
         Args:
             *args: As for any command.
             examples: Lines to type.
-            statuses: What each exit status says.
-            sections: The names of parameters by heading; the others stand under `Options`, the last.
+            statuses: The meaning of each exit status.
+            sections: The names of parameters by heading; the others are under `Options`, the last.
             **settings: As for any command.
         """
         super().__init__(*args, **settings)

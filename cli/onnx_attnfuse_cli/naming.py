@@ -17,8 +17,8 @@ def python_name(asked: str, *texts: str) -> str:
     """The name of a module and of the function in it, as near to what was asked for as Python allows.
 
     Args:
-        asked: What a user typed.
-        texts: Python code that the name will stand in, in the place of `NAME`; what it uses is taken.
+        asked: The name that a user typed.
+        texts: Python code in which the name replaces `NAME`; names that it uses are taken.
 
     Returns:
         An identifier that is no keyword, no builtin, no module of Python or of an installed package, and not used in `texts`.

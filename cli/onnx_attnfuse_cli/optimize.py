@@ -160,7 +160,7 @@ def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequenc
         raise
     if wanted.shows_text:
         show(report, verb="fused", verbose=wanted.verbose)
-        echo(files.written, *files.told, err=True)
+        echo(files.written, *files.notes, err=True)
     show_findings({files.model: report}, wanted.format, is_required=wanted.require_all)
     return max(_status(report, wanted), failed(report.failures, args))
 
@@ -168,7 +168,7 @@ def _one(files: Files, wanted: _Wanted, chosen: Mapping[str, Any], args: Sequenc
 def _all(
     files: Sequence[Files], wanted: _Wanted, chosen: Mapping[str, Any], args: Sequence[str], whole: pathlib.Path | None
 ) -> Exit:
-    """Each model by itself; what ends one does not end the others. A whole folder gets the other files, too."""
+    """Each model by itself; an error in one does not end the others. A whole folder gets the other files, too."""
     for item in files:
         item.check_packages()
     output = None if wanted.dry_run else wanted.output
@@ -204,7 +204,7 @@ def _all(
 
 
 def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tuple[Report, Files]:
-    """Optimizes one model and writes what is to be written; gives the files as they were written, too."""
+    """Optimizes one model and writes its files; gives the files as they were written, too."""
     import onnx_attnfuse
     from onnx_attnfuse.containment import Subject, collecting, contained
 
@@ -212,13 +212,13 @@ def _optimized(files: Files, wanted: _Wanted, chosen: Mapping[str, Any]) -> tupl
         options = onnx_attnfuse.Options(**chosen, pictures=files.has_page, progress=progress)
         proofs = certificates.Wanted(wanted.certify, wanted.require_proof, wanted.solver)
         result = certificates.proved(files.model, options, proofs)
-        planned, told = genai.plan(result.report, files.out, files.hf_config) if files.is_alone else (None, ())
+        planned, notes = genai.plan(result.report, files.out, files.hf_config) if files.is_alone else (None, ())
         for path in filter(None, (files.out, *files.reports)):
             path.parent.mkdir(parents=True, exist_ok=True)
         if files.out:
             progress("write the model", 0, 1)
             shared = result.save(files.out)
-            files = dataclasses.replace(files, shared=shared, told=(*told, *certificates.write(files.model, files.out, proofs)))
+            files = dataclasses.replace(files, shared=shared, notes=(*notes, *certificates.write(files.model, files.out, proofs)))
         if planned:
             planned.write()
     with collecting() as failures:

@@ -1,7 +1,7 @@
 """The fields of a dataclass as options of a command, so that the two cannot drift apart.
 
 A field's type says what the option takes, its docstring is the option's help. Its metadata may say more: `command`, False for
-what is no option; `short`, a letter; `metavar`, what a value is called; `choices`, a function that gives the words it may be;
+a field without an option; `short`, a letter; `metavar`, the name of a value; `choices`, a function that returns the choices;
 `several`, True where it may be some of them, with commas between; `least`, the smallest number; `count`, True where it says how
 often the option is given.
 """
@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, Collection[str]] = {
             "target packed_tokens dequantise_attention conformance always keep_outputs flash efficient sdpa_fallback"
         ),
         "Decoders": "cache context_length past_length kv_cache calibrate hf_config",
-        "What is exact, and for which batches": "padding assume certify require_proof solver verify",
+        "Exactness, and for which batches": "padding assume certify require_proof solver verify",
         "Patterns": "patterns skip_patterns only_patterns",
         "In CI": "min_fused require_all",
     }.items()

@@ -1,4 +1,4 @@
-"""`attnfuse patterns`: what patterns there are, what one says, a new one, and what they find."""
+"""`attnfuse patterns`: the list of patterns, one of them, a new one, and their matches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def list_patterns(*, as_json: bool, **chosen: Any) -> int:
 @click.argument("name")
 @derived_options(only=_SELECTING)
 def show_pattern(*, name: str, **chosen: Any) -> int:
-    """Show what pattern NAME matches, what it means, and when it does not match."""
+    """Show the formula of pattern NAME, its meaning, and when it does not match."""
     found = [entry for entry in _entries(chosen) if entry.name == name or entry.name.startswith(f"{name}.")]
     if not found:
         raise click.UsageError(f"no pattern is called {name!r}; `attnfuse patterns list` shows them")
@@ -147,7 +147,7 @@ def check_pattern(context: click.Context, *, file: pathlib.Path, models: tuple[s
     for model in models:
         checked = check(_model(model), file, **chosen)
         echo("", f"{model}")
-        for line in _told(checked):
+        for line in _lines(checked):
             echo(f"  {line}")
         found.update(pattern.name for pattern in checked.report.patterns if pattern.hits)
         ends.append(failed(checked.report.failures, context.obj, model))
@@ -171,7 +171,7 @@ def _formula_proofs(entry: Entry) -> Iterator[str]:
 
 
 def _model(text: str) -> Any:
-    """A path, or the function that `file.py:name` stands for."""
+    """A path, or the function of `file.py:name`."""
     path, separator, name = text.rpartition(":")
     if not separator or not path.endswith(".py"):
         return text
@@ -191,7 +191,7 @@ def _model(text: str) -> Any:
     return getattr(module, name)
 
 
-def _told(checked: Checked) -> list[str]:
+def _lines(checked: Checked) -> list[str]:
     lines: list[str] = []
     for site in checked.report.sites:
         miss = checked.misses.get(site.name)

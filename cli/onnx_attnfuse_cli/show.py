@@ -59,13 +59,13 @@ def show_verdict(files: Files, report: Report, *, verbose: int) -> None:
     if verbose:
         echo(f"{files.model}:")
         show(report, verb="fused", verbose=verbose)
-        echo(files.written, *files.told, err=True)
+        echo(files.written, *files.notes, err=True)
     else:
-        echo(f"{files.model}: {last_line(report, 'fused')}{where}", *files.told)
+        echo(f"{files.model}: {last_line(report, 'fused')}{where}", *files.notes)
 
 
 def show_summary(reports: Iterable[Report | None]) -> None:
-    """Print what became of several models together; None stands for one that could not be done."""
+    """Print the results of several models together; None is one that could not be done."""
     found = list(reports)
     done = [report for report in found if report is not None]
     fused, candidates = sum(report.fused for report in done), sum(report.candidates for report in done)

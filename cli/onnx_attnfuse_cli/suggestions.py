@@ -19,7 +19,7 @@ class Group(click.Group):
     """A group that suggests a command for one that does not exist, and says what there is where none is given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments behind the options of the group itself; without any the help is shown, and that is an error."""
+        """The arguments after the options of the group itself; without any the help is shown, and that is an error."""
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(Exit.BAD_INPUT)
@@ -33,7 +33,7 @@ class Group(click.Group):
         """
         name = args[0]
         normalized = ctx.token_normalize_func(name) if ctx.token_normalize_func is not None else name
-        known = any(self.get_command(ctx, spelled) is not None for spelled in (name, normalized))
+        known = any(self.get_command(ctx, form) is not None for form in (name, normalized))
         if known or ctx.resilient_parsing or name.startswith("-"):
             return super().resolve_command(ctx, args)
         commands = self.list_commands(ctx)

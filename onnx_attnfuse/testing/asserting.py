@@ -45,7 +45,7 @@ def assert_fuses(
         **options: Fields of `onnx_attnfuse.Options`.
 
     Returns:
-        What `onnx_attnfuse.optimize` returned.
+        The result of `onnx_attnfuse.optimize`.
 
     Raises:
         AssertionError: Something is not as it should be; the message says what became of every site.
@@ -87,7 +87,7 @@ def assert_refuses(
         **options: Fields of `onnx_attnfuse.Options`.
 
     Returns:
-        What `onnx_attnfuse.optimize` returned.
+        The result of `onnx_attnfuse.optimize`.
 
     Raises:
         AssertionError: Something was fused, or the reason is another; the message says what became of every site.
@@ -116,7 +116,7 @@ def assert_case(case: Case, *patterns: object, **options: Any) -> onnx_attnfuse.
         **options: Fields of `onnx_attnfuse.Options`.
 
     Returns:
-        What `onnx_attnfuse.optimize` returned.
+        The result of `onnx_attnfuse.optimize`.
 
     Raises:
         AssertionError: It does not; the message says what became of every site.
@@ -145,7 +145,7 @@ def assert_case(case: Case, *patterns: object, **options: Any) -> onnx_attnfuse.
 
 
 def _unlike(site: SiteReport, expected: Expectation, fused: Iterator[ir.Node]) -> str | None:
-    """The first difference between a site and what is expected of it; None if there is none."""
+    """The first difference between a site and its expectation; None if there is none."""
     if site.status != expected.status:
         return f"is {site.status} and not {expected.status}"
     if site.status != "fused":

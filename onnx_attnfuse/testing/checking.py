@@ -1,4 +1,4 @@
-"""Checking patterns against a model: what they find, and where they do not, the attempt that came nearest."""
+"""Checking patterns against a model: their matches, and else the attempt that came nearest."""
 
 from __future__ import annotations
 

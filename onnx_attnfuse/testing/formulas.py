@@ -1,4 +1,4 @@
-"""Proofs of formulas: what a pattern says is written, and what it says that means, compared for all sizes by a solver.
+"""Proofs of formulas: a pattern's written formula and its meaning, compared for all sizes by a solver.
 
     for proof in proofs(pattern):
         print(proof)
@@ -40,7 +40,7 @@ class FormulaProof:
     choices: Mapping[str, str]
     proved: bool
     why: str = ""
-    """What is open, or has no meaning here."""
+    """The open terms, or those without a meaning here."""
 
     def __str__(self) -> str:
         chosen = "".join(f", {choice}={name}" for choice, name in sorted(self.choices.items()))
@@ -57,7 +57,7 @@ class _Asking:
 
 
 def proofs(pattern: Pattern, solver: Solver | None = None) -> Iterator[FormulaProof]:
-    """Proofs that what is written is what is meant, one for each combination of alternatives; none where both are one formula.
+    """Proofs that the written formula equals its meaning, for each combination of alternatives; none where both are one formula.
 
     Raises:
         MissingDependencyError: No solver is installed.
@@ -200,7 +200,7 @@ class _Reading:
         return exponential(given[0], found) if item.op == "Exp" else found
 
     def _by_parts(self, item: Tensor) -> Array | None:
-        """A product of what is put side by side, `concat(a, b) @ concat(c, d).T`, as the sum of `a @ c.T` and `b @ d.T`.
+        """A product of concatenations, `concat(a, b) @ concat(c, d).T`, as the sum of `a @ c.T` and `b @ d.T`.
 
         None if it is none, or if lengths of the parts are not known to agree.
         """
@@ -250,7 +250,7 @@ def exponential(data: Array, plain: Array) -> Array:
     """The exponential of each element; a logarithm that is added or subtracted becomes a factor or a divisor.
 
     Args:
-        data: What is exponentiated.
+        data: The exponent.
         plain: Its exponential, for elements without a logarithm.
     """
 

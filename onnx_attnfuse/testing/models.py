@@ -22,7 +22,7 @@ def as_model(model: Model, inputs: Sequence[Any] | None = None, **export: Any) -
     """The model, read or exported.
 
     Args:
-        model: What to read; text is told from a path by the line breaks or the `<` in it.
+        model: The model; text differs from a path by line breaks or a `<`.
         inputs: Example inputs of a torch function or module; those of a function with defaults are the defaults.
         **export: More arguments for `torch.onnx.export`, as `dynamic_shapes`.
 
