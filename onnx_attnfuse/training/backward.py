@@ -146,7 +146,7 @@ class _Reading:
         self.gradients.append((node, indexed.axes))
 
     def _output_gradient(self) -> IndexedValue:
-        """X: what both dV and dP are computed from."""
+        """X: the common operand of dV and dP."""
         found = [self._from_weights_gradient(node, axes) for node, axes in self.gradients]
         for contraction, index, axes in self.products if not found else ():
             product = labelled(contraction, {index: axes}, None, self.spec.v_head_axis, self.facts)
@@ -218,7 +218,7 @@ class _Reading:
         return product.summed == frozenset(leaves(summed)) and set(kept) == wanted and len(kept) == len(wanted)
 
     def _below_scores(self, step: _Step) -> None:
-        """Follows dS down to dQ and dK; what else looks at it differentiates something that was added to the scores."""
+        """Follows dS down to dQ and dK; its other users differentiate a summand of the scores."""
         unread = step.indexed.value.is_graph_output()
         self.inner.append(step.indexed.value)
         for node, index in step.indexed.value.uses():
@@ -236,7 +236,7 @@ class _Reading:
         self.biases.append(BiasGradient(step.indexed, step.factor))
 
     def _through(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
-        """The step behind an operator that the gradient passes on its way through the steps between Q·Kᵀ and the softmax."""
+        """The step after an operator that the gradient passes on its way through the steps between Q·Kᵀ and the softmax."""
         view = under(node, step.indexed.axes, self.facts)
         if view is not None:
             return dataclasses.replace(step, indexed=view)
@@ -271,7 +271,7 @@ class _Reading:
         return dims is not None and dims == tuple(length(axis) for axis in step.indexed.axes)
 
     def _scaled(self, node: ir.Node, index: int, step: _Step) -> _Step | None:
-        """The step behind a product with a number, or a division by one."""
+        """The step after a product with a number, or a division by one."""
         other = _given(node, 1 - index)
         number, rank = self.facts.number(other), self.facts.rank(other)
         if not number or (node.op_type == "Div" and index == 1) or rank is None or rank > len(step.indexed.axes):

@@ -1,4 +1,4 @@
-"""Attentions that calls of PyTorch compute and differentiate, whichever part of a module they stand in."""
+"""Attentions that calls of PyTorch compute and differentiate, in whichever part of a module."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def wrap(module: torch.nn.Module, backend: Backend = "auto", policy: Policy | No
         module: The module.
         backend: `torch` compiles the module where it is; `ortmodule` wraps it in ONNX Runtime's; `auto` takes torch, or ORTModule
             where torch is too old and onnxruntime-training is installed.
-        policy: Which kernels may be used; by default what the environment says.
-        options: What the back end takes besides: `fuse`'s, or `ORTModule`'s.
+        policy: Which kernels may be used; by default those of the environment.
+        options: Further options of the back end: `fuse`'s, or `ORTModule`'s.
 
     Returns:
         The module itself, or an ORTModule around it; both have `attention_reports`.

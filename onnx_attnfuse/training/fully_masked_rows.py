@@ -1,4 +1,4 @@
-"""Rows that see no key: what the source makes of them, forward and backward.
+"""Rows that see no key: their results in the source, forward and backward.
 
 Kernels keep no weights but one number per row, the logarithm of its sum, and compute the weights anew from that in the backward
 part. In a row that -3.4e38 masks throughout the mask has swallowed the logarithm: every weight comes out as 1 instead of 1/T, and
@@ -10,12 +10,12 @@ gradients are T times too large (measured on PyTorch's CPU kernel). So such rows
     the row is all -inf      queries of NaN, since the source gives NaN
 
 Where numbers are added, scores have a gradient in such rows too, which queries of zeros do not give to the keys. A second call of
-the backward kernel, with zeros as the keys instead and for these rows alone, gives what is missing.
+the backward kernel, with zeros as the keys instead and for these rows alone, gives the missing part.
 
 Where numbers are put in the place of scores, these have no gradient: that of the queries is 0 in such rows, and the keys get
 none. The values still get theirs, and of a row of -inf they get NaN.
 
-Where rows of -inf are set to 0 behind the softmax, as PyTorch itself does since 2.5, nothing has a gradient in them.
+Where rows of -inf are set to 0 after the softmax, as PyTorch itself does since 2.5, nothing has a gradient in them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def swallows_from(dtype: ir.DataType | None) -> float:
 def levelled(builder: Builder, bias: IndexedValue, kind: Treatment) -> Levelled:
     """The form of a bias, laid out (b or 1, n or 1, s or 1, t), that loses nothing of rows without a key.
 
-    Where scores are replaced, or rows are set to 0, rows of -inf become rows of 0: what the source gives is put in afterwards.
+    Where scores are replaced, or rows are set to 0, rows of -inf become rows of 0: the source's results are put in afterwards.
     """
     single, truth = ir.DataType.FLOAT, ir.DataType.BOOL
     own = builder.facts.dtype(bias.value) or single

@@ -30,7 +30,7 @@ class Graphs:
         """Begins with no graph.
 
         Args:
-            wrapped: What runs the module inside ORTModule.
+            wrapped: The module's runner inside ORTModule.
         """
         self._wrapped = wrapped
         self._graphs: dict[tuple[bool, object, object], _Graph] = {}

@@ -1,12 +1,12 @@
 """Attention that gives zeros for rows without a key, as `scaled_dot_product_attention` has it since PyTorch 2.5.
 
-`spellings` exports it so that its gradients are zeros there too, and not NaN:
+`symbolics` exports it so that its gradients are zeros there too, and not NaN:
 
     sees     any(m), or any(M != -inf) of a mask of numbers
     bias     where(m or not sees, 0, -inf), or where(sees, M, 0)
     weights  where(sees, softmax(scores + bias), 0)
 
-It is read as the mask itself, m or M, added to the scores, and as the plain softmax; that rows are zeros is told beside that.
+It is read as the mask itself, m or M, added to the scores, and as the plain softmax; the zeros of rows are recorded beside that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Guard:
     mask: ir.Value
     """The mask that the bias is made of."""
     numbers: tuple[ir.Value, ir.Value] | None
-    """What a truth value of the mask stands for; None of a mask of numbers."""
+    """The meaning of a truth value of the mask; None for a mask of numbers."""
 
 
 def find_guard(node: ir.Node) -> Guard | None:
@@ -78,7 +78,7 @@ class PlainMasks:
             guard.added.replace_input_with(guard.place, plain)
 
     def restore(self) -> None:
-        """Adds each bias again where its attention is still there, and takes out what is used no more."""
+        """Adds each bias again where its attention is still there, and removes unused nodes."""
         for guard in self._guards:
             if guard.added.graph is None:
                 sweep([guard.bias, guard.sees])

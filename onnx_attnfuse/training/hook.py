@@ -15,7 +15,7 @@ from onnx_attnfuse.kernels.policy import Policy, read_environment
 from onnx_attnfuse.training.installed import ortmodule, torch_version
 from onnx_attnfuse.training.report import debug_level, tell
 from onnx_attnfuse.training.shape_inference import forgive
-from onnx_attnfuse.training.spellings import register as register_spellings
+from onnx_attnfuse.training.symbolics import register as register_symbolics
 
 if TYPE_CHECKING:
     import onnx
@@ -34,7 +34,7 @@ class Chosen:
 
     def __init__(self, policy: Policy | None) -> None:
         self.policy = policy
-        """The kernels to use; None: what the environment says when the graph is built."""
+        """The kernels to use; None: those of the environment when the graph is built."""
         self.reports: list[TrainingReport] = []
         """A report for each training graph that was built."""
         self.graphs: Graphs | None = None
@@ -54,7 +54,7 @@ class _Hook:
         """Registers for all devices and modules, the first time it is called."""
         if not self.registered:
             ortmodule().register_graph_optimizer(priority=1)(self)
-            register_spellings(_opset(), self.policy)
+            register_symbolics(_opset(), self.policy)
             forgive(lambda: self.policy() is not None)
             self.registered = True
 

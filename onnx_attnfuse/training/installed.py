@@ -31,7 +31,7 @@ def ortmodule() -> ModuleType:
         mended += mend_after_import()
     except (ImportError, AttributeError, RuntimeError) as error:
         raise MissingDependencyError(
-            f"{_NEEDED}, and what is installed cannot be used ({_first_line(error)}); {_REMEDY}"
+            f"{_NEEDED}, and the installed package cannot be used ({_first_line(error)}); {_REMEDY}"
         ) from error
     if mended:
         tell([f"attnfuse: ORTModule was made to run on torch {importlib.metadata.version('torch')}: {'; '.join(mended)}"])

@@ -4,7 +4,7 @@ onnxruntime-training 1.19.2 is the last one, and knows PyTorch up to 2.5. Each `
 since, and what makes up for it: in ORTModule where that is possible, so that a program's own exports stay as they are. Whether a
 change is there is asked of PyTorch itself, never of its version.
 
-`mend_before_import` has to run before ORTModule is imported, `mend_after_import` behind that.
+`mend_before_import` has to run before ORTModule is imported, `mend_after_import` after that.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def _lacks_interop() -> bool:
 
 
 def _do_without_interop() -> None:
-    """Imports ORTModule without custom functions of autograd: what a module has of them is refused when it is exported."""
-    stand_in: Any = ModuleType(_INTEROP)
-    stand_in.clear_all_grad_fns = _nothing
-    sys.modules[_INTEROP] = stand_in
+    """Imports ORTModule without custom functions of autograd: a module that has some is refused when it is exported."""
+    replacement: Any = ModuleType(_INTEROP)
+    replacement.clear_all_grad_fns = _nothing
+    sys.modules[_INTEROP] = replacement
     with mock.patch.dict(os.environ, {"ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": "0"}):
         importlib.import_module(f"{_ORTMODULE}._custom_autograd_function")
     manager = _transition_manager()
@@ -186,7 +186,7 @@ def _has_no_nvtx() -> bool:
 
 
 def _nothing(*_: Any) -> None:
-    """In the place of what is left out."""
+    """The value of arguments that are left out."""
 
 
 def _leave_ranges_out() -> None:

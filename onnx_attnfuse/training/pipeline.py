@@ -37,8 +37,8 @@ from onnx_attnfuse.training.operators import calls
 from onnx_attnfuse.training.report import TrainingReport, TrainingSiteReport
 from onnx_attnfuse.training.rewrite import Handed, fuse
 from onnx_attnfuse.training.site import Dropout, TrainingSite, shape_in_words
-from onnx_attnfuse.training.spellings import KEPT
 from onnx_attnfuse.training.stand_ins import Annotations, Buffers, StandIns
+from onnx_attnfuse.training.symbolics import KEPT
 from onnx_attnfuse.verify.verifier import Verifier
 
 _IR_VERSION = 8
@@ -57,13 +57,13 @@ def fuse_graph(
 
     Args:
         graph: Forward and backward part in one, as ORTModule has it.
-        device: What it will run on.
+        device: The device it will run on.
         policy: Which kernels may be used.
         check_masks: Masks that were read are held against what the graph computes; this takes onnxruntime.
-        buffers: By the names of inputs, what they hold as long as the graph is used; the report says which of them count.
+        buffers: By the names of inputs, their contents as long as the graph is used; the report says which of them count.
 
     Returns:
-        What was done at every site, and why not the rest.
+        The result at every site, with reasons.
     """
     return _Run(graph, device, policy, check_masks=check_masks, buffers=buffers or {}).go()
 
@@ -119,11 +119,11 @@ class _Run:
             mask=meaning.kind,
             mask_text=meaning.text or None,
             shape=shape_in_words(spec),
-            buffers=self.buffers.behind(spec),
+            buffers=self.buffers.read_by(spec),
         )
         try:
             _check(spec)
-            replaced = [node for item in spec.nodes if (node := self.standins.behind(item)) is not None]
+            replaced = [node for item in spec.nodes if (node := self.standins.replaced_by(item)) is not None]
             dropout = self._dropout(replaced)
             reported = dataclasses.replace(reported, dropout=0.0 if dropout is None else dropout.ratio)
             guard = self.standins.guard(replaced)
@@ -190,7 +190,7 @@ class _Run:
 
 
 def _name(softmax: Softmax, standins: StandIns) -> str:
-    node = standins.behind(softmax.node) or softmax.node
+    node = standins.replaced_by(softmax.node) or softmax.node
     return node.name or softmax.weights.name or "softmax"
 
 
@@ -214,7 +214,7 @@ def _check(spec: AttentionSpec) -> None:
 
 
 def _demand(site: TrainingSite, facts: Facts) -> Demand:
-    """A site's demand on a kernel; what a gradient is asked of is handed over as a bias, also where it only masks."""
+    """A site's demand on a kernel; a mask whose gradient is asked for is handed over as a bias, also where it only masks."""
     spec, meaning = site.spec, site.meaning
     axes, triangle, trained = spec.axes, meaning.only_causal, bool(site.backward.biases)
     causal = triangle is not None and triangle.offset == 0 and not trained

@@ -12,7 +12,7 @@ from onnx_attnfuse.graph.facts import Facts
 
 @dataclasses.dataclass(frozen=True)
 class Labelled:
-    """The factors that the labels of a product stand for."""
+    """The factors of the labels of a product."""
 
     contraction: Contraction
     known: dict[str, Axis]
@@ -30,13 +30,13 @@ class Labelled:
 
 
 def labelled(contraction: Contraction, given: dict[int, Axes], out: Axes | None, rest: Axis, facts: Facts) -> Labelled | None:
-    """The factors of every label, or None if what is given contradicts itself.
+    """The factors of every label, or None if the arguments contradict each other.
 
     Args:
         contraction: The product.
         given: The axes of its operands, by number, as far as they are known.
         out: The axes of its result, if they are known.
-        rest: What an unknown label stands for; there may be one.
+        rest: The factors of an unknown label; there may be one.
         facts: Shapes.
     """
     known: dict[str, Axis] = {}

@@ -44,8 +44,8 @@ class TrainingSiteReport:
 
     def line(self) -> str:
         """The site in one line."""
-        what = ", ".join(filter(None, [self.shape, self.mask, f"dropout {self.dropout:g}" if self.dropout else ""]))
-        head = f"{self.name} ({what})" if what else self.name
+        details = ", ".join(filter(None, [self.shape, self.mask, f"dropout {self.dropout:g}" if self.dropout else ""]))
+        head = f"{self.name} ({details})" if details else self.name
         others = "; ".join(f"{name}: {reason}" for name, reason in self.others)
         if self.kernel is not None:
             return f"{head}: {self.kernel}, forward and backward, {self.handed}" + (f" (not {others})" if others else "")
@@ -63,7 +63,7 @@ class TrainingReport:
     defect: Reason | None = None
     """A failure inside attnfuse, for which the whole graph was left as it was."""
     first_step: str = ""
-    """What the first step showed, where it was held against the module's own."""
+    """The result of the first step, where it was compared with the module's own."""
 
     def verified(self, words: str) -> TrainingReport:
         """The report after a first step that was as it should be."""

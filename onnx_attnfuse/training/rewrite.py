@@ -69,7 +69,7 @@ class Handed:
     causal: bool
     bias: bool
     rows: Treatment
-    """What rows without a key need."""
+    """The correction of rows without a key."""
 
 
 def fuse(site: TrainingSite, kernel: TrainingKernel, handed: Handed, builder: Builder, edit: Edit) -> None:

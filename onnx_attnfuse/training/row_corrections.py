@@ -34,7 +34,7 @@ class RowCorrection:
         """The gradients, from the kernel's.
 
         Args:
-            found: What the kernel gives.
+            found: The kernel's results.
             call: How it was called.
             query: The queries as they were before.
             keys: The gradient of the keys is wanted.
@@ -161,7 +161,7 @@ def entries_with(builder: Builder, tests: ir.Value) -> ir.Value:
     """The entries for which a test holds anywhere, as indices; the first entry if there are none.
 
     Args:
-        builder: What to build with.
+        builder: The builder.
         tests: Truth values of shape (b, n, s, 1), n and s possibly 1.
     """
     holds = builder.holds_along(tests, [1, 2, 3], keep=False)

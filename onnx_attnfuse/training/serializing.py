@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 
 def read_graph(graph: onnx.GraphProto, opset: int) -> ir.Graph:
-    """A gradient graph as onnx-ir has it; `opset` is told, since the protobuf does not say which it is of."""
+    """A gradient graph as onnx-ir has it; `opset` is an argument, since the protobuf lacks it."""
     read = ir.serde.deserialize_graph(graph)
     read.opset_imports[""] = opset
     return read

@@ -1,7 +1,7 @@
 """Where ONNX Runtime's inference of symbolic shapes fails, ORTModule goes on without it.
 
 It ends in an assertion without a word where a shape comes about in a way that it does not know. Shapes only make the graph of
-gradients smaller: what is unknown is compared when it runs.
+gradients smaller: unknown shapes are compared when it runs.
 """
 
 from __future__ import annotations

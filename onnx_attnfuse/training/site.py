@@ -20,7 +20,7 @@ def shape_in_words(spec: AttentionSpec) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """Attention weights set to 0 at random, the others divided by what is left."""
+    """Attention weights set to 0 at random, the others divided by the share that is left."""
 
     node: ir.Node
     ratio: float
@@ -38,7 +38,7 @@ class BiasGradient:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """The gradients of an attention: what they are computed from, and the values that hold them."""
+    """The gradients of an attention: their operands, and the values that hold them."""
 
     output: IndexedValue
     """The gradient of the result, which all others are computed from."""

@@ -1,18 +1,18 @@
-"""Stand-ins: standard operators that are read in the place of those that only training graphs have.
+"""Stand-ins: standard operators that are read instead of those that only training graphs have.
 
-    Dropout(P, ratio, True)      Identity(P), while the weights are read; what was dropped is put back into the site
+    Dropout(P, ratio, True)      Identity(P), while the weights are read; the dropout is put back into the site
     BiasSoftmax(S, bias)         Softmax(S + bias)
     ConcatTraining(a, b, ...)    Concat(a, b, ...)
     Where(sees, P, 0)            Identity(P), where `guarded_rows` finds that rows without a key are set to 0
 
-The stand-ins are taken out again where nothing was fused, so that what is left alone is left as it was.
+The stand-ins are taken out again where nothing was fused, so that unfused nodes stay as they were.
 
 ONNX Runtime takes two lengths that meet in a broadcast for one, and writes that down: a mask of shape (b, 1, 1, t) is annotated
 as (b, 4, s, s). So the lengths of what users feed are unknown here, and everything else follows from the operators; only
 where those are not ONNX's own an annotation is all there is. Annotations come back when the graph has been read.
 
-A triangle in a buffer is read as causal only if its content is known. So the content is known while a graph is read, and what a
-fused attention owes to it is told, so that a step with other content is no step of that graph (`graphs`).
+A triangle in a buffer is read as causal only if its content is known. So it is known while a graph is read, and the part that a
+fused attention relies on is reported, so that a step with other content is no step of that graph (`graphs`).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class StandIns:
         self._plain = PlainMasks(graph, list(self._guards.values()))
         for node in list(graph):
             if drops(node) or node in self._guards:
-                self._stand(node, [ir.node("Identity", [node.inputs[1 if node in self._guards else 0]])])
+                self._replace(node, [ir.node("Identity", [node.inputs[1 if node in self._guards else 0]])])
             elif node.domain == TRAINING and node.op_type == "BiasSoftmax" and _is_last(node):
                 added = ir.node("Add", node.inputs[:2])
-                self._stand(node, [added, ir.node("Softmax", added.outputs, {"axis": -1})])
+                self._replace(node, [added, ir.node("Softmax", added.outputs, {"axis": -1})])
             elif node.domain == TRAINING and node.op_type == "ConcatTraining":
-                self._stand(node, [ir.node("Concat", node.inputs, {"axis": attribute(node, "axis", 0)})])
+                self._replace(node, [ir.node("Concat", node.inputs, {"axis": attribute(node, "axis", 0)})])
 
-    def _stand(self, node: ir.Node, readable: list[ir.Node]) -> None:
+    def _replace(self, node: ir.Node, readable: list[ir.Node]) -> None:
         result = node.outputs[0]
         for index, new in enumerate(readable):
             new.name = f"{node.name}/{index}"
@@ -71,12 +71,12 @@ class StandIns:
         result.replace_all_uses_with(readable[-1].outputs[0], replace_graph_outputs=True)
         self._all.append(StandIn(node, tuple(readable)))
 
-    def behind(self, node: ir.Node) -> ir.Node | None:
-        """The node that `node` stands in for."""
+    def replaced_by(self, node: ir.Node) -> ir.Node | None:
+        """The node that `node` replaces."""
         return next((item.node for item in self._all if node in item.readable), None)
 
     def guard(self, replaced: Iterable[ir.Node]) -> Guard | None:
-        """The guard of rows without a key among nodes that others stand in for."""
+        """The guard of rows without a key among nodes that others replace."""
         return next((self._guards[node] for node in replaced if node in self._guards), None)
 
     def forget(self) -> None:
@@ -135,7 +135,7 @@ class Buffers:
 
         Args:
             graph: The graph.
-            contents: By the names of inputs, what they hold in every step.
+            contents: By the names of inputs, their contents in every step.
         """
         self._graph = graph
         self._inputs: dict[ir.Value, ir.Value] = {}
@@ -149,7 +149,7 @@ class Buffers:
             value.replace_all_uses_with(constant)
             self._inputs[constant] = value
 
-    def behind(self, spec: AttentionSpec) -> tuple[str, ...]:
+    def read_by(self, spec: AttentionSpec) -> tuple[str, ...]:
         """The names of buffers whose content an attention was read with."""
         operands = {source.indexed.value for operand in spec.operands() for source in operand}
         found = [*spec.values(), *(value for node in spec.nodes for value in node.inputs if value is not None)]

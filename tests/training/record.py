@@ -18,7 +18,7 @@ import torch
 
 from onnx_attnfuse.training import ORTModule
 from onnx_attnfuse.training.installed import ortmodule
-from onnx_attnfuse.training.spellings import gives_zeros
+from onnx_attnfuse.training.symbolics import gives_zeros
 from tests.training.modules import CASES, Case
 
 FOLDER = pathlib.Path(__file__).parent / "recorded"

@@ -1,7 +1,7 @@
 """Kernels of PyTorch as tables of their arguments, called by ONNX Runtime's ATen operator.
 
-The operator takes every argument of the schema in its order, keyword arguments too; what is no tensor is a scalar in CPU memory,
-and nothing stands for None and for tensors that are not defined.
+The operator takes every argument of the schema in its order, keyword arguments too; other values are scalars in CPU memory,
+and None and undefined tensors are left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Signature:
 
     An argument `name=origin` comes from a field of `KernelOperands`, from a result of the forward part, or from one of
     `gradient`, `bias_gradient`, `mask_type` (1 if causal, counted from the top left, else 0), `True`, `False` and `None`;
-    `name` alone from what is called so.
+    `name` alone from the value of that name.
     """
 
     operator: str
@@ -140,7 +140,7 @@ def padded(builder: Builder, operands: KernelOperands, block: int) -> KernelOper
     """KernelOperands in (b, s, n, h), keys padded to a multiple of a number and the bias with every axis at full length.
 
     Args:
-        builder: What to build with.
+        builder: The builder.
         operands: The operands; nothing is done without a bias.
         block: The number.
     """

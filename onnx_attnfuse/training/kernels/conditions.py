@@ -24,14 +24,14 @@ def only(*allowed: ir.DataType) -> Condition:
 
 def head_sizes(largest: int, multiple: int) -> Condition:
     """Both head sizes are known, multiples of a number, and not too large."""
-    what = f"multiples of {multiple} up to {largest}" if multiple > 1 else f"up to {largest}"
+    wanted = f"multiples of {multiple} up to {largest}" if multiple > 1 else f"up to {largest}"
 
     def condition(request: Request) -> Reason | None:
         for size in (request.demand.head_size, request.demand.v_head_size):
             if not isinstance(size, int):
                 return Reason("unknown-head-size", "the head size is not known before the model runs")
             if size > largest or size % multiple:
-                return Reason("head-size", f"it takes head sizes that are {what}, and here it is {size}")
+                return Reason("head-size", f"it takes head sizes that are {wanted}, and here it is {size}")
         return None
 
     return condition

@@ -47,7 +47,7 @@ class Settings:
     rest: str = "inductor"
     """The backend of torch.compile that gets the rewritten graph; `eager` runs it as it is."""
     policy: Policy | None = None
-    """Which kernels may be used; None: what the environment says when a graph is captured."""
+    """Which kernels may be used; None: those of the environment when a graph is captured."""
     flex: bool | None = None
     """Flex attention where a rule says what a mask means: wherever it can be, nowhere, or None: on CUDA."""
     patterns: tuple[Any, ...] = ()
@@ -83,7 +83,7 @@ def attnfuse(
 
     Args:
         module: The graph that Dynamo captured.
-        inputs: What it was captured with.
+        inputs: The inputs that it was captured with.
         options: See `Settings`.
         mode: A mode of inductor, handed on to it.
 
@@ -185,7 +185,7 @@ class _Compiled:
         return _Version(self._rest(module, inputs), captured, buffers, self._settings.verify and report.fused > 0)
 
     def _rest(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A graph compiled by the backend for what is no attention; PyTorch keeps it on disk with the functions of ours in it."""
+        """A graph compiled by the backend for the nodes outside attention; PyTorch keeps it on disk with our functions in it."""
         dynamo: Any = importlib.import_module("torch._dynamo")
         inductor: Any = importlib.import_module("torch._inductor.config")
         backend = dynamo.lookup_backend(self._settings.rest)

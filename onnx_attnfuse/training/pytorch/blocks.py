@@ -45,6 +45,6 @@ def sorted_columns(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def with_strides_of_its_shape(found: Tensor) -> Tensor:
-    """A tensor whose last axis lies side by side, and each axis before around those behind it, axes of length 1 too."""
+    """A tensor whose last axis is contiguous, and each axis before around those after it, axes of length 1 too."""
     strides = [math.prod(found.shape[place + 1 :]) for place in range(found.dim())]
     return found.contiguous().as_strided(found.shape, strides)

@@ -53,8 +53,8 @@ def rewrite_graph(
         module: The graph.
         inputs: Fake tensors, and numbers, for its placeholders.
         mode: The mode that the fake tensors belong to.
-        constants: What buffers among the inputs hold.
-        wishes: What a caller wants of the calls.
+        constants: The contents of buffers among the inputs.
+        wishes: The caller's requirements on the calls.
         compiled: The graph is compiled as a whole afterwards.
         gradients: Which of the inputs gradients reach; None: those that ask for one.
     """
@@ -156,7 +156,7 @@ def _kept(report: TrainingSiteReport, reason: Reason) -> TrainingSiteReport:
 
 
 def _may_have_a_gradient(value: ir.Value) -> bool:
-    """Whether a gradient may pass through a value; none passes through a length, a comparison, or what is detached."""
+    """Whether a gradient may pass through a value; none passes through a length, a comparison, or a detached value."""
     node = value.producer()
     ends = node is not None and node.op_type == APART
     return not ends and (value.dtype is None or value.dtype.is_floating_point())

@@ -1,6 +1,6 @@
 """A rewritten and compiled graph beside the graph as it was captured, run eagerly: results and gradients of one step.
 
-How far the two may be apart is measured, too: what the module itself makes of inputs that are rounded differently.
+How far the two may be apart is measured, too: by the module itself on inputs that are rounded differently.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from onnx_attnfuse.training.pytorch.trace import is_plain
 _TIMES = 8.0
 """How many times as far as another rounding leads."""
 _FLOOR = 1e-2
-"""The part of the largest gradient below which a gradient is told by that part, not by itself: those of key biases are 0."""
+"""The part of the largest gradient below which a gradient is compared by that part, not by itself: those of key biases are 0."""
 _TENSOR_CORES = 2.0**-11
-"""What products of float32 round to where they need not be exact."""
+"""The rounding of float32 products where they need not be exact."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def compare(call: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[A
     Args:
         call: The compiled graph.
         module: The graph as it was captured.
-        inputs: What a step calls it with.
+        inputs: The inputs of a step.
 
     Raises:
         Refused: Something is drawn at random, memory is exhausted, or an input is no plain tensor.

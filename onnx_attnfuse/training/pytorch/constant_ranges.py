@@ -48,7 +48,7 @@ class Numbers:
             with without_modes(), torch.no_grad():
                 held = func(*given, **named)
                 low, high = float(held.min()), float(held.max())
-        except Exception:  # noqa: BLE001 - nothing rests on what is not known
+        except Exception:  # noqa: BLE001 - unknown ranges are not used
             return None
         if held.shape != result.shape or held.dtype != result.dtype:
             return None

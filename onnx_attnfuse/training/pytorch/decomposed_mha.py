@@ -20,7 +20,7 @@ _CALL: Any = torch.nn.functional.multi_head_attention_forward
 
 
 def open_calls(module: fx.GraphModule, mode: FakeTensorMode) -> None:
-    """Opens every call in a captured graph, in place, without weights that nothing looks at; what cannot be opened stays.
+    """Opens every call in a captured graph, in place, without unused weights; a call that cannot be opened stays.
 
     Args:
         module: The graph.

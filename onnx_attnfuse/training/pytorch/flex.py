@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 128
 _NAMES = tuple(f"{kind}{side}_{what}" for side in ("kv", "q") for kind in ("", "full_") for what in ("num_blocks", "indices"))
-"""What a block mask is made of, as `sort_blocks` gives it."""
+"""The parts of a block mask, as `sort_blocks` returns them."""
 _OPERATOR: Any = operator
 _flex: Any = flex_attention
 
@@ -40,7 +40,7 @@ def block_mask(program: Program, tensors: Sequence[Tensor], query: Tensor, key: 
 
     Args:
         program: The rule, true where a key is seen.
-        tensors: What it reads.
+        tensors: The tensors that it reads.
         query: (b, n, s, h)
         key: (b, n or fewer, t, h)
         traced: This is part of a graph that is compiled.
@@ -115,14 +115,14 @@ def attend(
         query: (b, n, s, h)
         key: (b, n or fewer, t, h)
         value: (b, as many, t, v)
-        blocks: What `block_mask` gave.
+        blocks: The result of `block_mask`.
         program: The rule.
-        tensors: What it reads.
-        bias: What is added to scores; None: nothing.
-        added: What that reads.
-        scale: What scores are multiplied by.
+        tensors: The tensors that it reads.
+        bias: A summand of the scores; None: none.
+        added: The tensors that the bias reads.
+        scale: The factor of the scores.
         softcap: Scores x become c tanh(x / c); None: they stay.
-        rows: What rows without a key are: `zero`, `none` (there are none), or those of scores that are `replaced` by a number, or
+        rows: Rows without a key: `zero`, `none` (there are none), or those of scores that are `replaced` by a number, or
             have one `added`.
         traced: This is part of a graph that is compiled.
     """
@@ -167,7 +167,7 @@ def _attend(
 
 
 def _rule(program: Program, query: Tensor, key: Tensor) -> Callable[..., Any]:
-    """A rule as flex attention calls it: indices, then what is read."""
+    """A rule as flex attention calls it: indices, then the tensors read."""
     lengths = _lengths(query, key)
 
     def rule(b: Tensor, n: Tensor, i: Tensor, j: Tensor, *tensors: Tensor) -> Any:
@@ -178,7 +178,7 @@ def _rule(program: Program, query: Tensor, key: Tensor) -> Callable[..., Any]:
 
 
 def _scores(bias: Program | None, softcap: float | None, query: Tensor, key: Tensor) -> Callable[..., Any]:
-    """Scores as flex attention asks for them: the scaled score, indices, then what is read."""
+    """Scores as flex attention asks for them: the scaled score, indices, then the tensors read."""
     lengths = _lengths(query, key)
 
     def scores(score: Tensor, b: Tensor, n: Tensor, i: Tensor, j: Tensor, *tensors: Tensor) -> Any:

@@ -1,6 +1,6 @@
-"""Where gradients end inside of a captured graph: at `detach`, and at what is computed while none are recorded.
+"""Where gradients end inside of a captured graph: at `detach`, and at values computed while none are recorded.
 
-A fused call has the gradient of all that it stands for. So what a gradient would pass through, and does not, is no part of an
+A fused call has the gradient of all that it replaces. A value that a gradient would pass through, and does not, is no part of an
 attention: where it is looked at while gradients are recorded, it is a tensor of its own, like the result of an unknown operator.
 """
 
@@ -42,7 +42,7 @@ class Gradients:
 
     @property
     def are_recorded(self) -> bool:
-        """Whether what is computed now has a gradient."""
+        """Whether values computed now have a gradient."""
         return self.recorded and not torch.is_inference_mode_enabled()
 
     def reach(self, tensor: torch.Tensor) -> bool:
@@ -60,7 +60,7 @@ class Gradients:
         self._free.add(id(tensor))
 
     def forget(self, mark: int) -> None:
-        """Forgets what is known of a tensor, by its id: it shares its memory with one that was written to."""
+        """Forgets the facts about a tensor, by its id: it shares its memory with one that was written to."""
         self._free.discard(mark)
         self._ended.discard(mark)
 

@@ -54,7 +54,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> tuple[torch.Tensor, ir.Node] | None:
-    """`scaled_dot_product_attention`, spelled out; None for what is not of four axes.
+    """`scaled_dot_product_attention`, decomposed; None without four axes.
 
     Returns:
         The fake result, and the softmax inside.
@@ -84,7 +84,7 @@ def dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """A dropout: what it drops from, with a note of how much."""
+    """A dropout: its operand, with a note of the share."""
     with recorder.quiet():
         result = torch.empty_like(input)
     value = recorder.emitter.op("Identity", [recorder.value(input)], None, result)

@@ -1,4 +1,4 @@
-"""The call for an attention: what is handed over of its mask, on which kernel it runs, and why not on a faster one."""
+"""The call for an attention: the form of its mask, its kernel, and why not a faster one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Form = Literal["none", "causal", "kept", "bias", "rule"]
 """How a mask is handed over: not at all, by the argument `is_causal`, as truth values, as numbers, as a rule of flex
 attention."""
 Rows = Literal["none", "zero", "void", "replaced", "shifted", "added", "infinite", "levelled"]
-"""What rows without a key need: nothing, as there are none; they are 0, or NaN, where scores are replaced; equal weights, where
+"""Correction of rows without a key: none, as there are none; they are 0, or NaN, where scores are replaced; equal weights, where
 scores are replaced by a number; the scores as they were; equal weights, where a number is added; NaN there; a call of their
 own."""
 _KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "flash (CPU)": "FLASH_ATTENTION", "math": "MATH"}
@@ -194,7 +194,7 @@ class Planner:
         """The correction that rows without a key need.
 
         Raises:
-            Refused: What the module makes of them cannot be had.
+            Refused: The module's result for them cannot be reproduced.
         """
         if self._sees_a_key(spec, meaning) and not spec.row_rules:
             return "none"

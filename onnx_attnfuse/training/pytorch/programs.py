@@ -50,7 +50,7 @@ class Compiler:
                 stride = stride * leaf.size
         self._lengths = {letter: length(axis) for letter, axis in zip(_LETTERS, axes.scores, strict=True)}
         self.values: list[ir.Value] = []
-        """What programs read, by number."""
+        """The tensors that programs read, by number."""
 
     def program(self, part: Expression) -> Program:
         """The program of an expression.
@@ -117,7 +117,7 @@ class Compiler:
 
 
 def _sides(form: ex.Linear) -> tuple[ex.Linear, ex.Linear]:
-    """A form that is compared with 0 as two that are compared with each other, without what is certainly negative."""
+    """A form that is compared with 0 as two that are compared with each other, without terms that are certainly negative."""
     right = tuple((atom, -factor) for atom, factor in form.terms if isinstance(factor, int) and factor < 0)
     left = tuple((atom, factor) for atom, factor in form.terms if not isinstance(factor, int) or factor >= 0)
     if isinstance(form.offset, int):
@@ -150,7 +150,7 @@ def run(program: Program, at: Mapping[str, Tensor], tensors: Sequence[Tensor], l
     Args:
         program: The program.
         at: The index tensors by their letters.
-        tensors: What it reads, by number.
+        tensors: The tensors that it reads, by number.
         lengths: The lengths of the axes by their letters.
     """
     name: str = program[0]

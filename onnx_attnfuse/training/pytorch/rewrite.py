@@ -32,13 +32,13 @@ class Rewriter:
 
         Args:
             traced: The graph as it was read.
-            facts: What is known of its values.
+            facts: Facts about its values.
             compiled: The graph is compiled as a whole afterwards.
         """
         self._traced, self._facts, self._compiled = traced, facts, compiled
         self._graph: fx.Graph = traced.module.graph
         self._made: dict[Any, tuple[fx.Node, int]] = {}
-        """Calls that were added, with the place that they stand before."""
+        """Calls that were added, with the place that they come before."""
         self._known = traced.nodes
         self._places = {node: place for place, node in enumerate(self._graph.nodes)}
         self._place, self._mode = 0, traced.modes.get(next(iter(self._graph.nodes)))
@@ -78,7 +78,7 @@ class Rewriter:
         return self._graph.call_function(function, arguments)
 
     def _shared(self, key: Any, function: Any, arguments: tuple[Any, ...]) -> fx.Node:
-        """Adds a call, or gives the one with the same key that stands before this place and runs in the same mode."""
+        """Adds a call, or gives the one with the same key that comes before this place and runs in the same mode."""
         key = key, self._mode
         try:
             node, place = self._made.get(key, (None, 0))
@@ -245,7 +245,7 @@ class Rewriter:
         return tuple(node for node in nodes if node is not None)
 
     def _sweep(self, node: fx.Node) -> None:
-        """Erases what nothing looks at any more, upwards; what is written to in place, only where nobody else sees it."""
+        """Erases unused nodes, upwards; those written to in place, only where nobody else sees it."""
         pending = [node]
         while pending:
             item = pending.pop()

@@ -6,7 +6,7 @@ that has swallowed the scores. So such rows are computed apart, by operators tha
     scores replaced     queries of 0 and every key seen: equal weights, and no gradient but that of the values
     -inf throughout     NaN, in the gradients as well
     a number added      queries q - stop(q): 0, with the gradient of q, so that weights are equal and only numbers are gone;
-                        what is missing are gradients of keys, from a term that is 0 itself
+                        gradients of keys are missing, from a term that is 0 itself
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def opened(kept: Tensor, empty: Tensor) -> Tensor:
 
 
 def bounded(bias: Tensor, kept: Tensor, empty: Tensor) -> Tensor:
-    """A bias that forbids what is not seen, and is 0 in rows without a key."""
+    """A bias that masks keys, and is 0 in rows without a key."""
     return torch.where(empty, 0.0, torch.where(kept, bias, -math.inf))
 
 
@@ -57,10 +57,10 @@ def attend_replaced(
         value: (b, n, t, v)
         mask: The mask, which lets rows without a key see all.
         empty: Rows without a key.
-        scale: What scores are multiplied by.
+        scale: The factor of the scores.
         dropout: The share of weights that is dropped.
         kernels: The kernels to choose from.
-        ends: What rows without a key are in the end: NaN or 0; None: what equal weights give.
+        ends: The final result of rows without a key: NaN or 0; None: that of equal weights.
     """
     if ends is None:
         query = query.masked_fill(empty, 0.0)
@@ -108,8 +108,8 @@ def attend_levelled(
         query: (b, n, s, h)
         key: (b, n, t, h)
         value: (b, n, t, v)
-        bias: (b or 1, n or 1, s or 1, t): what is added.
-        scale: What scores are multiplied by.
+        bias: (b or 1, n or 1, s or 1, t): the summand.
+        scale: The factor of the scores.
         dropout: The share of weights that is dropped.
         kernels: The kernels to choose from.
     """

@@ -93,7 +93,7 @@ def attend(
         key: (b, n or fewer, t, h)
         value: (b, as many, t, v)
         mask: (b or 1, n or 1, s or 1, t) as truth values or numbers.
-        scale: What scores are multiplied by.
+        scale: The factor of the scores.
         causal: Row i sees keys up to i.
         dropout: The share of weights that is dropped.
         kernels: The kernels to choose from.

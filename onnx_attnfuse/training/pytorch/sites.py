@@ -49,7 +49,7 @@ class CapturedSite:
     dropout: float
     """The share of weights that is dropped at each step."""
     call: fx.Node | None
-    """The `scaled_dot_product_attention` that computes it; None where it is spelled out."""
+    """The `scaled_dot_product_attention` that computes it; None where it is decomposed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A captured graph written down as ONNX operators, so that attention in it is read by the same engine as in an exported model.
 
-The graph is run on the fake tensors that Dynamo captured it with. Each node runs as it stands, and the operators of PyTorch below
-it are seen one by one (views, products, sums): each becomes an ONNX node, or an opaque one where ONNX has none. So every spelling
+The graph is run on the fake tensors that Dynamo captured it with. Each node runs as it is, and the operators of PyTorch below
+it are seen one by one (views, products, sums): each becomes an ONNX node, or an opaque one where ONNX has none. So every form
 ends as the same few operators, and every node of the captured graph has the values that it computes.
 
     traced = trace(gm, fake inputs, constants)
@@ -59,7 +59,7 @@ class Traced:
     nodes: dict[ir.Value, fx.Node]
     """The node of the captured graph that has a value, if one has."""
     drops: dict[ir.Node, tuple[float, bool]]
-    """Nodes that stand for a dropout: the share that is dropped, and whether it is."""
+    """Nodes of a dropout: the share that is dropped, and whether it is."""
     calls: dict[ir.Node, fx.Node]
     """Softmaxes inside of a `scaled_dot_product_attention`, and that."""
     fakes: dict[fx.Node, torch.Tensor]
@@ -86,7 +86,7 @@ def trace(
         module: The graph.
         inputs: Fake tensors, and numbers, for its placeholders.
         mode: The mode that the fake tensors belong to.
-        constants: What buffers among the inputs hold.
+        constants: The contents of buffers among the inputs.
         gradients: Which of the inputs gradients reach; None: those that ask for one.
     """
     recorder = Recorder(constants, gradients or Gradients.of(inputs))
@@ -223,7 +223,7 @@ class Recorder(TorchDispatchMode):
         return None if tensor is None else self._values.get(id(tensor))
 
     def _leaf(self, tensor: torch.Tensor) -> ir.Value:
-        """A tensor that is given: what has a gradient holds ordinary numbers, what has none may be a mask."""
+        """A tensor that is given: one with a gradient holds ordinary numbers, one without may be a mask."""
         if tensor.requires_grad:
             return self.emitter.op("trained", [], None, tensor, domain="aten")
         return self.emitter.leaf(tensor, "given")
@@ -259,7 +259,7 @@ class _Interpreter(fx.Interpreter):
         self.transformed: set[fx.Node] = set()
         self._depth = _depth()
         self.results: list[fx.Node] = []
-        """Nodes that are looked at by more than what is written down."""
+        """Nodes with more users than those recorded."""
         self._node: fx.Node | None = None
 
     def run_node(self, n: fx.Node) -> Any:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from onnx_attnfuse.training import ORTModule
 from onnx_attnfuse.training.installed import ortmodule
-from onnx_attnfuse.training.spellings import gives_zeros
+from onnx_attnfuse.training.symbolics import gives_zeros
 from tests.training.modules import KEPT
 from tests.training.ortmodule.steps import assert_same, step
 

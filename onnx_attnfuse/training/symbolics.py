@@ -1,17 +1,17 @@
 """How ORTModule exports two operators of PyTorch that are exported otherwise in a form which it cannot train.
 
-`scaled_dot_product_attention` is spelled out by PyTorch's exporter for inference: it drops nothing where it should, has no
+`scaled_dot_product_attention` is decomposed by PyTorch's exporter for inference: it drops nothing where it should, has no
 gradient where it drops, knows no grouped heads and with PyTorch 2.4 no scale, and leaves NaN in the gradients of rows without a
-key where eager gives zeros. Here it is spelled out as eager computes it, forward and backward; without a mask it stays one call
+key where eager gives zeros. Here it is decomposed as eager computes it, forward and backward; without a mask it stays one call
 where a policy asks for that.
 
 `unflatten` has its axis computed at run time, at which ONNX Runtime's shape inference fails; `torch.nn.MultiheadAttention` uses
 it.
 
-Both are registered with ORTModule, which hands them to the exporter each time that it wraps a module, behind its own. Modules in
+Both are registered with ORTModule, which hands them to the exporter each time that it wraps a module, after its own. Modules in
 which nothing is fused are exported as they were.
 
-A masked call, or one with dropout on the CPU, is spelled out as it would be otherwise (`spellings`), and fused like any other.
+A masked call, or one with dropout on the CPU, is decomposed as it would be otherwise, and fused like any other.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def register(opset: int, policy: Callable[[], Policy | None]) -> None:
     exporter: Any = importlib.import_module("torch.onnx")
     registry: Any = importlib.import_module(_REGISTRY).CustomOpSymbolicRegistry
     register_gradients()
-    for name, spelled in (("scaled_dot_product_attention", _attention), ("unflatten", _unflatten)):
+    for name, symbolic in (("scaled_dot_product_attention", _attention), ("unflatten", _unflatten)):
         theirs = registry._SYMBOLICS.get(f"::{name}")
-        symbolic = _chosen(spelled, theirs or _pytorchs(name), policy)
-        registry.register(name, "", symbolic)
+        chosen = _chosen(symbolic, theirs or _pytorchs(name), policy)
+        registry.register(name, "", chosen)
         exporter.register_custom_op_symbolic(f"aten::{name}", symbolic, opset)
 
 
@@ -163,12 +163,12 @@ def _repeated(graph: Any, item: Any, query: Any) -> Any:
     if heads is None or groups is None or rank is None:
         return helper._unimplemented("scaled_dot_product_attention", "enable_gqa with an unknown number of heads")
     shape = graph.op("Shape", item)
-    before, behind = _slice(graph, shape, 0, rank - 3), _slice(graph, shape, rank - 2, _END)
+    before, after = _slice(graph, shape, 0, rank - 3), _slice(graph, shape, rank - 2, _END)
     number, count, total = (graph.op("Constant", value_t=torch.tensor([size])) for size in (groups, heads // groups, heads))
     place = graph.op("Constant", value_t=torch.tensor([rank - 2]))
-    spread = graph.op("Concat", before, number, count, behind, axis_i=0)
+    spread = graph.op("Concat", before, number, count, after, axis_i=0)
     repeated = graph.op("Expand", graph.op("Unsqueeze", item, place), spread)
-    return graph.op("Reshape", repeated, graph.op("Concat", before, total, behind, axis_i=0))
+    return graph.op("Reshape", repeated, graph.op("Concat", before, total, after, axis_i=0))
 
 
 def _unflatten(policy: Policy, before: Callable[..., Any], graph: Any, item: Any, axis: Any, sizes: Any) -> Any:
