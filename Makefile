@@ -14,7 +14,7 @@ PACKAGES_openvino := onnxruntime-openvino==1.24.1
 PACKAGES_qnn := onnxruntime==1.31.1 onnxruntime-qnn==2.7.0
 PACKAGES_webgpu := onnxruntime-webgpu==1.27.0
 LINT = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports
-QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_spellings.py tests/test_cases.py tests/cli/test_bad_input.py
+QUICK := tests/graph tests/attention tests/language/test_matcher.py tests/language/test_equivalents.py tests/test_cases.py tests/cli/test_bad_input.py
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 .PHONY: help demo quick test test-all test-lowest test-browser test-olive test-models test-genai test-openvino test-qnn test-webgpu test-web providers test-training training-modules record-training docs readme support reasons schemas provider-pages coverage drift fuzz bench clean

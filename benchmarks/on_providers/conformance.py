@@ -51,7 +51,7 @@ class Node:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             apart: dict[str, Any] = {}
-            for key in ("fused", "spelled"):
+            for key in ("fused", "decomposed"):
                 (folder / f"{key}.onnx").write_bytes(question[key])
                 feeds = tensors.save(question[f"{key} feeds"], folder / f"{key} feeds")
                 apart[key] = {"model": str(folder / f"{key}.onnx"), "feeds": feeds}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import spell
+from onnx_attnfuse.bodies.core import decompose
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.padding import attention_inputs
 from onnx_attnfuse.bodies.pieces import integer, joined, merge_heads, split_heads
@@ -25,7 +25,7 @@ def body(fused: FusedNode) -> Body:
         earlier = [_half(fused, past, place) for place in (0, 1)]
         key, value = (joined(build, [old, new], 2) for old, new in zip(earlier, (key, value), strict=True))
     problem = attention_inputs(fused, (query, key, value), heads, _mask(fused), starts=True)
-    result = merge_heads(build, spell(build, problem).result)
+    result = merge_heads(build, decompose(build, problem).result)
     frontier = fused.all_given("input", "weights", "bias", "past")
     return Body((result, _stacked(fused, key, value)), tuple(frontier))
 

@@ -59,7 +59,7 @@ class DecomposedAttention:
     weights: ir.Value
 
 
-def spell(build: Builder, problem: AttentionInputs) -> DecomposedAttention:
+def decompose(build: Builder, problem: AttentionInputs) -> DecomposedAttention:
     """Builds the attention."""
     wide = widened(problem.dtype)
     raw = _scores(build, problem, wide)

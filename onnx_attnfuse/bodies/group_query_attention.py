@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import AttentionInputs, spell
+from onnx_attnfuse.bodies.core import AttentionInputs, decompose
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.kv_append import Cache, cache_of
 from onnx_attnfuse.bodies.pieces import (
@@ -75,7 +75,7 @@ def body(fused: FusedNode) -> Body:
         sink=_sink(fused),
         empty_is_zero=added is not None,
     )
-    result = merge_heads(build, spell(build, problem).result)
+    result = merge_heads(build, decompose(build, problem).result)
     operands = fused.all_given(
         "query", "key", "value", "past_key", "past_value", "cos_cache", "sin_cache", "q_norm_weight", "k_norm_weight"
     )

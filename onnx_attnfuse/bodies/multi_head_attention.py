@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import spell
+from onnx_attnfuse.bodies.core import decompose
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.padding import attention_inputs
 from onnx_attnfuse.bodies.pieces import BY_HEAD, joined, merge_heads, split_heads
@@ -29,7 +29,7 @@ def body(fused: FusedNode) -> Body:
     if past:
         key, value = (joined(build, [old, new], 2) for old, new in zip(past, (key, value), strict=True))
     problem = attention_inputs(fused, (query, key, value), heads, fused.given("key_padding_mask"))
-    found = spell(build, problem)
+    found = decompose(build, problem)
     frontier = [*fused.all_given("query", "key", "value", "bias"), *past]
     return Body((merge_heads(build, found.result), key, value, build.cast(found.masked, dtype)), tuple(frontier))
 

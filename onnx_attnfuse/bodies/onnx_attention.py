@@ -10,7 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.bodies.core import AttentionInputs, spell
+from onnx_attnfuse.bodies.core import AttentionInputs, decompose
 from onnx_attnfuse.bodies.fused_node import Body, FusedNode
 from onnx_attnfuse.bodies.pieces import (
     arithmetic,
@@ -76,7 +76,7 @@ def body(fused: FusedNode) -> Body:
         seen=build.logical("And", seen) if seen else None,
         empty_is_zero=mask is not None or lengths is not None or not sees_itself,
     )
-    found = spell(build, problem)
+    found = decompose(build, problem)
     mode: int = fused.attribute("qk_matmul_output_mode", 0)
     masked = _masked(build, problem, found.capped, mask) if mode == _MASKED else found.masked
     asked = (found.raw, found.capped, masked, found.weights)[mode]

@@ -18,15 +18,15 @@ from typing import TypeAlias
 
 from onnx_attnfuse.language.normal_form import FactorProduct, Form, Op, Slotted, parts
 
-_Spelling: TypeAlias = Callable[[Form], Form]
-_Chosen: TypeAlias = Mapping[str, _Spelling]
+_Rewrite: TypeAlias = Callable[[Form], Form]
+_Chosen: TypeAlias = Mapping[str, _Rewrite]
 
 
-def spellings(form: Form) -> Iterator[Form]:
+def equivalents(form: Form) -> Iterator[Form]:
     """The formula in every form, the author's among them; a term that occurs several times is written alike everywhere."""
     gathered = _changed(form, _gathered)
-    found = sorted({part.op for part in parts(gathered) if isinstance(part, Op) and part.op in _SPELLINGS})
-    for choice in itertools.product(*(_SPELLINGS[op] for op in found)):
+    found = sorted({part.op for part in parts(gathered) if isinstance(part, Op) and part.op in _EQUIVALENTS})
+    for choice in itertools.product(*(_EQUIVALENTS[op] for op in found)):
         yield _changed(gathered, functools.partial(_written_out, dict(zip(found, choice, strict=True))))
 
 
@@ -93,7 +93,7 @@ _GATHERED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "Sqrt": (("ReduceSumSquare", "ReduceL2"),),
 }
 """By operator: the one before it, and the operator that equals both."""
-_SPELLINGS: Mapping[str, tuple[_Spelling, ...]] = {
+_EQUIVALENTS: Mapping[str, tuple[_Rewrite, ...]] = {
     "ReduceL1": (lambda x: _op("ReduceL1", x), lambda x: _op("ReduceSum", _op("Abs", x))),
     "ReduceL2": (
         lambda x: _op("ReduceL2", x),
@@ -109,5 +109,5 @@ _SPELLINGS: Mapping[str, tuple[_Spelling, ...]] = {
     ),
     "ReduceSumSquare": (lambda x: _op("ReduceSumSquare", x), _square),
 }
-REDUCTIONS = frozenset(_SPELLINGS)
+REDUCTIONS = frozenset(_EQUIVALENTS)
 """Operators that a formula may have although no author writes them."""

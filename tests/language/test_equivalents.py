@@ -21,9 +21,9 @@ from onnx_attnfuse.language import (
     sqrt,
     sum,  # noqa: A004
 )
+from onnx_attnfuse.language.equivalents import equivalents
 from onnx_attnfuse.language.matcher.discrimination_net import Net
 from onnx_attnfuse.language.normal_form import normal
-from onnx_attnfuse.language.spellings import spellings
 from onnx_attnfuse.testing import assert_fuses, assert_refuses
 
 HEAD = """<ir_version: 10, opset_import: ["" : 18]>
@@ -194,7 +194,7 @@ def test_a_norm_of_another_kind_is_not_found() -> None:
 
 def test_the_authors_spelling_is_among_them() -> None:
     for made in (plainly, stably, squared):
-        assert normal(made.written) in set(spellings(normal(made.written)))
+        assert normal(made.written) in set(equivalents(normal(made.written)))
 
 
 def test_one_formula_in_two_spellings_is_one_formula() -> None:

@@ -43,7 +43,7 @@ def main() -> int:
 
 def _answer(ort: Any, provider: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
     """Results of both models or their errors, and their milliseconds in turn."""
-    sessions = {name: _session(ort, provider, task[name]) for name in ("fused", "spelled")}
+    sessions = {name: _session(ort, provider, task[name]) for name in ("fused", "decomposed")}
     found = {name: _first(session, task[f"{name} feeds"]) for name, session in sessions.items()}
     if all("results" in item for item in found.values()):
         end = time.monotonic() + task["seconds"]

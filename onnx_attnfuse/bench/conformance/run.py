@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper
 
-from onnx_attnfuse.bench.conformance import child, forms, packed, spelled
+from onnx_attnfuse.bench.conformance import child, decomposed, forms, packed
 from onnx_attnfuse.bench.conformance.drawing import Array, Case, Inputs
 from onnx_attnfuse.bench.conformance.inputs import case_of, spread
 from onnx_attnfuse.bench.conformance.installed import Installed
@@ -148,12 +148,12 @@ def outcome(form: Form, info: OpInfo, worker: Process, said: set[str]) -> Outcom
     inputs = case.inputs(DTYPES[form.dtype])
     model, feeds = model_of(case, inputs), feeds_of(inputs)
     expected = Reference(model).run(None, feeds)
-    plain, plain_feeds = spelled.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
+    plain, plain_feeds = decomposed.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
     task = {
         "fused": model.SerializeToString(),
         "fused feeds": feeds,
-        "spelled": plain.SerializeToString(),
-        "spelled feeds": plain_feeds,
+        "decomposed": plain.SerializeToString(),
+        "decomposed feeds": plain_feeds,
         "runs": _RUNS,
         "seconds": _SECONDS,
     }
@@ -182,7 +182,7 @@ def judged(form: Form, answer: dict[str, Any], expected: Sequence[Array]) -> Out
         answer: The process's answer for the operator and for the decomposed attention: results and times, or an error.
         expected: The results of the reference.
     """
-    fused, plain = answer["fused"], answer["spelled"]
+    fused, plain = answer["fused"], answer["decomposed"]
     asked, (empty, *_) = _apart(form, expected)
     plain_error, plain_empty = None, None
     if "results" in plain:

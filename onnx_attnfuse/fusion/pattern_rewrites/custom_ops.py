@@ -42,7 +42,7 @@ def _defined(node: ir.Node, definition: Operator, rewriter: PatternRewriter) -> 
     operands = {name: value for name, value in zip(definition.inputs, node.inputs, strict=False) if value is not None}
     emitter = ExpressionEmitter(rewriter.graph.builder, Given(operands), node.name or definition.op)
     try:
-        new = emitter.spell(plain(_formula_of(node, definition)))
+        new = emitter.emit(plain(_formula_of(node, definition)))
     except OptionError as error:
         raise Refused("bad-definition", str(error), node.name) from error
     given = [value for value in node.inputs if value is not None]

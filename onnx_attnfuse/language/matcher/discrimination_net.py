@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from onnx_attnfuse.errors import OptionError
 from onnx_attnfuse.language.decorators import Pattern
+from onnx_attnfuse.language.equivalents import equivalents
 from onnx_attnfuse.language.expression import Attribute
 from onnx_attnfuse.language.normal_form import Choices, FactorProduct, Form, Literal, Op, Slotted, Var, kind_of, normal, variants
-from onnx_attnfuse.language.spellings import spellings
 
 Slot: TypeAlias = tuple[str, int]
 """(kind, ordinal among the slots of that kind)."""
@@ -173,7 +173,7 @@ class Net:
         self.patterns = tuple(patterns)
         for pattern in self.patterns:
             for choices, formula in variants(pattern.written):
-                for form in spellings(normal(formula)):
+                for form in equivalents(normal(formula)):
                     self._insert(pattern, choices, form)
         self.begins = frozenset(self.root.ops)
         """Operators that a formula begins with."""

@@ -58,7 +58,7 @@ class ExpressionEmitter:
         self.softmaxes: list[ir.Node] = []
         """The Softmax nodes that were written."""
 
-    def spell(self, form: Form) -> ir.Value:
+    def emit(self, form: Form) -> ir.Value:
         """The value of a formula.
 
         Raises:
@@ -74,7 +74,7 @@ class ExpressionEmitter:
         Raises:
             Refused: It is a number here, such as a factor that the graph leaves out: how many rows it has is not known.
         """
-        value = self.spell(form)
+        value = self.emit(form)
         if len(self.dims(value)) < 2:
             raise Refused("number-for-matrix", "its meaning needs a matrix where the graph has a number")
         return value
@@ -116,7 +116,7 @@ class ExpressionEmitter:
             case FactorProduct():
                 return self._product(form)
             case Slotted(slots, core):
-                return self._given.slots[tuple(sorted(slots))](self, self.spell(core))
+                return self._given.slots[tuple(sorted(slots))](self, self.emit(core))
             case Op(op, _, args) if op not in _RULES:
                 return self.elementwise(op, [self._operand(arg) for arg in args])
             case Op(op):
@@ -126,10 +126,10 @@ class ExpressionEmitter:
         """A number where the formula has one."""
         if isinstance(form, Literal):
             return form.value
-        return self._given.operands[form.name] if isinstance(form, Var) else self.spell(form)
+        return self._given.operands[form.name] if isinstance(form, Var) else self.emit(form)
 
     def _product(self, form: FactorProduct) -> ir.Value:
-        number, value = form.coefficient, self.spell(form.core)
+        number, value = form.coefficient, self.emit(form.core)
         for name, sign in form.factors:
             operand = self._given.operands[name]
             if isinstance(operand, ir.Value):
@@ -152,7 +152,7 @@ class ExpressionEmitter:
 
     def turned(self, form: Op) -> ir.Value:
         """Rows and columns exchanged."""
-        value = self.spell(form.args[0])
+        value = self.emit(form.args[0])
         rank = len(self.dims(value))
         if rank == 0:
             return value  # a number is a matrix with this number everywhere
@@ -242,7 +242,7 @@ class ExpressionEmitter:
         attributes = dict(form.attributes)
         expression = str(attributes.pop("expression"))
         sizes = {name: size for name, size in attributes.items() if isinstance(size, int)}
-        return rearranged(self.builder, self.spell(form.args[0]), expression, sizes)
+        return rearranged(self.builder, self.emit(form.args[0]), expression, sizes)
 
 
 _RULES: dict[str, Callable[[ExpressionEmitter, Op], ir.Value]] = {

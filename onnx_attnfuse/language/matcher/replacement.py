@@ -84,7 +84,7 @@ class _Writer:
         emitter = ExpressionEmitter(
             self.builder, Given(operands, slots, self._softmax_dtype(), guard), name or f"{variant.pattern.name}/Softmax"
         )
-        found = IndexedValue(emitter.spell(normal(formula)), self._axes(0, 1))
+        found = IndexedValue(emitter.emit(normal(formula)), self._axes(0, 1))
         result = arrange(self.builder, found, self.match.root.axes)
         old = self.match.root.value
         dtype = self.facts.dtype(old)

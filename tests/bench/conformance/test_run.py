@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_attnfuse.bench.conformance import child, installed, packed, run, spelled
+from onnx_attnfuse.bench.conformance import child, decomposed, installed, packed, run
 from onnx_attnfuse.bench.conformance.forms import forms, operators
 from onnx_attnfuse.bench.conformance.inputs import case_of, spread
 from onnx_attnfuse.bench.conformance.installed import Installed, find
@@ -29,7 +29,7 @@ EXPECTED = [np.ones((2, 3), np.float32)]
 
 def answered(fused: dict[str, Any]) -> dict[str, Any]:
     plain = {"results": EXPECTED, "ms": [2.0, 4.0, 2.0]}
-    return {"fused": fused, "spelled": plain}
+    return {"fused": fused, "decomposed": plain}
 
 
 @pytest.mark.sampled
@@ -38,7 +38,7 @@ def test_what_is_spelled_out_is_what_the_operator_computes(form: Form, info: OpI
     case = case_of(form, info, run.attributes(info))
     inputs = case.inputs(np.float32)
     expected = Reference(model_of(case, inputs)).run(None, feeds_of(inputs))[0]
-    model, feeds = spelled.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
+    model, feeds = decomposed.model_of(packed.flat(form) if info.packed else form, spread(form, info, inputs))
     assert np.isfinite(expected).all()
     result = PieceSession(model.SerializeToString()).run(None, feeds)[0].reshape(expected.shape)
     if form.bias == "empty":  # what a row without a key gives is told, and no matter of right and wrong
@@ -87,7 +87,7 @@ def test_bfloat16_is_cast_inside_as_no_session_is_fed_it() -> None:
     info = INFOS["MultiHeadAttention"]
     form = next(form for form in forms(info, run.attributes(info), ("bfloat16",)) if form.mask == "bias")
     inputs = case_of(form, info, run.attributes(info)).inputs(run.DTYPES["bfloat16"])
-    model, feeds = spelled.model_of(form, spread(form, info, inputs))
+    model, feeds = decomposed.model_of(form, spread(form, info, inputs))
     assert {array.dtype.name for array in feeds.values()} == {"float32"}
     expected = Reference(model_of(case_of(form, info, run.attributes(info)), inputs)).run(None, feeds_of(inputs))[0]
     assert compare(expected, Reference(model).run(None, feeds)[0], run.TOLERANCES["bfloat16"]).equal
@@ -102,10 +102,10 @@ def test_what_a_row_without_a_key_gives_is_told_and_judged_by_nobody(row: float,
     expected = [np.ones((1, 2, 3), np.float32)]
     result = expected[0].copy()
     result[0, 1] = row
-    found = run.judged(form, {"fused": {"results": [result]}, "spelled": {"results": expected}}, expected)
+    found = run.judged(form, {"fused": {"results": [result]}, "decomposed": {"results": expected}}, expected)
     assert (found.verdict, found.error, found.detail) == ("right", 0.0, f"a row without a key gives {told}")
     result[0, 0] = 2.0
-    assert run.judged(form, {"fused": {"results": [result]}, "spelled": {"results": expected}}, expected).verdict == "wrong"
+    assert run.judged(form, {"fused": {"results": [result]}, "decomposed": {"results": expected}}, expected).verdict == "wrong"
 
 
 def test_what_knows_no_causal_attribute_and_has_a_window_is_always_causal() -> None:
@@ -131,7 +131,7 @@ def test_beyond_its_tolerance_it_is_wrong(off: float, verdict: str) -> None:
 )
 def test_it_is_to_be_as_exact_as_what_is_spelled_out_unless_that_is_wrong(plain_off: float, off: float, verdict: str) -> None:
     answer = answered({"results": [EXPECTED[0] + np.float32(off)], "ms": [1.0]})
-    answer["spelled"]["results"] = [EXPECTED[0] + np.float32(plain_off)]
+    answer["decomposed"]["results"] = [EXPECTED[0] + np.float32(plain_off)]
     assert run.judged(Form("X", "float32"), answer, EXPECTED).verdict == verdict
 
 
@@ -208,7 +208,7 @@ class Scripted:
 
     def ask(self, question: Any, /) -> Any:
         error = {"on cpu": False, "final": False, "error": self.errors.pop(0)}
-        return {"fused": error, "spelled": error}
+        return {"fused": error, "decomposed": error}
 
     def end(self) -> None:
         self.ended += 1
