@@ -225,7 +225,7 @@ def link_to_itself(path: pathlib.Path) -> None:
     path.symlink_to(path.name)
 
 
-@kind("External data length must be non-negative")
+@kind("export the model again")
 @changed
 def negative_length(model: onnx.ModelProto) -> None:
     small_models.point_to(model.graph.initializer[0], "weights.bin", offset=0, length=-4)
