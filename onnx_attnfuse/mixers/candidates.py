@@ -5,7 +5,7 @@
 - A *recurrence* adds an outer product to a state that a decay may have been multiplied by. The state comes from an input of the
   graph and goes to an output of the same shape, or a Scan or Loop carries it, or one token after the other is unrolled.
 - A *chunked recurrence* multiplies by exponentials of running sums: decays between two tokens.
-- A *causal convolution* is one of each channel by itself, behind a state that it is appended to, or behind zeros.
+- A *causal convolution* is one of each channel by itself, after a state that it is appended to, or after zeros.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _sources(node: ir.Node) -> set[ir.Value]:
 
 
 def _convolutions(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer]:
-    """Convolutions of each channel by itself over what is appended to a state, or to as many zeros as the kernel is long."""
+    """Convolutions of each channel by itself over inputs appended to a state, or to as many zeros as the kernel is long."""
     for node in graph:
         if not is_standard(node, "Conv") or node.inputs[0] is None or node.inputs[1] is None:
             continue
@@ -196,12 +196,12 @@ def _convolutions(graph: ir.Graph | ir.Function, facts: Facts) -> Iterator[Mixer
             kept = (facts.dims(state) or (0,))[-1]
             if isinstance(kept, int) and kept in {seen, seen + 1}:
                 yield Mixer("causal convolution", node, state)
-        elif _is_behind_zeros(node, before, seen):
+        elif _follows_zeros(node, before, seen):
             yield Mixer("causal convolution", node)
 
 
-def _is_behind_zeros(node: ir.Node, before: ir.Node | None, seen: int) -> bool:
-    """Whether as many zeros as a result sees of earlier elements stand before a sequence."""
+def _follows_zeros(node: ir.Node, before: ir.Node | None, seen: int) -> bool:
+    """Whether as many zeros as a result sees of earlier elements come before a sequence."""
     if attribute(node, "pads", [0, 0])[0] == seen:
         return True
     pads = before.inputs[1].const_value if is_standard(before, "Pad") and before.inputs[1] is not None else None

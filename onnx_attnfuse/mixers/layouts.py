@@ -121,8 +121,8 @@ def in_order(value: ir.Value, places: Mapping[int, int], wanted: Sequence[int], 
 
     Args:
         value: The value.
-        places: What each of its axes is, by its place; those that are nothing have length 1.
-        wanted: What the axes of the result are.
+        places: The meaning of each of its axes, by its place; those that are nothing have length 1.
+        wanted: The axes of the result.
         builder: Builds the views.
     """
     dims = dims_of(builder, value)

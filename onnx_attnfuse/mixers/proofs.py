@@ -1,4 +1,4 @@
-"""Proofs that what is built for a mixer equals what it replaces: certificates' meanings execute both from the same values.
+"""Proofs that the nodes built for a mixer equal the replaced ones: certificates' meanings execute both from the same values.
 
     ends = proved([(old, new)], lambda value: value in operands, facts)     # the values that both were executed from, or None
 

@@ -3,7 +3,7 @@
     state · exp(decay) + key ⊗ rate · (value - state · exp(decay) · key)        after one token
     sum of that state times a query, along the keys                             its result
 
-What the state depends on is executed symbolically. The sum falls into a product with the old state, which is the decay, and one
+The operands of the state are executed symbolically. The sum falls into a product with the old state, which is the decay, and one
 without it, whose factors vary along the keys, along the values, or along neither. `mixers.proofs` decides whether that is all.
 """
 
@@ -156,7 +156,7 @@ def _factor(atom: Term, kinds: dict[Term, int], reading: Reading, facts: Facts) 
 
 
 def _open(atom: Term, reading: Reading, opened: set[ir.Value]) -> bool:
-    """Has the node behind an element executed, if that may help; else False."""
+    """Executes the node of an element, if that may help; else False."""
     value = reading.value(atom)
     node = None if value is None else value.producer()
     if value is None or value in opened or not is_standard(node, *_OPENED):

@@ -53,7 +53,7 @@ class ServedDecoder:
     window: int | None
     """How many keys a row sees, itself counted; None: all before it."""
     mask_ends_anywhere: bool = False
-    """Whether zeros may stand behind the text of the mask, up to the length of the buffer."""
+    """Whether zeros may follow the text of the mask, up to the length of the buffer."""
     others: tuple[str, ...] = ()
     """The inputs that are none of these, such as what an encoder made."""
     past_length: str | None = None

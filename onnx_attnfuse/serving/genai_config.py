@@ -48,7 +48,7 @@ def genai_config(
         decoder: The interface of the model.
         filename: The model's file, in the folder of the config.
         ep: The execution provider, by the name that `--ep` has for it.
-        config: What `read_config` gives; `assumed` tells what is put in the place of entries that are missing.
+        config: The result of `read_config`; `assumed` has the values of entries that are missing.
         provider_options: Options of the execution provider.
 
     Raises:
@@ -195,7 +195,7 @@ def _unfit_sizes(decoder: ServedDecoder, sizes: StepSizes, config: Mapping[str, 
         what = f"its mask is as long as the buffer where steps are captured, and not {sizes.total} for {sizes.max_length}"
         return f"{what}; fix both as the same number, or leave --cuda-graph out"
     if not decoder.mask_ends_anywhere:
-        what = "its mask has zeros behind the text where steps are captured, which this model does not read"
+        what = "its mask has zeros after the text where steps are captured, which this model does not read"
         return f"{what}; choose --padding assume-right and export the model with position_ids, or leave --cuda-graph out"
     known = _context_length(decoder, config)
     if known is not None and known < sizes.max_length:
@@ -210,7 +210,7 @@ class Planned:
     content: Mapping[str, Any]
     path: pathlib.Path
     assumed: tuple[str, ...]
-    """What nobody tells, a line each."""
+    """Unknown entries, a line each."""
 
     def write(self) -> None:
         """Writes the file; see `write`."""
@@ -224,7 +224,7 @@ def plan(decoder: ServedDecoder, session: Session, model: pathlib.Path, config: 
         decoder: The interface of the model.
         session: The settings that the model was made for.
         model: The model's file; the config goes into its folder.
-        config: What `read_config` gives.
+        config: The result of `read_config`.
 
     Raises:
         OptionError: The config contradicts the model, onnxruntime-genai cannot run it, or the folder has a config of another.

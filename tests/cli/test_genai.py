@@ -68,7 +68,7 @@ def test_a_decoder_of_captured_steps_has_a_config_where_its_mask_may_end_anywher
     assert optimized(*options, *CAPTURED) == 0
     if padding == "exact":
         assert made() == {"model.onnx"}
-        assert f"no {FILE}: its mask has zeros behind the text where steps are captured" in capsys.readouterr().err
+        assert f"no {FILE}: its mask has zeros after the text where steps are captured" in capsys.readouterr().err
         return
     written = json.loads(pathlib.Path("made", FILE).read_text())
     assert written["model"]["decoder"]["session_options"]["provider_options"] == [{"cuda": {"enable_cuda_graph": "1"}}]

@@ -236,7 +236,7 @@ def test_a_table_shorter_than_the_config_says_is_named() -> None:
         ({"sizes": dataclasses.replace(STEPS, batch=2)}, "prompts of one sequence .* not 1 for 2"),
         ({"sizes": dataclasses.replace(STEPS, new=4)}, "prompts of one sequence .* not 4 for 1"),
         ({"sizes": dataclasses.replace(STEPS, total=40)}, "as long as the buffer .* not 40 for 48"),
-        ({"mask_ends_anywhere": False}, "zeros behind the text .* --padding assume-right"),
+        ({"mask_ends_anywhere": False}, "zeros after the text .* --padding assume-right"),
         ({"context_length": 32}, "48 positions and the model 32"),
         ({"others": ("encoder_hidden_states",)}, "nothing to hand in as 'encoder_hidden_states'"),
     ],
