@@ -47,10 +47,10 @@ def _introduction(record: ExecutionProvider) -> Iterator[str]:
     notes = (ROOT / "docs" / "details" / "providers.md").read_text(encoding="utf-8")
     if f"\n## {record.name}\n" in notes:
         yield f"[What was found, and what follows](../details/providers.md#{record.name})."
-    spelling = record.spelling
-    if spelling is not None:
-        kinds, place = _types(spelling.dtypes), {"scores": "after the product", "queries": "on the queries"}[spelling.scale]
-        yield f"Attention in {kinds} is decomposed there, the factor {place}. Known from: {spelling.known_from}."
+    form = record.unfused_form
+    if form is not None:
+        kinds, place = _types(form.dtypes), {"scores": "after the product", "queries": "on the queries"}[form.scale]
+        yield f"Attention in {kinds} is decomposed there, the factor {place}. Known from: {form.known_from}."
 
 
 def _operators(record: ExecutionProvider) -> str:
@@ -93,8 +93,8 @@ def _facts(record: ExecutionProvider) -> Iterator[str]:
     if record.skip_norms is not None:
         taken = {"none": "is decomposed", "without sum": "is decomposed where its sum goes on"}[record.skip_norms]
         yield f"SkipLayerNormalization, with its like, {taken}."
-    if record.spelled_norms:
-        yield f"Decomposed, of ai.onnx: {', '.join(sorted(record.spelled_norms))}."
+    if record.decomposed_norms:
+        yield f"Decomposed, of ai.onnx: {', '.join(sorted(record.decomposed_norms))}."
     if record.fixed_sizes:
         yield "Models of fixed sizes only (`--dim`)."
     if record.mixes_up_inputs:

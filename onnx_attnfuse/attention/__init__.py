@@ -1,1 +1,1 @@
-"""The meaning of one attention, apart from how the graph spells it: its description, axes, masks, and how it is read."""
+"""The meaning of one attention, apart from its form in the graph: its description, axes, masks, and how it is read."""

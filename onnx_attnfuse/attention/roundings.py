@@ -1,4 +1,4 @@
-"""Roundings of a quantised model as one attention has them: what is rounded where, to which type.
+"""Roundings of a quantised model as one attention has them: the rounded value, its place and its type.
 
 Those between the two products are inside: a fused operator has no place for them. Those of operands and result are outside, and
 stay where they are.
@@ -16,8 +16,8 @@ from onnx_attnfuse.graph.rounding import QdqPair
 Place: TypeAlias = Literal[
     "query", "key", "value", "mask", "scores", "scaled", "capped", "masked", "weights", "guarded", "output"
 ]
-"""What is rounded: an operand; the scores as the product gives them, behind a scale, a soft cap, a mask; the weights as Softmax
-gives them, or behind what sets some to 0; the result."""
+"""The rounded value: an operand; the scores of the product, after a scale, a soft cap, a mask; the weights as Softmax
+gives them, or after some are set to 0; the result."""
 
 OUTSIDE: frozenset[Place] = frozenset(["query", "key", "value", "mask", "output"])
 """Roundings that fused operators leave as they are, of what goes in and comes out."""
@@ -54,7 +54,7 @@ class Rounding:
         return self.pair.dtype
 
 
-def told(roundings: tuple[Rounding, ...]) -> str:
+def in_words(roundings: tuple[Rounding, ...]) -> str:
     """The rounded operands with their types, in words: `scores and weights to INT8`."""
     by_type: dict[str, dict[str, None]] = {}
     for item in roundings:

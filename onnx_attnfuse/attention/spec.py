@@ -1,4 +1,4 @@
-"""The specification of one attention: its meaning, apart from how the graph spells it.
+"""The specification of one attention: its meaning, apart from its form in the graph.
 
 An `AttentionSpec` is enough to compute the attention without its nodes:
 
@@ -27,7 +27,7 @@ class Table:
     """Cosines or sines of a rotary embedding: a column for each pair of channels, a row for each position."""
 
     indexed: IndexedValue
-    """The table, over rows and batch of what is rotated; a cache that positions point into has axes of its own."""
+    """The table, over rows and batch of the rotated value; a cache that positions point into has axes of its own."""
     axis: int
     """The axis of its columns."""
     start: int = 0
@@ -35,7 +35,7 @@ class Table:
     step: int = 1
     """How far it is from there to the next pair's."""
     negative: bool = False
-    """The numbers are the negatives of what stands in it."""
+    """The numbers are the negatives of those in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Rotary:
     """The nodes that rotate now, without what makes the tables."""
 
     @property
-    def is_spelled(self) -> bool:
+    def is_decomposed(self) -> bool:
         """Whether the rotation takes more nodes than one operator."""
         return len(self.nodes) > 1
 
@@ -74,7 +74,7 @@ class Source:
     indexed: IndexedValue
     factor: float = 1.0
     rotary: Rotary | None = None
-    """What turns the value into one that the operand is a view of; scaling and rotating can change places."""
+    """The operation between the value and one that the operand is a view of; scaling and rotating can change places."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Cache:
 
 @dataclasses.dataclass(frozen=True)
 class Renormalization:
-    """Weights that a mask behind the softmax keeps, divided by their sum."""
+    """Weights that a mask after the softmax keeps, divided by their sum."""
 
     total: IndexedValue
     """The sum."""
@@ -237,7 +237,7 @@ class AttentionSpec:
     key: tuple[Source, ...]
     value: tuple[Source, ...]
     output: tuple[IndexedValue, ...]
-    """The result, then views of it that nothing else looks behind."""
+    """The result, then views of it that are its only users."""
     batch_axis: Axis
     """All factors that are neither rows nor columns nor channels; which of them are heads is for the plan to choose."""
     query_axis: Axis
@@ -266,13 +266,13 @@ class AttentionSpec:
     unshifted: bool = False
     """Exponentials are taken without the row's maximum subtracted first."""
     renormalized: Renormalization | None = None
-    """How weights are masked behind the softmax and divided by what is left of their sum; None where all of it is left."""
+    """How weights are masked after the softmax and divided by the rest of their sum; None where all of it is left."""
     voided: bool = False
-    """So a fully masked row is NaN; else, where `unshifted`, what it is depends on the spelling."""
+    """So a fully masked row is NaN; else, where `unshifted`, it depends on the form."""
     roundings: tuple[Rounding, ...] = ()
     """The roundings of a quantised model, inside and right beside the attention."""
     roles: Roles = ()
-    """Nodes of the source by what they do for this attention, what computes its mask included."""
+    """Nodes of the source by their role in this attention, those of its mask included."""
     wider: tuple[tuple[Dim, Dim], ...] = ()
     """Lengths of the scores, each with that of a mask or factor along the same axis, taken to be no longer: it is 1 or the same.
     Where it is longer, as the scores' is 1 at run time, the source repeats the scores and the operator ends in an error."""
@@ -290,7 +290,7 @@ class AttentionSpec:
         return self.query, self.key, self.value
 
     def unrotated(self) -> AttentionSpec:
-        """The attention with operands that are rotated already: what stands before a rotation is not looked at."""
+        """The attention with operands that are rotated already: operators before a rotation are not looked at."""
         query, key, value = (tuple(source for source in operand if source.rotary is None) for operand in self.operands())
         cache = self.cache
         if cache is not None:
@@ -338,7 +338,7 @@ def plain_masks(spec: AttentionSpec) -> dict[ir.Value, ir.Value]:
 
 
 def with_plain_mask(spec: AttentionSpec) -> AttentionSpec:
-    """The attention with what is added to its scores as it is before it is rounded."""
+    """The attention with the summands of its scores before they are rounded."""
     plain = plain_masks(spec)
 
     def bare(indexed: IndexedValue) -> IndexedValue:

@@ -58,7 +58,7 @@ def node_forecasts(model: ir.Model, lengths: Mapping[str, int], device: Device) 
             if not is_attention(node):
                 continue
             problem = params_of_node(node, scope.facts)
-            foreseen = None if isinstance(problem, Reason) else forecast_existing(problem.settled(lengths), device)
+            foreseen = None if isinstance(problem, Reason) else forecast_existing(problem.with_lengths(lengths), device)
             found[node.name or ""] = node.op_type, None if foreseen is None or foreseen.needs is not None else foreseen.kernel
     return found
 

@@ -143,7 +143,7 @@ def _attention(node: ir.Node, shapes: Shapes) -> int:
     params = params_of_node(node, shapes.facts)
     if not isinstance(params, AttentionParams):
         raise Unknown
-    params = params.settled(shapes.lengths)
+    params = params.with_lengths(shapes.lengths)
     batch, rows, columns, size, v_size = params.batch, params.rows, params.columns, params.head_size, params.v_head_size
     if not (
         isinstance(batch, int)

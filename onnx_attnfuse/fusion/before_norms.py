@@ -1,4 +1,4 @@
-"""What stands before a normalization, for an execution provider that merges it in and is wrong then.
+"""Operands of normalizations, for an execution provider that merges them in and is wrong then.
 
 Reciprocal(Sqrt(x))                                              Div(1, Sqrt(x))            a root mean square
 Add(x, table)                          (b, s, c) and (1, s, c)   Add(x, Expand(table))      positions that all entries share
@@ -18,12 +18,12 @@ from onnx_attnfuse.rewriting import GraphContext
 _WRITING = Subject("keeping a normalization apart")
 _NORMS = frozenset(["LayerNormalization", "RMSNormalization"])
 _REACHES = REARRANGES | CASTS | {"Add", "Sub", "Mul", "MatMul", "Gemm"}
-"""Operators through which a normalization was seen to take a sum or product in; behind others it is right."""
+"""Operators through which a normalization was seen to take a sum or product in; after others it is right."""
 _TABLE_AXES = 2
 
 
 def keep_apart(graph: GraphContext) -> int:
-    """Rewrites what stands before normalizations, in place, each verified; how many nodes there were."""
+    """Rewrites operands of normalizations, in place, each verified; the number of nodes."""
     done, facts, builder = 0, graph.scope.facts, graph.builder
     for node in tuple(graph.scope.graph):
         operands = [value for value in node.inputs if value is not None]

@@ -1,4 +1,4 @@
-"""Building one site: every form that the plan names, beside the old nodes, each verified; the faster ones behind their tests."""
+"""Building one site: every form that the plan names, beside the old nodes, each verified; faster ones are gated by tests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SiteBuilder:
         return item.target.emit(self.spec, self.meaning, self.context, item.encoding, flat=flat)
 
     def _judged(self, emitted: Emitted, exact: ir.Value | None) -> Verified | None:
-        """The verdict on a form that is equal where `exact` holds, under what is assumed of rows."""
+        """The verdict on a form that is equal where `exact` holds, under the assumptions about rows."""
         builder = self.context.builder
         before = len(builder.added)
         held = assumed_of_rows(self.spec, self.meaning, self.context)

@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime captures, as `cuda_graph` asks for: sizes are fixed, and what still prevents it is told or refused."""
+"""Models that ONNX Runtime captures, as `cuda_graph` asks for: sizes are fixed, and remaining blockers reported or refused."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def check_options(options: Options) -> None:
     if options.padding == "guarded":
         raise OptionError("padding is 'guarded', a test at run time, which no CUDA graph has; leave it or cuda_graph out")
     if is_packed and options.packed_tokens is None:
-        what = f"target is {packed.NAME!r}, and a CUDA graph has a fixed number of rows"
-        raise OptionError(f"{what}; add --packed-tokens N, for the most tokens of a batch, or leave cuda_graph out")
+        problem = f"target is {packed.NAME!r}, and a CUDA graph has a fixed number of rows"
+        raise OptionError(f"{problem}; add --packed-tokens N, for the most tokens of a batch, or leave cuda_graph out")
 
 
 def fixes(model: ir.Model, options: Options) -> bool:
-    """Whether a model's sizes are to be fixed: for a capture, or as the provider takes numbers only and all are told."""
+    """Whether a model's sizes are to be fixed: for a capture, or as the provider takes numbers only and all are given."""
     if options.cuda_graph:
         return True
     names = set(input_sizes(model))
-    told = bool(names) and names <= options.dim.keys() and not inputs_without_shape(model)
-    return told and resolve(options.ep, options.arch).provider.fixed_sizes
+    are_given = bool(names) and names <= options.dim.keys() and not inputs_without_shape(model)
+    return are_given and resolve(options.ep, options.arch).provider.fixed_sizes
 
 
 def fix(model: ir.Model, options: Options) -> None:
@@ -62,12 +62,12 @@ def fix(model: ir.Model, options: Options) -> None:
 
     Raises:
         ModelError: An input does not say how many axes it has.
-        OptionError: Sizes are not told, or told for nothing.
+        OptionError: Sizes are not given, or given for nothing.
     """
     names = input_sizes(model)
-    if untold := [name for name in names if name not in options.dim]:
-        asked = " ".join(f"--dim {name}=N" for name in untold)
-        raise OptionError(f"cuda_graph needs numbers for the sizes {', '.join(map(repr, untold))}; add {asked}")
+    if missing := [name for name in names if name not in options.dim]:
+        asked = " ".join(f"--dim {name}=N" for name in missing)
+        raise OptionError(f"cuda_graph needs numbers for the sizes {', '.join(map(repr, missing))}; add {asked}")
     fixed_sizes.fix_sizes(model, options.dim, options.assumed)
 
 
@@ -115,11 +115,11 @@ def tell_capture(run: Run) -> int:
     """Takes down whether the model can be captured; changes nothing."""
     folded, known = run.options.cuda_graph, {part.scope.graph: part.scope.facts for part in run.graphs}
     stale = folded or run.kv_cache is not None
-    run.capture = told(run.model, run.plan_context.device.provider, folded=folded, known=None if stale else known)
+    run.capture = report_capture(run.model, run.plan_context.device.provider, folded=folded, known=None if stale else known)
     return 0
 
 
-def told(
+def report_capture(
     model: ir.Model, provider: ExecutionProvider, *, folded: bool, known: Mapping[ir.Graph | ir.Function, Facts] | None = None
 ) -> CaptureReport | None:
     """Whether a model can be captured, None where the execution provider captures none; arguments are those of the search."""

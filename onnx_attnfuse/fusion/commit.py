@@ -52,7 +52,7 @@ def check_shape_users(spec: AttentionSpec, builder: Builder, *, cached: bool) ->
 
     Args:
         spec: The attention.
-        builder: What to build with.
+        builder: The builder.
         cached: The operator is to give the keys and values with those of earlier positions too.
 
     Raises:
@@ -88,8 +88,8 @@ def check_apart(spec: AttentionSpec, order: NodeOrder) -> None:
 def commit(spec: AttentionSpec, emitted: Emitted, builder: Builder, order: NodeOrder, edit: Edit) -> None:
     """Puts the new values in the place of the old ones and removes what became needless.
 
-    What the operator itself is computed from goes on reading the keys and values that the source appended to earlier ones; other
-    earlier nodes may read what the operator gives now, so that the graph is to be sorted afterwards.
+    The operator's own operands still read the keys and values that the source appended to earlier ones; other
+    earlier nodes may now read the operator's outputs; re-sort the graph afterwards.
     """
     producer = emitted.replaced.producer()
     if producer is not None:
@@ -131,7 +131,7 @@ def _rotated_values(spec: AttentionSpec) -> list[ir.Value]:
     found: list[ir.Value] = []
     for operand in (*spec.operands(), *(spec.cache.new if spec.cache is not None else ())):
         rotary = operand[-1].rotary
-        if rotary is not None and rotary.is_spelled:
+        if rotary is not None and rotary.is_decomposed:
             found += [source.indexed.value for source in operand if source.rotary is None]
             found += [value for node in rotary.nodes for value in node.outputs]
     return list(dict.fromkeys(found))

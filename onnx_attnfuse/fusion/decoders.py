@@ -24,7 +24,7 @@ def check_options(options: Options) -> None:
     """Checks that the execution provider takes a cache in one buffer, where that is asked for, and what goes with one alone.
 
     Raises:
-        OptionError: It is not known to; or the most positions are told of another cache, or are none.
+        OptionError: It is not known to; or the most positions are given for another cache, or are none.
     """
     if options.cache not in get_args(CachePolicy):
         raise OptionError(f"cache is {options.cache!r}; choose {' or '.join(get_args(CachePolicy))}")
@@ -42,14 +42,14 @@ def check_options(options: Options) -> None:
         raise OptionError(f"cache is 'shared', and {known}; choose --ep {others} with it")
 
 
-def spell_out_cached(run: Run) -> int:
-    """Spells out the operators of the main graph that append to a past: what they are made of may share a buffer.
+def decompose_cached(run: Run) -> int:
+    """Decomposes the operators of the main graph that append to a past: their parts may share a buffer.
 
     GroupQueryAttention stays: its past may be a buffer already.
     """
     if run.options.cache != "shared" or run.tried is not None:
         return 0
-    from onnx_attnfuse.transforms.decompose.decompose import spell_out
+    from onnx_attnfuse.transforms.decompose.decompose import decompose_node
 
     scope, model = next(iter(scopes(run.model))), run.model
     found = [node for node in scope.graph if is_attention(node) and node.op_type != group_query_attention.INFO.name]
@@ -59,9 +59,9 @@ def spell_out_cached(run: Run) -> int:
         graph = GraphContext(scope, model, builder, run.verifier)
         for node in cached:
             name = f"{node.domain or 'ai.onnx'}.{node.op_type}"
-            run.spelled_cached[name] += spell_out(graph, node).status == "unfused"
-    run.spelled_cached = +run.spelled_cached
-    return run.spelled_cached.total()
+            run.decomposed_cached[name] += decompose_node(graph, node).status == "unfused"
+    run.decomposed_cached = +run.decomposed_cached
+    return run.decomposed_cached.total()
 
 
 def take_with_past(run: Run) -> int:
@@ -149,9 +149,9 @@ def finish(run: Run) -> int:
     if run.options.past_length and mask in {value.name for value in source.graph.inputs}:
         run.notes.append(f"'{mask}' tells the length of the cache, because the model has its own mask")
     elif run.options.past_length:
-        from onnx_attnfuse.fusion.shared_cache.counted import told_by_number
+        from onnx_attnfuse.fusion.shared_cache.counted import with_past_length
 
-        decoder = told_by_number(run.model, decoder)
+        decoder = with_past_length(run.model, decoder)
         run.notes.append(f"'{decoder.past_length}' gives the length of the cache instead of '{mask}'")
     if run.options.cuda_graph:
         decoder = capturing.sized(decoder, run.model)

@@ -1,7 +1,7 @@
 """Attentions of quantised models fused without the roundings inside, as `dequantise_attention` asks for: check and report.
 
-The roundings are taken out in a pass (`left_out.py`), so that all later passes fuse and judge what stands there as attention in
-floats. So each fused attention is exactly that without the roundings. What these are worth is measured on the whole model.
+The roundings are taken out in a pass (`left_out.py`), so that all later passes fuse and verify the site as attention in
+floats. So each fused attention is exactly that without the roundings. Their effect is measured on the whole model.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _check(run: Run, source: ir.Model) -> None:
     if verdict.undecided is not None:
         run.notes.append(f"the whole model could not be verified without quantizations: {verdict.undecided}")
     elif not verdict.equal:
-        what = f"the fused model differs by more than the dropped quantizations: {verdict.detail}"
-        raise VerificationError(f"{what}; please report it with the model")
+        problem = f"the fused model differs by more than the dropped quantizations: {verdict.detail}"
+        raise VerificationError(f"{problem}; please report it with the model")
     else:
         run.notes.append(f"whole model verified on {verdict.cases} inputs without roundings, error {verdict.max_abs_error:.1e}")

@@ -1,4 +1,4 @@
-"""Fused operators that were made for another execution provider: spelled out, so that they are planned for this one."""
+"""Fused operators that were made for another execution provider: decomposed, so that they are planned for this one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from onnx_attnfuse.kernels.operators import OpInfo, info_of
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.reasons import Reason
 from onnx_attnfuse.rewriting import GraphContext
-from onnx_attnfuse.transforms.decompose.decompose import is_fused, spell_out
+from onnx_attnfuse.transforms.decompose.decompose import decompose_node, is_fused
 
 _SUM = 3
 """The place of the sum among the results of a normalization with one in front."""
 _PACKED_RANK, _BY_HEAD_RANK = 5, 4
 
 
-def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter[str]:
+def decompose_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter[str]:
     """Spells out what the execution provider is not known to run, each verified; returns how many of each operator."""
     done: Counter[str] = Counter()
     if plan_context.device.provider.keeps_fused:
@@ -32,14 +32,14 @@ def spell_out_foreign(graph: GraphContext, plan_context: PlanContext) -> Counter
     found = [node for node in fused if why_foreign(node, graph.scope.facts, plan_context) is not None]
     found += [node for node in graph.scope.graph if _is_foreign_norm(node, plan_context.device.provider)]
     for node in found:
-        site = spell_out(graph, node)
+        site = decompose_node(graph, node)
         done[f"{site.domain or 'ai.onnx'}.{site.op}"] += site.status == "unfused"
     return +done
 
 
 def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
     """Whether a node is a normalization that the execution provider is known not to run."""
-    if provider.spelled_norms and is_standard(node, *provider.spelled_norms):
+    if provider.decomposed_norms and is_standard(node, *provider.decomposed_norms):
         return True
     if not is_contrib(node, "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"):
         return False
@@ -48,7 +48,7 @@ def _is_foreign_norm(node: ir.Node, provider: ExecutionProvider) -> bool:
 
 
 def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reason | None:
-    """Why a fused operator that stands in a model is not known to run right on the execution provider, or None."""
+    """Why a fused operator of a model is not known to run right on the execution provider, or None."""
     provider = plan_context.device.provider
     if provider.keeps_fused or not is_fused(node):
         return None
@@ -61,7 +61,7 @@ def why_foreign(node: ir.Node, facts: Facts, plan_context: PlanContext) -> Reaso
     found = support(info.key, provider)
     if isinstance(found, Reason):
         return Reason(found.code, found.message, node.name)
-    if not found.by_default and provider.spelling is not None and plan_context.target != info.key:
+    if not found.by_default and provider.unfused_form is not None and plan_context.target != info.key:
         return Reason("fastest", f"{provider.name} is as fast with unfused attention", node.name)
     params = params_of_node(node, facts)
     if isinstance(params, Reason):  # the operator is one that runs there, and too little is known to say that this node does not

@@ -1,4 +1,4 @@
-"""Roundings taken out of attentions, so that what stands there is attention in floats, and put back where that led to nothing."""
+"""Roundings taken out of attentions, so that attention in floats is left, and put back where nothing was fused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LeftOut:
     nodes: tuple[Detached, ...]
 
     def put_back(self, nodes: Sequence[Detached]) -> None:
-        """Rounds again, what of it is not in the graph already; nodes are to be sorted afterwards.
+        """Restores the roundings that are not in the graph already; nodes are to be sorted afterwards.
 
         Args:
             nodes: All that was taken out, as attentions may share the rounding of a mask.
@@ -76,7 +76,7 @@ def _left_out(name: str, spec: AttentionSpec, facts: Facts) -> LeftOut:
     return LeftOut(name, tuple(reversed(uses)), tuple(reversed(nodes)))
 
 
-def settle(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
+def put_back(left: Iterable[LeftOut], sites: Iterable[SiteReport]) -> int:
     """Puts the roundings of attentions back that were not fused; how many attentions these are."""
     left, done = list(left), _done(sites)
     again = [item for item in left if item.name not in done]
@@ -96,5 +96,5 @@ def counted(left: Sequence[LeftOut], sites: Iterable[SiteReport]) -> tuple[int, 
 
 
 def _done(sites: Iterable[SiteReport]) -> set[str]:
-    """The names of attentions that are fused, or stand as their execution provider fuses them."""
+    """The names of attentions that are fused, or have the form that their execution provider fuses."""
     return {site.name for site in sites if site.is_rewritten or site.status == "spelled-out"}

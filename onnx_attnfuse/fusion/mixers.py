@@ -1,6 +1,6 @@
 """Sequence mixers that are no softmax attention, in one graph: each becomes one operator where that is proved equal.
 
-An operator is written where a record says that the execution provider runs it, and that it is faster there. What is built is
+An operator is written where a record says that the execution provider runs it, and that it is faster there. The new nodes are
 executed symbolically beside the mixer before it is run, and in the end both are run on inputs of other sizes.
 """
 
@@ -42,7 +42,7 @@ _FUSING = Subject("fusing a sequence mixer")
 
 
 def found_in(scope: Scope, main: ir.Graph) -> list[MixerReport]:
-    """The report on each mixer of a graph as it stands; one in the body of a loop is reported with the loop."""
+    """The report on each mixer of a graph as it is; one in the body of a loop is reported with the loop."""
     return [_left(item, scope, _LEFT[item.kind]) for item in _own(scope, main)]
 
 

@@ -31,7 +31,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.opset import Opset
 from onnx_attnfuse.graph.order import NodeOrder
-from onnx_attnfuse.graph.quantised_operators import Spellings
+from onnx_attnfuse.graph.quantised_operators import DecomposedOperators
 from onnx_attnfuse.graph.scopes import Scope, all_names, count_ops
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.kernels.conformance import table_for
@@ -56,7 +56,7 @@ Undo: TypeAlias = Callable[[], object]
 
 
 class Run:
-    """One run over one model: what was chosen, what its graphs share, and what is told of them."""
+    """One run over one model: its options, the state that its graphs share, and its report."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Run:
         """The run over what the model was replaced by, of which nothing came: this one replaces it by nothing."""
         self.start = time.perf_counter()
         self.merged: Merged | None = None
-        """What the model is the decoder with a past of, where two were merged."""
+        """The merged decoder that this decoder with a past was extracted from, if any."""
         self.readers = catalogue.readers
         """The readers of single steps, where they are not counted."""
         self.statistics = PatternStatistics()
         readers = self.statistics.counting(catalogue.readers, catalogue.subject, verifier.doubted)
         self.catalogue = dataclasses.replace(catalogue, readers=readers)
         self.runtime = runtime_version(options.onnxruntime, resolve(options.ep, options.arch).provider)
-        """The version of ONNX Runtime that the model will run on; None stands for the newest."""
+        """The version of ONNX Runtime that the model will run on; None is the newest."""
         self.policy = Policy.from_environment() if options.policy is None else options.policy
         self.graphs: list[PassContext] = []
         """The graphs of the model that were read, outer before inner."""
@@ -96,12 +96,12 @@ class Run:
         """The RotaryEmbedding nodes whose caches were widened."""
         self.enabled: Counter[str] = Counter()
         """How often each enabling rule was applied."""
-        self.spelled: Counter[str] = Counter()
-        """How many operators of other execution providers were spelled out, by their names."""
-        self.spelled_cached: Counter[str] = Counter() if tried is None else tried.spelled_cached
-        """How many operators with a past were spelled out, by their names."""
+        self.decomposed: Counter[str] = Counter()
+        """How many operators of other execution providers were decomposed, by their names."""
+        self.decomposed_cached: Counter[str] = Counter() if tried is None else tried.decomposed_cached
+        """How many operators with a past were decomposed, by their names."""
         self.changes: Counter[str] = Counter()
-        """What each pass counted, by its name."""
+        """The counts of each pass, by its name."""
         self.failure: Reason | None = None
         """Why the last pass on the model that failed did."""
         self.session: Session | None = None
@@ -152,8 +152,8 @@ class PassContext:
         self.candidates: list[Candidate] = []
         self.left_out: list[LeftOut] = []
         """The roundings that were taken out of attentions."""
-        self.quantised = Spellings()
-        """The operators on quantised numbers that are spelled out."""
+        self.quantised = DecomposedOperators()
+        """The operators on quantised numbers that are decomposed."""
         self.moved: list[Moved] = []
         """The tensors around attentions whose roundings were moved."""
         self.roles: dict[str, tuple[NodesOfRole, ...]] = {}
@@ -163,7 +163,7 @@ class PassContext:
         self.searched: int | None = None
         """The version of the run in which candidates were looked for."""
         self.fused: tuple[SiteFuser, list[SiteReport]] | None = None
-        """What fused the candidates, and a report on each; None: fusing has failed, or was not begun."""
+        """The fuser of the candidates, and a report on each; None: fusing has failed, or was not begun."""
         self.shared = SharedCache()
         """The outcome of sharing the cache of this graph; attentions that share its buffer are no candidates any more."""
         self.failure: Reason | None = None
@@ -237,7 +237,7 @@ class PassContext:
         return read_candidate(node, with_sink(softmax, scope.facts), scope, run.catalogue.readers, run.options.keep_outputs)
 
     def _kind_of(self, node: ir.Node) -> str | None:
-        """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+        """The kind of mask of the attention at a Softmax, if it can be planned as it is."""
         run, found = self.run, self.read_at(node)
         if found is None or found.spec is None:
             return None
@@ -255,15 +255,15 @@ class Pass:
     """One pass over a graph."""
 
     name: str
-    """What is done, as a failure is told."""
+    """The action, as a failure is reported."""
     apply: Callable[[Any], int]
     """Does it to a graph, a `PassContext`, and counts what was changed; 0: the graph is what it was."""
     step: str | None = None
     """The step whose time it counts for."""
     undo: Callable[[Any], Undo] | None = PassContext.to_last
-    """What puts the graph back where the pass fails; None: it changes no node."""
+    """The function that restores the graph where the pass fails; None: it changes no node."""
     must_succeed: bool = False
-    """Whether a failure ends the run, as what is half done cannot be put back."""
+    """Whether a failure ends the run, as a partial change cannot be undone."""
 
 
 @dataclasses.dataclass(frozen=True)

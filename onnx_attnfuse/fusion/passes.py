@@ -28,7 +28,7 @@ from onnx_attnfuse.graph.fixed_sizes import input_sizes
 from onnx_attnfuse.graph.folding import fold
 from onnx_attnfuse.graph.ops import CONTRIB, is_attention
 from onnx_attnfuse.graph.order import is_sorted
-from onnx_attnfuse.graph.quantised_operators import spell_out
+from onnx_attnfuse.graph.quantised_operators import decompose_quantised as decompose_operators
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.sweep import sweep_unused
 from onnx_attnfuse.graph.uses import label
@@ -47,31 +47,31 @@ _MOST_STEPS = 20_000_000
 
 
 def drop_needless(graph: PassContext) -> int:
-    """Takes out each Identity, and what nobody reads, of a graph with attention, which is spelled in fewer ways then."""
+    """Removes each Identity, and unused nodes, of a graph with attention, which then has fewer forms."""
     if not any(node.op_type in _MAY_BEGIN or is_attention(node) for node in graph.scope.graph):
         return 0
     return no_ops.drop_inner_identities(graph.scope.graph) + sweep_unused(tuple(graph.scope.graph))
 
 
-def spell_out_foreign(graph: PassContext) -> int:
+def decompose_foreign(graph: PassContext) -> int:
     """Spells out fused operators that the execution provider is not known to run; they are planned anew then."""
     run = graph.run
-    done = foreign.spell_out_foreign(graph.graph_context(), run.plan_context)
-    run.spelled += done
+    done = foreign.decompose_foreign(graph.graph_context(), run.plan_context)
+    run.decomposed += done
     return sum(done.values())
 
 
-def spell_out_quantised(graph: PassContext) -> int:
+def decompose_quantised(graph: PassContext) -> int:
     """Spells out the operators on quantised numbers that an attention is made of, in the main graph, to be put back."""
     if graph.scope.graph is not graph.run.model.graph:
         return 0
-    graph.quantised = spell_out(graph.scope.graph, graph.scope.facts, graph.graph_context().builder)
+    graph.quantised = decompose_operators(graph.scope.graph, graph.scope.facts, graph.graph_context().builder)
     return len(graph.quantised.operators)
 
 
 def put_quantised_back(graph: PassContext) -> int:
     """Puts the operators on quantised numbers back that no fused attention has taken the place of."""
-    return graph.quantised.settle(graph.graph_context().builder)
+    return graph.quantised.put_back(graph.graph_context().builder)
 
 
 def apply_patterns(graph: PassContext) -> int:
@@ -115,7 +115,7 @@ def leave_roundings_out(graph: PassContext) -> int:
 def move_roundings(graph: PassContext) -> int:
     """Moves roundings of operands to where the execution provider wants them, bit for bit the same."""
     provider = graph.run.plan_context.device.provider
-    if provider.spelling is not None and provider.spelling.rounds_products:
+    if provider.unfused_form is not None and provider.unfused_form.rounds_products:
         return len(rounded_views.move_roundings(graph.candidates, graph.graph_context(), "views first"))
     if "roundings-first" not in provider.pays:
         return 0
@@ -128,8 +128,8 @@ def put_roundings_back(graph: PassContext) -> int:
     """Puts the roundings of attentions back, and to where they were, that were not fused."""
     sites = [] if graph.fused is None else graph.fused[1]
     done, builder = {site.name for site in sites if site.is_rewritten}, graph.graph_context().builder
-    put = sum(item.settle(builder, useful=item.site in done) for item in reversed(graph.moved))
-    put += left_out.settle(graph.left_out, sites)
+    put = sum(item.finish(builder, useful=item.site in done) for item in reversed(graph.moved))
+    put += left_out.put_back(graph.left_out, sites)
     if put:
         graph.scope.graph.sort()
     return put
@@ -162,7 +162,7 @@ def normalize_scores(graph: PassContext) -> int:
 
 
 def enable(rules: Sequence[EnablingRule], graph: PassContext) -> int:
-    """Rewrites what stands around attentions, where there are some."""
+    """Rewrites the nodes around attentions, where there are some."""
     if not graph.candidates and not graph.shared.candidates:
         return 0
     run = graph.run
@@ -183,7 +183,7 @@ def keep_biases_apart(graph: PassContext) -> int:
 
 
 def draw(graph: PassContext) -> int:
-    """Draws the attentions as they stand, where pictures are wanted; changes nothing."""
+    """Draws the attentions as they are, where pictures are wanted; changes nothing."""
     graph.run.album.before(graph.candidates, graph.scope)
     return 0
 
@@ -285,7 +285,7 @@ def put_patterns_back(graph: PassContext) -> int:
         return 0
     fuser, found = graph.fused
     found = [as_asked(site, graph.run.plan_context.target) for site in found]
-    graph.fused = fuser, graph.patterns.settle(found, fuser.replaced)
+    graph.fused = fuser, graph.patterns.finish(found, fuser.replaced)
     return len(graph.patterns.done)
 
 
@@ -316,7 +316,7 @@ def fuse_mixers(graph: PassContext) -> int:
 
 
 def fuse_standalone_rotary(graph: PassContext) -> int:
-    """Fuses what is left of rotary embeddings, where there is a kernel for them."""
+    """Fuses the remaining rotary embeddings, where there is a kernel for them."""
     if not graph.run.plan_context.device.provider.rotates:
         return 0
     context = graph.site_fuser().graph
@@ -338,7 +338,7 @@ def sink_into_branches(graph: PassContext) -> int:
 
 
 def sort_nodes(graph: PassContext) -> int:
-    """Sorts the nodes, where one stands before what it reads."""
+    """Sorts the nodes, where one comes before its inputs."""
     if is_sorted(graph.scope.graph):
         return 0
     graph.scope.graph.sort()
@@ -353,7 +353,7 @@ def flatten_indices(graph: PassContext) -> int:
 
 
 def keep_norms_apart(graph: PassContext) -> int:
-    """Rewrites what stands before normalizations, for an execution provider that merges it in and is wrong then."""
+    """Rewrites operands of normalizations, for an execution provider that merges it in and is wrong then."""
     if not graph.run.plan_context.device.provider.merges_into_norms:
         return 0
     return before_norms.keep_apart(graph.graph_context())
@@ -375,7 +375,7 @@ def switch_kernels(run: Run) -> int:
 
 
 def order_inputs(run: Run) -> int:
-    """Puts inputs that nobody reads behind the others, for an execution provider that mixes inputs up which follow one."""
+    """Puts inputs that nobody reads after the others, for an execution provider that mixes inputs up which follow one."""
     model, provider = run.model.graph, run.plan_context.device.provider
     unread = [value for value in model.inputs if not value.uses() and not value.is_graph_output()]
     wanted = sorted(model.inputs, key=unread.__contains__)
@@ -387,7 +387,7 @@ def order_inputs(run: Run) -> int:
     return 1
 
 
-def settle_imports(run: Run) -> int:
+def finish_imports(run: Run) -> int:
     """Imports com.microsoft where it is used, and lowers an opset that was raised for nothing."""
     parts = run.model.graph, *run.model.functions.values()
     for part in parts:

@@ -29,13 +29,13 @@ from onnx_attnfuse.verify.verifier import Verifier
 _FIND, _REWRITE = "find", "plan and rewrite"
 PASSES: tuple[Pass, ...] = (
     ModelPass("fixing sizes", capturing.fix_sizes, must_succeed=True),
-    ModelPass("spelling out operators with a past", decoders.spell_out_cached, must_succeed=True),
+    ModelPass("decomposing operators with a past", decoders.decompose_cached, must_succeed=True),
     ModelPass("taking the decoder with a past of two", decoders.take_with_past),
     ModelPass(report_run.LAYING_OUT, decoders.lay_out),
-    Pass("spelling out operators of other providers", passes.spell_out_foreign, _REWRITE),
-    Pass("taking out what does nothing", passes.drop_needless, _FIND),
+    Pass("decomposing operators of other providers", passes.decompose_foreign, _REWRITE),
+    Pass("removing no-op nodes", passes.drop_needless, _FIND),
     Pass("applying patterns", passes.apply_patterns, "apply patterns"),
-    Pass("spelling out operators on quantised numbers", passes.spell_out_quantised, _FIND),
+    Pass("decomposing operators on quantised numbers", passes.decompose_quantised, _FIND),
     Pass("widening caches", passes.widen_rotary_caches, _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
     Pass("leaving roundings inside of attentions out", passes.leave_roundings_out, _FIND),
@@ -46,7 +46,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("preparing for fusions of ONNX Runtime", functools.partial(passes.enable, BEFORE), _FIND),
     Pass("looking for attention", passes.find_attention, _FIND, None),
     ModelPass("switching kernels off", passes.switch_kernels),
-    Pass("drawing what is there", passes.draw, undo=None),
+    Pass("drawing sites", passes.draw, undo=None),
     Pass("sharing the buffer of the cache", decoders.share_cache, _REWRITE),
     Pass(report_run.PACKING_ROWS, passes.pack_rows, _REWRITE),
     Pass("packing the attentions of a graph", passes.pack_attention, _REWRITE),
@@ -64,8 +64,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("laying indices flat", passes.flatten_indices, _REWRITE),
     Pass("keeping normalizations apart", passes.keep_norms_apart, _REWRITE),
     Pass("sorting nodes", passes.sort_nodes, _REWRITE),
-    ModelPass("putting inputs that nobody reads last", passes.order_inputs),
-    ModelPass("settling opset imports", passes.settle_imports),
+    ModelPass("moving unused inputs to the end", passes.order_inputs),
+    ModelPass("finishing opset imports", passes.finish_imports),
     ModelPass("judging the decoder", decoders.check, must_succeed=True),
     ModelPass("quantising the cache", quantising.quantise, must_succeed=True),
     ModelPass("measuring what roundings cost", dequantising.measure, must_succeed=True),
@@ -105,16 +105,16 @@ class Fusion:
             return io.from_any(model)
 
     def fuse(self, model: ir.Model, *, trace: Trace | None = None, dtype: ir.DataType | None = None) -> Report:
-        """Fuses what can be fused, in place; what fails costs its own place, and is told.
+        """Fuses the model in place; a failure costs its own site, and is reported.
 
         Args:
             model: The model.
             trace: Takes the attempts of patterns that came nearest.
-            dtype: Plan as if attention was computed in this type; what is built serves nobody then.
+            dtype: Plan as if attention was computed in this type; the built nodes are of no use then.
 
         Raises:
             ModelError: The model is to be captured, and an input does not say how many axes it has.
-            OptionError: The model is to be captured, and sizes of its inputs are not told.
+            OptionError: The model is to be captured, and sizes of its inputs are not given.
             VerificationError: The whole model is to be judged, and differs.
         """
         fixed = self.options, self.catalogue, self.verifier, trace, dtype
@@ -152,7 +152,7 @@ def _read(run: Run) -> Iterator[PassContext]:
 
 
 def _apply(item: Pass, subject: PassContext | Run) -> None:
-    """Applies one pass; what fails is undone and told."""
+    """Applies one pass; a failure is undone and reported."""
     run, place = (subject, None) if isinstance(subject, Run) else (subject.run, subject.scope.path)
     with contextlib.nullcontext() if item.step is None else run.verifier.timer.step(item.step):
         attempt = None if item.must_succeed else contained(Subject(item.name), place, item.undo and item.undo(subject))

@@ -22,14 +22,14 @@ from onnx_attnfuse.kernels.forecast import Forecast, Speedup, forecast, unfused_
 from onnx_attnfuse.kernels.support import support
 from onnx_attnfuse.options import PaddingPolicy, TargetName
 from onnx_attnfuse.reasons import Reason
-from onnx_attnfuse.targets import SPELLED, TARGETS, Target, name_of, packed
+from onnx_attnfuse.targets import TARGETS, UNFUSED, Target, name_of, packed
 from onnx_attnfuse.targets.base import BuildContext, MaskEncoding, Precondition
 from onnx_attnfuse.targets.layout import shared_heads
 from onnx_attnfuse.targets.padding import is_given
 
 _MEASUREMENT_NOISE = 1.1
 _UNFUSED_FROM, _UNFUSED_TO = 1 << 26, MOST_SCORES
-"""Between these numbers of scores, b·n·s·t, what is spelled out may be faster; beyond, its memory is what counts."""
+"""Between these numbers of scores, b·n·s·t, decomposed attention may be faster; beyond, its memory counts."""
 _WORTHWHILE_SHARE_OF_TIME = 0.85
 """Another way is taken if it needs at most this part of the time."""
 FASTER_FROM: Mapping[MaskForm, int] = {"lengths": 1 << 23, "ranges": 1 << 21, "none": 0}
@@ -59,7 +59,7 @@ class Lowering:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The operators that will compute an attention: one for every batch, and faster ones behind tests."""
+    """The operators that will compute an attention: one for every batch, and faster ones with tests."""
 
     main: Lowering
     """Exact for every batch, or for those that the caller vouches for."""
@@ -84,17 +84,17 @@ class PlanContext:
     device: Device
     padding: PaddingPolicy = "auto"
     lengths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    """Numbers that symbolic sizes will have; they decide what is fast, never what is exact."""
+    """Numbers that symbolic sizes will have; they affect speed, never exactness."""
     always: bool = False
-    """Fuse also where what is spelled out is faster."""
+    """Fuse also where the decomposed form is faster."""
     target: TargetName = "auto"
     """The only operator to use, whatever is faster; `auto`: the fastest."""
     kernels: frozenset[str] | None = None
     """The only kernels that may be forecast; None: any."""
     dtype: ir.DataType | None = None
-    """Plan as if attention was computed in this type; what is built is of its own type all the same, and serves nobody."""
+    """Plan as if attention was computed in this type; the built nodes have its own type all the same, and are of no use."""
     taken: Assumed = dataclasses.field(default_factory=Assumed)
-    """What is taken for granted."""
+    """The assumptions."""
     captured: bool = False
     """The model is to be captured, so that nothing is tested at run time."""
     conformance: Conformance | None = None
@@ -117,7 +117,7 @@ class PlanContext:
 
     @property
     def may_test(self) -> bool:
-        """Whether a form that is exact for some batches may stand behind a test at run time."""
+        """Whether a form that is exact for some batches may be chosen by a test at run time."""
         return not self.captured and self.padding != "exact" and bool(self.device.provider.takes_if)
 
     @property
@@ -136,7 +136,7 @@ def make_plans(
     """
     if plan_context.assumed and not is_given(meaning):
         plan_context = dataclasses.replace(plan_context, padding="auto")
-    forms = TARGETS if plan_context.device.provider.spelling is None else (*TARGETS, SPELLED)
+    forms = TARGETS if plan_context.device.provider.unfused_form is None else (*TARGETS, UNFUSED)
     asked = [target for target in forms if _is_asked(target, plan_context)]
     if plan_context.target == "auto" and not any(_is_known(target, plan_context.device) for target in asked):
         message = f"no fused kernel on {plan_context.device.ep} is known to be both correct and faster"
@@ -173,7 +173,7 @@ def _is_asked(target: Target, plan_context: PlanContext) -> bool:
 def _is_default(target: Target, plan_context: PlanContext) -> bool:
     """Whether a target is considered where nobody asks for it.
 
-    Of one without a kernel it is told why it is not used, unless its own record says which providers it is for.
+    The refusal of one without a kernel is reported, unless its own record says which providers it is for.
     """
     found = support(name_of(target), plan_context.device.provider)
     return not target.INFO.support if isinstance(found, Reason) else found.by_default
@@ -222,7 +222,7 @@ def _plans(
 def _appending(exact: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> list[Lowering]:
     """The ways that append to the cache, and for prompts of a known length those that are much faster although they do not."""
     cached = [item for item in exact if item.encoding.cached]
-    params = params_of(spec, cached[0].encoding, cached[0].target).settled(plan_context.lengths)
+    params = params_of(spec, cached[0].encoding, cached[0].target).with_lengths(plan_context.lengths)
     if not isinstance(params.rows, int) or params.rows == 1:
         return cached
     most = min(item.time for item in cached) * _WORTHWHILE_SHARE_OF_TIME
@@ -325,7 +325,7 @@ def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> At
         mask=encoding.mask,
         causal=encoding.causal,
         windowed=encoding.windowed,
-        cached=spec.cache is not None and (encoding.cached or spec.sink is None),  # a sink's own key goes behind the new ones
+        cached=spec.cache is not None and (encoding.cached or spec.sink is None),  # a sink's own key goes after the new ones
         grouped=length(shared_heads(spec)) != length(axes.n),
         capped=spec.softcap is not None or spec.sink is not None,
         op=name_of(target),
@@ -333,7 +333,7 @@ def params_of(spec: AttentionSpec, encoding: MaskEncoding, target: Target) -> At
 
 
 def _plan(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Plan | Reason:
-    """The plan around an exact lowering, with faster ones behind tests; or the reason why the site is better left alone."""
+    """The plan around an exact lowering, with faster ones under tests; or the reason why the site is better left alone."""
     assumed = plan_context.assumed
     for item in some:
         single = item.encoding.single and plan_context.padding != "assume-none"
@@ -357,13 +357,13 @@ def _plan(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_co
 
 def _lowering(spec: AttentionSpec, encoding: MaskEncoding, target: Target, plan_context: PlanContext) -> Lowering:
     return Lowering(
-        target, encoding, forecast(params_of(spec, encoding, target).settled(plan_context.lengths), plan_context.device)
+        target, encoding, forecast(params_of(spec, encoding, target).with_lengths(plan_context.lengths), plan_context.device)
     )
 
 
 def _slower(spec: AttentionSpec, best: Lowering, plan_context: PlanContext) -> Reason | None:
-    """Why an attention is better left spelled out, at sizes that are known."""
-    params = params_of(spec, best.encoding, best.target).settled(plan_context.lengths)
+    """Why an attention is better left decomposed, at sizes that are known."""
+    params = params_of(spec, best.encoding, best.target).with_lengths(plan_context.lengths)
     known = isinstance(params.scores, int) and _UNFUSED_FROM <= params.scores < _UNFUSED_TO
     unfused = unfused_time(params, plan_context.device, guarded=bool(spec.row_rules))
     if not known or len(spec.nodes) == 1 or best.time <= unfused * _MEASUREMENT_NOISE:
@@ -388,14 +388,14 @@ def _selection(some: Sequence[Lowering], main: Lowering) -> tuple[Lowering, ...]
 
 
 def _tested(main: Lowering, some: Sequence[Lowering], spec: AttentionSpec, plan_context: PlanContext) -> Sequence[Lowering]:
-    """The faster ways that may stand behind tests.
+    """The faster ways that may run under tests.
 
     All of them where that is asked for, and where `main` fails or takes more memory than a test; else those of which the caller
     vouches for the batches, so that sizes alone are tested.
     """
     if not plan_context.may_test:
         return ()
-    scores = params_of(spec, main.encoding, main.target).settled(plan_context.lengths).scores
+    scores = params_of(spec, main.encoding, main.target).with_lengths(plan_context.lengths).scores
     is_huge = spec.cache is None and isinstance(scores, int) and scores >= GUARDED_FROM
     if plan_context.padding == "guarded" or is_huge or main.forecast.fails is not None:
         return some

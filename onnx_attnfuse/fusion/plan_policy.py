@@ -108,7 +108,7 @@ def _safe(
 
 
 def needs_all_kernels(params: AttentionParams | Reason, device: Device) -> bool:
-    """Whether an operator that stands in the model may fail because kernels are switched off; if unknown, it may."""
+    """Whether an operator of the model may fail because kernels are switched off; if unknown, it may."""
     if not device.lacks_kernels:
         return False
     if isinstance(params, Reason) or forecast_existing(params, device) is None:

@@ -1,4 +1,4 @@
-"""Quantised caches as the pipeline asks for them: options are checked, and what was done is told site by site."""
+"""Quantised caches as the pipeline asks for them: options are checked, and the result is reported site by site."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def quantise(run: Run) -> int:
     run.notes += found.notes
     if found.record is not None:
         shared = {site.name for site in run.shared.sites.values()}
-        run.sites = [_told(site, found.record) if site.name in shared and site.op == INFO.name else site for site in run.sites]
+        run.sites = [_noted(site, found.record) if site.name in shared and site.op == INFO.name else site for site in run.sites]
     run.kv_cache = found.record
     return found.record is not None
 
 
-def _told(site: SiteReport, record: QuantisedCache) -> SiteReport:
+def _noted(site: SiteReport, record: QuantisedCache) -> SiteReport:
     """The report on an attention with a quantised cache, of whose kernels no order is known."""
     return dataclasses.replace(site, mask_form=f"{site.mask_form}, {record.format} cache", kernel=None)

@@ -15,7 +15,7 @@ from onnx_attnfuse.report.model import PatternReport, Report
 from onnx_attnfuse.verify.verifier import NOT_VERIFIED
 
 LAYING_OUT, ROTARY = "laying the cache of a decoder out", "replacing rotary embeddings"
-PACKING_ROWS = "packing what stands around attentions"
+PACKING_ROWS = "packing nodes around attentions"
 _NO_ATTENTION = "no attention in the model could be read"
 
 
@@ -43,8 +43,8 @@ def _around(run: Run) -> Iterator[str]:
     if provider.fixed_sizes and (open_sizes := input_sizes(run.model)):
         asked = " ".join(f"--dim {name}=N" for name in open_sizes)
         yield f"{run.plan_context.device.ep} takes models of fixed sizes only; {asked} fixes them"
-    if run.spelled:
-        words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled.items()))
+    if run.decomposed:
+        words = ", ".join(f"{count} {op}" for op, count in sorted(run.decomposed.items()))
         yield f"decomposed for {run.plan_context.device.ep}, which lacks them: {words}"
     if left := sum(node.graph is not None for node in run.widened):
         yield f"{left} RotaryEmbedding caches expanded to the whole batch, as ONNX Runtime requires"
@@ -63,10 +63,10 @@ def _reshaped(run: Run) -> Iterator[str]:
     if run.merged is not None:
         yield f"merged decoder: kept the branch with a past and removed the input '{run.merged.branch.name}'"
     if run.changes[LAYING_OUT]:
-        what = "keys and values of each layer as (batch, heads, positions, channels), a mask as (batch, positions)"
-        yield f"cache layout changed: {what}"
-    if run.spelled_cached:
-        words = ", ".join(f"{count} {op}" for op, count in sorted(run.spelled_cached.items()))
+        layout = "keys and values of each layer as (batch, heads, positions, channels), a mask as (batch, positions)"
+        yield f"cache layout changed: {layout}"
+    if run.decomposed_cached:
+        words = ", ".join(f"{count} {op}" for op, count in sorted(run.decomposed_cached.items()))
         yield f"decomposed, so that their cache can be one buffer: {words}"
 
 

@@ -44,7 +44,7 @@ def nodes_by_role(candidate: Candidate, names: Set[str]) -> tuple[NodesOfRole, .
     """The nodes of a site by role, in the order of the roles; those that are not called by one of `names` are left out.
 
     Args:
-        candidate: The site; of one that was not read its own nodes are told.
+        candidate: The site; one that was not read is reported with its own nodes.
         names: The names of the nodes in the source.
     """
     if candidate.read is not None:
@@ -61,11 +61,11 @@ def nodes_by_role(candidate: Candidate, names: Set[str]) -> tuple[NodesOfRole, .
 
 
 def roundings_of(candidate: Candidate, names: Mapping[str, str]) -> tuple[RoundingReport, ...]:
-    """The roundings of a site as they are told.
+    """The roundings of a site as reported.
 
     Args:
         candidate: The site.
-        names: For the name of a node that is none of the source that of the one it stands for, or empty.
+        names: For the name of a node that is none of the source that of the one it replaces, or empty.
     """
     return tuple(
         RoundingReport(
@@ -127,7 +127,7 @@ def kernel_of_forecast(found: Forecast, device: Device, when: str | None = None,
         found: The forecast.
         device: The device that it is for.
         when: A condition on batches under which the operator runs.
-        usual: What runs where that does not hold.
+        usual: The kernel that runs otherwise.
     """
     return _kernel([*_steps(found, when), *(usual.chain if usual is not None else ())], found, device)
 

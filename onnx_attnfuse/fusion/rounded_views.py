@@ -33,7 +33,7 @@ from onnx_attnfuse.graph.uses import label, viewers
 from onnx_attnfuse.rewriting import GraphContext
 
 Order: TypeAlias = Literal["roundings first", "views first"]
-"""What stands first, seen from what computes an operand."""
+"""The first kind, seen from the node that computes an operand."""
 
 _MOST_STEPS = 24
 _MOVING = Subject("moving roundings over views")
@@ -65,7 +65,7 @@ class Moved:
     new: ir.Value
     nodes: Detached
 
-    def settle(self, builder: Builder, *, useful: bool) -> int:
+    def finish(self, builder: Builder, *, useful: bool) -> int:
         """Puts the old nodes back where the new ones were of no use, if all that they read is there; 1 where that was done."""
         made = self.new.producer()
         outside = [value for _, inputs in self.nodes.nodes for value in inputs if value is not None]
@@ -88,7 +88,7 @@ def move_roundings(candidates: Iterable[Candidate], graph: GraphContext, order: 
     Args:
         candidates: The attentions, which are to be read anew afterwards.
         graph: Their graph.
-        order: What is to stand first on the way to an attention; behind its result views stand first in any case.
+        order: The kind that comes first on the way to an attention; after its result views come first in any case.
     """
     found: list[Moved | None] = []
     for item in candidates:
@@ -117,7 +117,7 @@ def _moved(site: str, steps: Sequence[_Step], order: Order, graph: GraphContext)
 
 
 def _ordered(steps: Sequence[_Step], order: Order, facts: Facts) -> list[_Step] | None:
-    """The steps as they are to stand; None where they stand so, or nothing is rounded."""
+    """The steps in their new order; None where they have it, or nothing is rounded."""
     if not any(step.pair for step in steps):
         return None
     views = [step for step in steps if step.is_view]
@@ -127,7 +127,7 @@ def _ordered(steps: Sequence[_Step], order: Order, facts: Facts) -> list[_Step] 
 
 
 def _factors_first(steps: Sequence[_Step], facts: Facts) -> list[_Step]:
-    """Factors that are powers of two before the roundings that they stand behind, whose scales they multiply."""
+    """Factors that are powers of two before the roundings that they follow, whose scales they multiply."""
     found: list[_Step] = []
     for step in steps:
         place = len(found)
@@ -216,7 +216,7 @@ def _above(operand: ir.Value, facts: Facts) -> list[_Step]:
 
 
 def _below(result: ir.Value, facts: Facts) -> list[_Step]:
-    """The steps behind a result that nothing else looks behind, up to the last rounding."""
+    """The steps after a result that are its only users, up to the last rounding."""
     found: list[_Step] = []
     value = result
     while len(found) < _MOST_STEPS and not value.is_graph_output():

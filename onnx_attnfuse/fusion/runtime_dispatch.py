@@ -1,7 +1,7 @@
 """Dispatch at run time: one test that selects between fast forms of an attention and the one that is always exact.
 
 Each guarded site becomes an `If` whose branches hold nothing but the operator and what follows it. A test is computed once for
-all sites that share it, and not at all where sizes decide; what only the exact form needs, its bias above all, is computed only
+all sites that share it, and not at all where sizes decide; nodes of the exact form alone, its bias above all, are computed only
 when that form runs.
 """
 
@@ -91,7 +91,7 @@ class Guards:
         return dataclasses.replace(otherwise, value=value, presents=tuple(zip(presents, kept, strict=True)))
 
     def fork(self, test: ir.Value, chosen: Sequence[ir.Value], otherwise: Sequence[ir.Value]) -> list[ir.Value]:
-        """Values that are `chosen` where a test holds, else `otherwise`; what only one of both needs moves to it in the end."""
+        """Values that are `chosen` where a test holds, else `otherwise`; nodes that only one needs move into it at last."""
         build = self._builder
         then, other = (_handed_on(build, values, name) for values, name in ((chosen, "packed"), (otherwise, "padded")))
         branches = {"then_branch": then, "else_branch": other}
@@ -104,7 +104,7 @@ class Guards:
     def sink_into_branches(self) -> int:
         """Sinks nodes into the `If` branches that use them (code sinking); returns how many branches there are.
 
-        What one branch needs goes into it; what several with the same tests need is computed once, under those tests.
+        Nodes that one branch needs go into it; those that several with the same tests need are computed once, under those tests.
         """
         if not self._homes:
             return 0
@@ -122,7 +122,7 @@ class Guards:
                 self._builder.graph.remove(nodes)
                 branch.insert_before(branch[0], nodes)
             _compute_if_needed(self._builder, tests, items, shared)
-        self._builder.graph.sort()  # what is computed if needed may stand before the test that says so
+        self._builder.graph.sort()  # a node computed if needed may come before its test
         return len(self._homes)
 
 

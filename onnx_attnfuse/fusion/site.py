@@ -31,7 +31,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.report.model import SiteReport
 from onnx_attnfuse.report.pictures.album import Album
 from onnx_attnfuse.rewriting import Edit, GraphContext
-from onnx_attnfuse.targets import SPELLED
+from onnx_attnfuse.targets import UNFUSED
 from onnx_attnfuse.targets.base import BuildContext
 from onnx_attnfuse.targets.layout import replaces_rotation
 from onnx_attnfuse.targets.unfused import is_in_place, keeps_rows
@@ -82,17 +82,17 @@ class SiteFuser:
         params = params_of_node(node, self.graph.scope.facts) if found.status == "already-fused" else None
         if not isinstance(params, AttentionParams):
             return found
-        params = dataclasses.replace(params, dtype=plan_context.dtype or params.dtype).settled(plan_context.lengths)
+        params = dataclasses.replace(params, dtype=plan_context.dtype or params.dtype).with_lengths(plan_context.lengths)
         foreseen = forecast_existing(params, plan_context.device)
         return found if foreseen is None else dataclasses.replace(found, kernel=kernel_of_forecast(foreseen, plan_context.device))
 
     def _rounded(self, found: SiteReport, spec: AttentionSpec, plan_context: PlanContext) -> SiteReport:
-        """The report on an attention that stays, as it rounds inside; its mask is told as it is before it is rounded."""
+        """The report on an attention that stays, as it rounds inside; its mask is reported as before rounding."""
         spec = with_plain_mask(spec)
         meaning = self.graph.check_mask(spec, understand(spec, self.context.reader))
         found = dataclasses.replace(found, mask=meaning.kind, mask_text=meaning.text or None)
         device = plan_context.device
-        if device.provider.spelling is not None and is_in_place(spec, device.provider.spelling):
+        if device.provider.unfused_form is not None and is_in_place(spec, device.provider.unfused_form):
             return dataclasses.replace(found, status="spelled-out", reasons=(as_wanted(device.ep),))
         return found
 
@@ -113,7 +113,7 @@ class SiteFuser:
         plans, refusals = preferred_plans(foreseen, meaning, plan_context, self.policy, self.context)
         reasons: list[Reason] = []
         for plan in plans:
-            wanted = device.provider.spelling if plan.main.target is SPELLED else None
+            wanted = device.provider.unfused_form if plan.main.target is UNFUSED else None
             if wanted is not None and is_in_place(spec, wanted) and keeps_rows(spec, meaning, self.context):
                 return dataclasses.replace(
                     found, status="spelled-out", kernel=kernel_of(plan, device), reasons=(as_wanted(device.ep),)
@@ -149,9 +149,9 @@ class SiteFuser:
         target = built.plan.main.target
         found = dataclasses.replace(
             found,
-            status="spelled-out" if target is SPELLED else "fused",
-            op=None if target is SPELLED else target.INFO.name,
-            domain=None if target is SPELLED else target.INFO.domain,
+            status="spelled-out" if target is UNFUSED else "fused",
+            op=None if target is UNFUSED else target.INFO.name,
+            domain=None if target is UNFUSED else target.INFO.domain,
             scale=None if spec.scale_values else built.emitted.scale,
             mask_form=built.emitted.mask,
             kernel=kernel_of(built.plan, plan_context.device),
@@ -167,6 +167,6 @@ class SiteFuser:
 
 
 def _is_in_place(found: SiteReport, plan: Plan, spec: AttentionSpec) -> bool:
-    """Whether what the plan would build stands there already."""
+    """Whether the form of the plan is there already."""
     same = (found.op, found.domain) == (plan.main.target.INFO.name, plan.main.target.INFO.domain)
     return same and not plan.faster and not plan.main.encoding.cached and not replaces_rotation(spec)

@@ -55,7 +55,7 @@ def bind(tensors: Iterable[ir.ExternalTensor], model: pathlib.Path) -> None:
 
 
 def location_of(tensor: ir.ExternalTensor) -> str:
-    """The data file's name as the model spells it, relative to the model's folder."""
+    """The data file's name as the model has it, relative to the model's folder."""
     return os.fsdecode(cast("str | os.PathLike[str]", tensor.location))
 
 

@@ -37,7 +37,7 @@ class NodeOrder:
         """Adds new nodes to the order.
 
         Raises:
-            Refused: One of them reads what is computed by `anchor` or after it, so that it cannot replace it.
+            Refused: One of them reads a result of `anchor` or of a later node, so that they cannot replace it.
         """
         self._own(nodes)
         for node in nodes:

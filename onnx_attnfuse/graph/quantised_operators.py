@@ -55,7 +55,7 @@ _MEANINGS: dict[tuple[str, str], _Meaning] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SpelledOut:
+class DecomposedOperator:
     """One operator on quantised numbers, and the views right after it, decomposed."""
 
     old: ir.Value
@@ -106,10 +106,10 @@ class SpelledOut:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spellings:
+class DecomposedOperators:
     """All decomposed operators of a graph."""
 
-    operators: tuple[SpelledOut, ...] = ()
+    operators: tuple[DecomposedOperator, ...] = ()
     """In the order of the graph."""
     views: Detached = dataclasses.field(default_factory=lambda: Detached(()))
     """The views of quantised numbers that nothing reads since."""
@@ -119,7 +119,7 @@ class Spellings:
         """The names of new nodes, each with that of the operator which the node is part of; empty for its inputs."""
         return dict(pair for item in self.operators for pair in item.names)
 
-    def settle(self, builder: Builder) -> int:
+    def put_back(self, builder: Builder) -> int:
         """Puts back, in place, the operators whose decomposition is unchanged; their number."""
         whole = [item for item in reversed(self.operators) if item.is_whole]
         first = next((item.new.producer() for item in whole), None)
@@ -139,7 +139,7 @@ def is_quantised(node: ir.Node) -> bool:
     return read_as(node) in _MEANINGS
 
 
-def spell_out(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> Spellings:
+def decompose_quantised(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> DecomposedOperators:
     """Decomposes the operators on quantised numbers between the two products of an attention, in place.
 
     Args:
@@ -151,12 +151,12 @@ def spell_out(graph: ir.Graph | ir.Function, facts: Facts, builder: Builder) -> 
         The decompositions.
     """
     if not any(is_quantised(node) for node in graph):
-        return Spellings()
+        return DecomposedOperators()
     wanted = {node for softmax in graph if _is_softmax(softmax) for node in _around(softmax, facts)}
     decomposer = _Decomposer(facts, builder)
     found = [decomposer.decompose(node) for node in list(graph) if node in wanted]
     graph.sort()
-    return Spellings(tuple(item for item in found if item is not None), detach(decomposer.viewed))
+    return DecomposedOperators(tuple(item for item in found if item is not None), detach(decomposer.viewed))
 
 
 def _is_softmax(node: ir.Node) -> bool:
@@ -216,7 +216,7 @@ class _Decomposer:
         self.viewed: list[ir.Value] = []
         """The views of quantised numbers that there are now of floats."""
 
-    def decompose(self, node: ir.Node) -> SpelledOut | None:
+    def decompose(self, node: ir.Node) -> DecomposedOperator | None:
         """Decomposes one operator, with the views that alone read it; None where its shape is not known."""
         facts, builder = self.facts, self.builder
         dims, meaning = facts.dims(node.outputs[0]), _MEANINGS[plain_domain(node.domain), node.op_type]
@@ -244,7 +244,7 @@ class _Decomposer:
         assert op is not None
         op.name = node.name or op.name
         facts.learn(op)
-        return SpelledOut(old, new, taken, op, tuple(op.inputs))
+        return DecomposedOperator(old, new, taken, op, tuple(op.inputs))
 
     def _floats(self, codes: ir.Value | None, scale: ir.Value | None, point: ir.Value | None) -> ir.Value:
         """The floats that quantised numbers represent, after their views rather than before."""

@@ -1,4 +1,4 @@
-"""A tensor multiplied or divided by one number, as a Mul or a Div spells it."""
+"""A tensor multiplied or divided by one number, as a Mul or a Div computes it."""
 
 from __future__ import annotations
 

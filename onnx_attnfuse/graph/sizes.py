@@ -257,7 +257,7 @@ def _function(key: str, parts: tuple[Dim, ...], evaluate: Callable[[list[int]], 
     return Size(1, (Atom(key, parts, evaluate),))
 
 
-def settled(dim: Dim, values: Mapping[str, int]) -> Dim:
+def resolved(dim: Dim, values: Mapping[str, int]) -> Dim:
     """The number `dim` is under `values`, or `dim` where one of its symbols has none."""
     return evaluate(dim, values) if symbols(dim) <= values.keys() else dim
 

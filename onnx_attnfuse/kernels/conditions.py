@@ -59,10 +59,10 @@ class AttentionParams:
         """How many scores there are, b·n·s·t."""
         return sizes.product([self.batch, self.heads, self.rows, self.columns])
 
-    def settled(self, lengths: Mapping[str, int]) -> AttentionParams:
+    def with_lengths(self, lengths: Mapping[str, int]) -> AttentionParams:
         """The parameters with numbers in place of symbolic sizes, wherever all symbols of a size have one."""
         names = ("batch", "rows", "columns", "head_size", "v_head_size")
-        return dataclasses.replace(self, **{name: sizes.settled(getattr(self, name), lengths) for name in names})
+        return dataclasses.replace(self, **{name: sizes.resolved(getattr(self, name), lengths) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)

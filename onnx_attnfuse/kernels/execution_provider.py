@@ -59,7 +59,7 @@ takes a newer opset; roundings of operands before their views, which operators t
 alone that are no padding, by operators of the standard."""
 
 ANY_MASK: frozenset[MaskForm] = frozenset(get_args(MaskForm))
-SPELLED_OUT = "SpelledOut"
+UNFUSED = "SpelledOut"
 """The name of attention in operators of the standard among fused operators, for providers that fuse it themselves."""
 UNKNOWN: Kernels = (("UNKNOWN", ()),)
 """The operator runs, by whatever kernel."""
@@ -125,7 +125,7 @@ class OpSupport:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spelling:
+class UnfusedForm:
     """The form in which an execution provider fuses attention by itself.
 
     One product of queries and transposed keys, one factor, one sum with a mask, one Softmax, one product with the values: nothing
@@ -208,13 +208,13 @@ class ExecutionProvider:
     """The providers that the record is of, where it is of several (`several_providers.py`)."""
     plugins: tuple[str, ...] = ()
     """Distributions that bring the provider to an ONNX Runtime that is there."""
-    spelling: Spelling | None = None
+    unfused_form: UnfusedForm | None = None
     """The form that it fuses by itself; None: none is known, and decomposed attention stays as it is."""
     keeps_fused: bool = False
     """Whether fused operators of a model are left alone; else those that it is not known to run are decomposed."""
     skip_norms: Literal["none", "without sum"] | None = None
     """The forms of SkipLayerNormalization and its like that it runs; the rest is decomposed. None: all stays."""
-    spelled_norms: frozenset[str] = frozenset()
+    decomposed_norms: frozenset[str] = frozenset()
     """Normalizations of ai.onnx that it is known not to run, or not right: they are decomposed."""
     rotates: bool = False
     """Whether it runs RotaryEmbedding of com.microsoft; if not, or not known, rotations are decomposed."""

@@ -1,4 +1,4 @@
-"""One record for several execution providers: a model for all of them, so that only what is right on each is written.
+"""One record for several execution providers: a model for all of them, so that only forms that are right on each are written.
 
 `provider("webgpu,wasm")` makes it. A refusal of one refuses for all, and an operator that one wants decomposed is decomposed.
 Of the forms that are right on all, the one with the best worst time is taken (`kernels/forecast.py`).
@@ -33,10 +33,10 @@ def together(members: tuple[ExecutionProvider, ...]) -> ExecutionProvider:
         default_architecture=graphics.default_architecture,
         architecture_here=graphics.architecture_here,
         is_preferred=False,
-        spelling=next((item.spelling for item in members if item.spelling is not None), None),
+        unfused_form=next((item.unfused_form for item in members if item.unfused_form is not None), None),
         keeps_fused=all(item.keeps_fused for item in members),
         skip_norms=next((kind for kind in ("none", "without sum") if any(item.skip_norms == kind for item in members)), None),
-        spelled_norms=frozenset[str]().union(*(item.spelled_norms for item in members)),
+        decomposed_norms=frozenset[str]().union(*(item.decomposed_norms for item in members)),
         rotates=all(item.rotates for item in members),
         shares_cache=all(item.shares_cache for item in members),
         fixed_sizes=any(item.fixed_sizes for item in members),

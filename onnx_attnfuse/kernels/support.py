@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, ExecutionProvider, OpSupport
+from onnx_attnfuse.kernels.execution_provider import UNFUSED, ExecutionProvider, OpSupport
 from onnx_attnfuse.kernels.operators import by_key
 from onnx_attnfuse.reasons import Reason, Refused
 
@@ -14,11 +14,11 @@ def support(op: str, provider: ExecutionProvider) -> OpSupport | Reason:
     of providers.
 
     Args:
-        op: The operator, `onnx.` before it if it is a standard one; or `SPELLED_OUT`.
+        op: The operator, `onnx.` before it if it is a standard one; or `UNFUSED`.
         provider: The execution provider.
     """
-    if op == SPELLED_OUT:
-        own = provider.spelling
+    if op == UNFUSED:
+        own = provider.unfused_form
         return (
             Reason("no-kernel-for-device", f"{provider.name} is not known to fuse attention itself")
             if own is None

@@ -164,7 +164,7 @@ def _card(row: Row, report: Report) -> _Card:
     if picture is None:
         return _Card(row, {}, None)
     after = picture.after if row.site.is_rewritten else None
-    before = "As it stands" if after is None else "Before, as the pattern reads it" if row.site.pattern else "Before"
+    before = "As it is" if after is None else "Before, as the pattern reads it" if row.site.pattern else "Before"
     titled = {before: picture.before, "After": after}
     drawn = {title: (drawing, lay_out(drawing)) for title, drawing in titled.items() if drawing is not None}
     return _Card(row, drawn, picture.mask)

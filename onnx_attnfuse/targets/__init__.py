@@ -17,7 +17,7 @@ class Target(Protocol):
 
     INFO: OpInfo
     ALONE: bool
-    """Whether the operator takes in what stands before the attention, so that no other operator shares a site with it."""
+    """Whether the operator takes in nodes before the attention, so that no other operator shares a site with it."""
 
     def refuse(self, spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
         """Why this operator cannot compute `spec`, or None if it can."""
@@ -36,8 +36,8 @@ class Target(Protocol):
 
 TARGETS: tuple[Target, ...] = tuple(cast("Target", load(info.target or "")) for info in ranked())
 """In the order in which they are taken where they are equally fast."""
-SPELLED = cast("Target", unfused)
-"""Taken besides these for providers that fuse spelled-out attention themselves."""
+UNFUSED = cast("Target", unfused)
+"""Taken besides these for providers that fuse decomposed attention themselves."""
 
 
 def name_of(target: Target) -> str:

@@ -50,7 +50,7 @@ class MaskEncoding:
 
 @dataclasses.dataclass(frozen=True)
 class BuildContext:
-    """Everything a target builds with: the builder, what is known of masks, the device and its opset."""
+    """Everything a target builds with: the builder, facts about masks, the device and its opset."""
 
     builder: Builder
     bounds: Bounds
@@ -65,7 +65,7 @@ def refuse_device(op: str, dtype: ir.DataType | None, device: Device, otherwise:
     Args:
         op: The operator, `onnx.` before it if it is a standard one.
         dtype: The element type of the attention; None: not known.
-        device: What it would run on.
+        device: The device that it would run on.
         otherwise: The reason if it is not written for this type.
     """
     found = support(op, device.provider)
@@ -101,7 +101,7 @@ class Emitted:
     presents: tuple[tuple[ir.Value, ir.Value], ...] = ()
     """Keys and values with those of earlier positions, as the source has them and as the operator gives them."""
     assumes: tuple[AssumptionName, ...] = ()
-    """What is taken for granted of the scores."""
+    """Assumptions about the scores."""
 
     @property
     def results(self) -> tuple[tuple[ir.Value, ir.Value], ...]:

@@ -32,7 +32,7 @@ def bias_emitter(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
 
 
 def is_infinite(mask: Mask, place: int) -> bool:
-    """Whether a step puts -inf in the place of scores, and none behind it holds them above a number."""
+    """Whether a step replaces scores by -inf, and none after it holds them above a number."""
     step = mask[place]
     return isinstance(step, Replaced) and math.isinf(step.fill) and not any(isinstance(later, Floored) for later in mask[place:])
 
@@ -41,7 +41,7 @@ class BiasEmitter:
     """Emits the steps of one mask with the operators the source used, scores taken as zero."""
 
     def __init__(self, builder: Builder, axes: Axes4, dtype: ir.DataType, reader: Reader | None = None) -> None:
-        """Emits with `builder`; what a mask picks element by element is made of the data as it lies, where a reader is given."""
+        """Emits with `builder`; a gathered mask is broadcast from its data, where a reader is given."""
         self._builder = builder
         self._axes = axes
         self._dtype = dtype
@@ -52,7 +52,7 @@ class BiasEmitter:
 
         Args:
             mask: Its steps, at least one.
-            fills: What replaced scores become.
+            fills: The fills of replaced scores.
 
         Raises:
             Refused: It is of a wider type than the operator, and would lose something.
@@ -87,7 +87,7 @@ class BiasEmitter:
 
         Args:
             compact: The bias.
-            broadcasts: It may stand for all entries or all heads; else it gets these axes at full length too.
+            broadcasts: It may be broadcast over all entries or all heads; else it gets these axes at full length too.
         """
         wanted = length(self._axes.i), length(self._axes.j)
         dims = self._builder.facts.dims(compact.value)
@@ -260,7 +260,7 @@ def _union(left: Axes, right: Axes) -> Axes:
 
 
 def _crossed(left: Axes, right: Axes) -> bool:
-    """Whether a factor stands at different places in two sequences of axes."""
+    """Whether a factor is at different places in two sequences of axes."""
     places: dict[object, int] = {}
     for axes in (left, right):
         for place, axis in enumerate(reversed(axes)):

@@ -43,7 +43,7 @@ def check_narrowed_sums(spec: AttentionSpec, context: BuildContext) -> None:
     lowest = sum(lowest_sum(step, context.reader, context.bounds) for step in sums)
     below = any(context.bounds.expression(bias)[0] < -largest(spec.dtype) for bias in biases)
     if below or (finite and min(finite[0], lowest) < MASKS_APART - largest(spec.dtype) and {lowest} != numbers):
-        message = "a half type has nothing below its lowest number, so that rows without a key would mix what is and what is not"
+        message = "a half type has nothing below its lowest number, so that rows without a key would mix masked and other keys"
         raise Refused("narrowed-mask", message)
 
 

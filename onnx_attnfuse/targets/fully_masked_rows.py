@@ -1,4 +1,4 @@
-"""Fully masked rows: what the source makes of them, kept beside the fused operator.
+"""Fully masked rows: their results in the source, kept beside the fused operator.
 
 Four cases need care, all measured (docs/targets.md): a source that guards NaN gives 0 there, one that zeroes masked weights
 gives 0 there, one that replaces scores gives weights that no longer depend on them, and a float16 source whose mask is finite
@@ -62,7 +62,7 @@ class Rows:
     refills: tuple[Refill, ...] = ()
     """Rows of the result that become a number."""
     assumes: tuple[AssumptionName, ...] = ()
-    """What is taken for granted of rows without a key."""
+    """Assumptions about rows without a key."""
 
 
 def read_rows(
@@ -82,8 +82,8 @@ def read_rows(
         spec: The attention.
         meaning: Its mask, understood.
         encoding: The form in which the mask is handed over.
-        bias_emitter: What emits its bias, if that is the form.
-        context: What to build with.
+        bias_emitter: The emitter of its bias, if that is the form.
+        context: The builder and its facts.
         zeroes: The operator gives 0 to rows that -inf or the lowest number of their type masks throughout.
 
     Raises:

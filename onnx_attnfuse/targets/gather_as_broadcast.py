@@ -1,7 +1,7 @@
 """Masks whose elements a source picks one by one, made of the data as it lies.
 
 PyTorch's exporter writes `mask[b, j]` for all b and j as a GatherND, whose indices have an element for each row and key. Every
-element is taken in its place, so the data can be broadcast instead, and whether a row has a key is told from (b, 1, 1, t).
+element is taken in its place, so the data can be broadcast instead, and (b, 1, 1, t) shows whether a row has a key.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DataLayout:
         return IndexedValue(arrange(self._builder, found, axes), axes)
 
     def _remade(self, indexed: IndexedValue, node: ir.Node) -> IndexedValue | None:
-        """The operator again, of the data; an And without what is true everywhere."""
+        """The operator again, of the data; an And without operands that are true everywhere."""
         facts, dtype = self._reader.facts, self._reader.facts.dtype(node.outputs[0])
         operands = [(value, None if value is None else aligned(value, indexed.axes, facts)) for value in node.inputs]
         given = [IndexedValue(value, axes) for value, axes in operands if value is not None and axes is not None]
@@ -101,7 +101,7 @@ class DataLayout:
 def laid_out(builder: Builder, picked: Element, axes: Sequence[Axis], *, is_long: bool = False) -> IndexedValue | None:
     """A picked element as data laid out along some axes, from the first element on; None if it is not taken in their order.
 
-    Axes of the data that are 1 long may stand anywhere between; an axis that the data lacks is 1 long in the result.
+    Axes of the data that are 1 long may be anywhere between; an axis that the data lacks is 1 long in the result.
 
     Args:
         builder: Adds what lays it out.

@@ -37,7 +37,7 @@ from onnx_attnfuse.targets.rotary import factors_of, long_tables
 
 ALONE: bool = False
 _EIGHT = 8
-"""What sizes must be a multiple of."""
+"""The divisor of sizes."""
 _AS_IT_IS = (0, 0, -1)
 """A Reshape to this keeps ONNX Runtime from folding three MatMul and two RotaryEmbedding into the operator: it would take their
 caches for those of all positions, where they are those of the new ones, and read a cache's shape also where there is none. It
@@ -127,11 +127,11 @@ def emit(
 
     Args:
         spec: The attention.
-        meaning: What its mask means.
-        context: What to build with.
+        meaning: The meaning of its mask.
+        context: The builder and its facts.
         encoding: How the mask is handed over.
         flat: Of no effect here.
-        buffered: What it is told where past and present are one buffer; else it is told by the lengths of the keys.
+        buffered: Its lengths where past and present are one buffer; else they follow from the lengths of the keys.
 
     Raises:
         Refused: An operand cannot be brought into its layout.
@@ -180,7 +180,7 @@ def emit(
 
 
 def _query_alone(operands: Grouped, spec: AttentionSpec, builder: Builder) -> dict[str, ir.Value | None]:
-    """Queries with no keys and values; what was made of those is swept where nothing else reads it."""
+    """Queries with no keys and values; nodes built for those are removed where nothing else reads them."""
     query, *rest = operands.values
     width, batch = length((*operands.kv_heads, *spec.axes.h)), length(spec.axes.b)
     assert isinstance(width, int)
@@ -220,7 +220,7 @@ def absorbs_rotary(rotary: Rotary, *, batch: Axis, each: bool, in_order: bool) -
         rotary: How they are rotated.
         batch: The axis of the batch.
         each: The provider rotates each token by its own position; else those of a prompt by positions that count up.
-        in_order: Tokens stand in the order of the source.
+        in_order: Tokens are in the order of the source.
     """
     if rotary.width // 2 % _EIGHT:
         return False

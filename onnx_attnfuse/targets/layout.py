@@ -24,7 +24,7 @@ from onnx_attnfuse.targets.fully_masked_rows import Rows
 from onnx_attnfuse.targets.masked_row_fixups import Refill, apply_rows, scale_rows
 from onnx_attnfuse.targets.rotary import factors_of, is_same, rotated, takes
 
-_RESCALE, _ROTATE, _SPELLED = 10.0, 10.0, 50.0
+_RESCALE, _ROTATE, _DECOMPOSED = 10.0, 10.0, 50.0
 """Prices of multiplying a tensor by a number, of rotating it by one operator, and by decomposed ones, on the scale of
 `attention.axes.rearrange.cost`.
 """
@@ -95,7 +95,7 @@ def _rotating(operand: tuple[Source, ...], source: Source) -> float:
     between = itertools.dropwhile(lambda item: item is not source, operand)
     if rotary is None or source.rotary is not None or any(item.rotary is None and _is_needed(item) for item in between):
         return 0.0
-    return _SPELLED if rotary.is_spelled else _ROTATE
+    return _DECOMPOSED if rotary.is_decomposed else _ROTATE
 
 
 def replaces_rotation(spec: AttentionSpec) -> bool:
@@ -103,7 +103,7 @@ def replaces_rotation(spec: AttentionSpec) -> bool:
     heads, axes = shared_heads(spec), spec.axes
     targets: tuple[Axes, Axes] = (axes.b, axes.i, (*axes.n, *axes.h)), (axes.b, axes.j, (*heads, *axes.h))
     chosen = [cheapest(operand, target) for operand, target in zip((spec.query, spec.key), targets, strict=True)]
-    return any(source.rotary is not None and source.rotary.is_spelled for source in chosen)
+    return any(source.rotary is not None and source.rotary.is_decomposed for source in chosen)
 
 
 def typed(builder: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -142,9 +142,9 @@ def grouped(
     """Brings the operands of `spec` into the layout of operators that know grouped heads.
 
     Args:
-        builder: What to build with.
+        builder: The builder.
         spec: The attention.
-        rows: What its rows need.
+        rows: The corrections of its rows.
         cached: The operator appends keys and values to earlier ones itself.
         absorbs: Whether the operator can rotate queries and keys itself, if it ever does.
 
@@ -175,7 +175,7 @@ def grouped(
 
 
 def shared_heads(spec: AttentionSpec) -> Axis:
-    """The heads of keys and values: those they have where each stands for several of the queries next to each other, else all.
+    """The heads of keys and values: those they have where each serves several adjacent queries, else all.
 
     One for all queries is an axis without a factor, of length 1.
     """
@@ -234,10 +234,10 @@ def replacing(
     """The operator's output of shape (b, s, n·v) as the result that it replaces.
 
     Args:
-        builder: What to build with.
+        builder: The builder.
         fused: The output.
         spec: The attention.
-        rows: What its rows need.
+        rows: The corrections of its rows.
         chosen: The sources that query, key and value were taken from.
         targets: The layouts they were brought into.
         mask: The form in which the mask is handed over.

@@ -25,10 +25,10 @@ def lowest_of(value: ir.Value, dtype: ir.DataType, swallows: float, facts: Facts
     """How low a wider value may be, if all it is made of is numbers of a half type, or low enough to swallow any score.
 
     Args:
-        value: What is to be narrowed.
+        value: The value to narrow.
         dtype: The half type.
         swallows: From here down a number swallows any score.
-        facts: What is known of the graph.
+        facts: Facts about the graph.
 
     Returns:
         How low it may be at least, as far as constants and sums tell, 0 or less; None if something else is in it.
@@ -86,8 +86,8 @@ def narrowed(builder: Builder, value: ir.Value, dtype: ir.DataType, low: float) 
     """The value in the half type; numbers below it become its lowest, -inf stays.
 
     Args:
-        builder: What to build with.
-        value: What `lowest_of` has an answer for.
+        builder: The builder.
+        value: A value that `lowest_of` has an answer for.
         dtype: The half type.
         low: That answer.
     """

@@ -1,4 +1,4 @@
-"""Which rows of a mask have a key, told at run time, and masks that are edited where they have none."""
+"""The rows of a mask that have a key, at run time, and masks that are edited where they have none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def has_key(compact: IndexedValue, bound: float, context: BuildContext) -> Index
     """Rows in which some mask value is above `bound`, (b or 1, n or 1, s or 1, 1).
 
     Where a condition chooses these values, it is asked: a position bias with heads is many times as large. Else values are
-    compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number. What is finite is
+    compared first and reduced after: on a GPU the maximum of a row of -inf may come out as the lowest number. A finite number is
     above -inf rather than no less than the lowest number, which is -inf itself where a provider computes in float16.
     """
     builder, seen = context.builder, chosen_above(compact, bound, context)

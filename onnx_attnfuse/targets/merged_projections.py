@@ -82,7 +82,7 @@ def read_product(value: ir.Value | None, builder: Builder) -> MergedProduct | No
 
 
 def merged(products: Sequence[MergedProduct], builder: Builder, hint: str) -> ir.Value:
-    """Emits the columns of all products one after the other, (…, all columns), where the builder stands."""
+    """Emits the columns of all products one after the other, (…, all columns), at the builder's position."""
     first, facts, total = products[0], builder.facts, sum(item.columns for item in products)
     dims, dtype = facts.dims(first.values[0]), facts.dtype(first.values[0])
     assert dims is not None

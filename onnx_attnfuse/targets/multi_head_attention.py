@@ -44,7 +44,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     Args:
         spec: The attention.
         meaning: Its mask, understood.
-        context: What to build with.
+        context: The builder and its facts.
         encoding: How to hand the mask over, one of `encodings`.
         flat: Do not take keys and values as (b, n, t, h).
 
@@ -88,13 +88,13 @@ class _Operands:
 
     values: tuple[ir.Value, ir.Value, ir.Value]
     bias: ir.Value | None
-    """What the operator adds to them, (2·n·h + n·v,)."""
+    """The bias that the operator adds to them, (2·n·h + n·v,)."""
     chosen: Sequence[Source]
     """The values that they were taken from."""
     targets: tuple[Axes, Axes, Axes]
     scale: float
     frontier: tuple[ir.Value, ...] = ()
-    """What they are computed from, where that lies above `chosen`."""
+    """Their operand, where that is above `chosen`."""
     needless: tuple[ir.Value, ...] = ()
 
 

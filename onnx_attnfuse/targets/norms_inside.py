@@ -26,7 +26,7 @@ from onnx_attnfuse.targets.rms_norm import read_rms_norm
 _INFO = group_query_attention.INFO
 _HEADS_FIRST = [0, 2, 1, 3]
 EPSILON = "qk_norm_epsilon"
-"""The attribute for what is added under the root."""
+"""The attribute for the summand under the root."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def before_norms(node: ir.Node, builder: Builder) -> PlainOperands | None:
 
 
 def take_in_norms(node: ir.Node, builder: Builder) -> None:
-    """Hands an operator that is in the graph what is not normalized yet, if its operands are normalized as it does it."""
+    """Hands an operator of the graph the operands before normalization, if its operands are normalized as it does it."""
     builder.at(node)
     found = before_norms(node, builder)
     if found is None:
@@ -133,7 +133,7 @@ def _heads_first(apart: Dims) -> Dims:
 
 
 def _before_heads(x: ir.Value, apart: Dims, joined: Dims, facts: Facts, *, turned: bool) -> ir.Value | None:
-    """Queries or keys that are normalized, heads joined if that can be seen, else behind positions; None if in front of those."""
+    """Queries or keys that are normalized, heads joined if that can be seen, else after positions; None if before those."""
     node = x.producer()
     if facts.dims(x) != (_heads_first(apart) if turned else apart):
         return None
@@ -146,7 +146,7 @@ def _before_heads(x: ir.Value, apart: Dims, joined: Dims, facts: Facts, *, turne
 
 
 def _weight(weight: ir.Value | None, size: int, dtype: ir.DataType | None, facts: Facts) -> ir.Value | Array | None:
-    """The factors of a normalization in the element type of what is normalized, if that holds them; ones if there are none."""
+    """The factors of a normalization in the element type of its operand, if that holds them; ones if there are none."""
     if dtype is None:
         return None
     if weight is None:

@@ -26,7 +26,7 @@ from onnx_attnfuse.targets.layout import typed
 from onnx_attnfuse.targets.padding import is_padding
 
 NAME: str = INFO.option or INFO.key
-"""What a caller asks for."""
+"""The caller's choice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _not_padding(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -
     if any(_is_alike(item, spec.axes.b) for item in meaning.predicates):
         return Reason("not-padding-only", "the mask forbids the same keys in every entry of the batch, which padding does not")
     if any(map(context.bounds.may_mask, meaning.biases)):
-        return Reason("not-padding-only", "what is added to the scores may mask keys, too, and packed tokens only know padding")
+        return Reason("not-padding-only", "the bias of the scores may mask keys, too, and packed tokens only know padding")
     return None
 
 
@@ -110,7 +110,7 @@ def attend(
     """Builds the operator.
 
     Args:
-        context: What to build with.
+        context: The builder and its facts.
         spec: The attention.
         meaning: Its mask; where it adds something too, all of it is handed over.
         chosen: The sources of query, key and value.

@@ -86,7 +86,7 @@ def merge_products(node: ir.Node, builder: Builder) -> bool:
 
     Args:
         node: GroupQueryAttention, in the place of the source's nodes already.
-        builder: What to build with.
+        builder: The builder.
     """
     products = products_of(node, builder)
     if products is None:

@@ -1,6 +1,6 @@
 """Padding handed over as lengths: which keys are kept, how many, and whether they are what lengths can say.
 
-Nothing is assumed of a mask that is data. What is emitted here says at run time whether the padding of a batch lies on the right,
+Nothing is assumed of a mask that is data. Nodes emitted here compute at run time whether the padding of a batch is on the right,
 with a key left in every entry (`right_padded`), or whether there is none (`unpadded`).
 """
 
@@ -66,7 +66,7 @@ class KeyPadding:
     clean: ir.Value | None
     """Truth values that broadcast to (b, t): the mask is what `keep` says; None where that is certain."""
     of_scores: bool = False
-    """The padding was read off what is added to the scores, which must be nothing else then."""
+    """The padding was read off the bias of the scores, which must be nothing else then."""
 
     def lengths(self) -> ir.Value:
         """How many keys are kept, (b) int32."""
@@ -163,7 +163,7 @@ class _Emitter:
         self._batch, self._column = position(axes.b), position(axes.j)
         self._dims = length(axes.b), length(axes.j)
         self.clean: list[ir.Value] = []
-        """Truth values: what is read as a truth value is 0 or 1, as a source that computes with it takes it to be."""
+        """Truth values: a number read as a truth value is 0 or 1, as a source that computes with it takes it to be."""
 
     def truth(self, part: Expression) -> ir.Value | None:
         match part:

@@ -37,7 +37,7 @@ class ProjectionPart:
     start: int
     end: int
     columns: Axis
-    """What the part is in the terms of the attention."""
+    """The part in the terms of the attention."""
 
     def taken(self, axis: Axis) -> Axis:
         """An axis with the part in place of the whole."""
@@ -69,7 +69,7 @@ class LinearProjection:
     bias: IndexedValue | None
     """A constant over columns."""
     channels: Axis
-    """What the product sums over."""
+    """The axis that the product sums over."""
     product: Axis
     """All columns of the weight."""
     part: ProjectionPart | None
@@ -281,7 +281,7 @@ def _check_columns(operand: LinearProjection, wanted: Axis, name: str, heads: Ax
     columns = {leaf for leaf in operand.columns if leaf.position is None}
     added = [] if operand.bias is None else [leaf for axis in refined(operand.bias.axes) for leaf in axis]
     if any(leaf.position is None and leaf not in operand.all_columns for leaf in added):
-        raise Refused("not-projected", f"what is added to the {name} differs by batch entry or row")
+        raise Refused("not-projected", f"the bias of the {name} differs by batch entry or row")
     if columns == set(wanted):
         return
     if columns < set(wanted) and set(wanted) - columns <= set(heads):

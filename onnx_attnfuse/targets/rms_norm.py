@@ -1,8 +1,8 @@
-"""RMS normalization as sources write it: an operator of ai.onnx, or spelled out.
+"""RMS normalization as sources write it: an operator of ai.onnx, or decomposed.
 
     weight · x / sqrt(mean(x²) + epsilon)
 
-Spelled out, x may be widened for it, the quotient be a product with a reciprocal, and the result be rounded before or behind the
+Decomposed, x may be widened for it, the quotient be a product with a reciprocal, and the result be rounded before or after the
 product with the weights.
 """
 
@@ -23,9 +23,9 @@ class RmsNorm:
     """A normalization along the last axis.
 
     Attributes:
-        x: What is normalized, of any shape.
+        x: The normalized input, of any shape.
         weight: The factors, as many as x has channels; None if there are none.
-        epsilon: What is added to the mean of the squares.
+        epsilon: The summand of the mean of the squares.
         inside: Its nodes, the last one first.
     """
 
@@ -37,13 +37,13 @@ class RmsNorm:
 
 def read_rms_norm(value: ir.Value, facts: Facts) -> RmsNorm | None:
     """The normalization that gives a value, in its own element type; None if none does."""
-    found = _operator(value, facts) or _spelled(value, facts)
+    found = _operator(value, facts) or _decomposed(value, facts)
     return found if found is not None and facts.dtype(found.x) == facts.dtype(value) else None
 
 
 def _operator(value: ir.Value, facts: Facts) -> RmsNorm | None:
     around: list[ir.Node] = []
-    node = _behind_cast(value, around)
+    node = _before_cast(value, around).producer()
     if not is_standard(node, "RMSNormalization") or attribute(node, "stash_type", 1) != 1:
         return None
     x, weight = node.inputs
@@ -55,14 +55,14 @@ def _operator(value: ir.Value, facts: Facts) -> RmsNorm | None:
     return RmsNorm(x, weight, attribute(node, "epsilon", 1e-5), tuple(inside)) if _keeps(inside, x, facts) else None
 
 
-def _spelled(value: ir.Value, facts: Facts) -> RmsNorm | None:
+def _decomposed(value: ir.Value, facts: Facts) -> RmsNorm | None:
     around: list[ir.Node] = []
-    outer = _behind_cast(value, around)
+    outer = _before_cast(value, around).producer()
     if is_standard(outer, "Mul"):
         for one, weight in (outer.inputs, reversed(outer.inputs)):
             if one is not None and weight is not None and facts.rank(weight) == 1:
                 inside = [*around, outer]
-                quotient = _behind_cast(one, inside)
+                quotient = _before_cast(one, inside).producer()
                 found = None if quotient is None else _quotient(quotient, weight, inside, facts)
                 if found is not None:
                     return found
@@ -70,7 +70,7 @@ def _spelled(value: ir.Value, facts: Facts) -> RmsNorm | None:
 
 
 def _quotient(node: ir.Node, weight: ir.Value | None, around: list[ir.Node], facts: Facts) -> RmsNorm | None:
-    """`x / sqrt(mean(x²) + epsilon)`, with what is around it."""
+    """`x / sqrt(mean(x²) + epsilon)`, with the nodes around it."""
     for wide, root, between in _over_root(node):
         inside = [*around, node, *between]
         epsilon = _root_mean_square(root, wide, inside, facts)
@@ -133,15 +133,6 @@ def _before_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Value:
         inside.append(node)
         return node.inputs[0]
     return value
-
-
-def _behind_cast(value: ir.Value, inside: list[ir.Node]) -> ir.Node | None:
-    """The node that gives a value before it is rounded."""
-    node = value.producer()
-    if is_standard(node, "Cast") and node.inputs[0] is not None:
-        inside.append(node)
-        return node.inputs[0].producer()
-    return node
 
 
 def _keeps(inside: list[ir.Node], x: ir.Value, facts: Facts) -> bool:

@@ -1,4 +1,4 @@
-"""Whether what is assumed of every row of scores holds in a run, told from its own numbers: by this a form is verified."""
+"""Whether the assumptions about every row of scores hold in a run, by its own numbers: by this a form is verified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def assumed_of_rows(spec: AttentionSpec, meaning: Meaning, context: BuildContext
     Args:
         spec: An attention.
         meaning: Its mask.
-        context: What to build with; nodes are built behind the attention of the source.
+        context: The builder and its facts; nodes are built after the attention of the source.
     """
     if spec.renormalized is not None:
         return _kept_weights_hold(spec, meaning, context)
@@ -30,7 +30,7 @@ def assumed_of_rows(spec: AttentionSpec, meaning: Meaning, context: BuildContext
 
 
 def _exponentials_hold(spec: AttentionSpec, context: BuildContext) -> ir.Value | None:
-    """The largest score of every row is not so far below what is subtracted from all that its exponential is lost."""
+    """The largest score of every row is not so far below the number subtracted from all that its exponential is lost."""
     builder = context.builder
     softmax = next((node for node in spec.nodes if node.op_type == "Softmax"), None)
     scores = None if softmax is None else softmax.inputs[0]

@@ -2,7 +2,7 @@
 
     x ── MatMul(Wq | Wk | Wv) ── Add ── Slice, Slice, Slice ── q, k, v      becomes      x ── MatMul(Wq), MatMul(Wk), MatMul(Wv)
 
-What would be cut out of a wide result, or transposed, is rearranged in the weight instead, once: each column of a product is
+Columns sliced from a wide result, or transposed, are rearranged in the weight instead, once: each column of a product is
 computed by itself. Weights are rearranged by nodes first, and constants when all is judged (`graph.folding`).
 """
 
@@ -45,7 +45,7 @@ def own_products(spec: AttentionSpec, builder: Builder, targets: tuple[Axes, Axe
 
     Args:
         spec: The attention.
-        builder: What to build with.
+        builder: The builder.
         targets: The layouts wanted of queries, keys and values: (batch, positions, heads · channels).
     """
     if spec.cache is not None or any(source.rotary is not None for operand in spec.operands() for source in operand):

@@ -1,9 +1,9 @@
-"""Attention in operators of the standard, as execution providers want it that fuse it themselves: no operator, a spelling.
+"""Attention in operators of the standard, in the form of execution providers that fuse it themselves.
 
     scores = MatMul(Q, Kᵀ) · scale + bias          (b, n, s, t), the bias broadcast over entries and heads
     result = MatMul(Softmax(scores), V)            (b, n, s, v)
 
-Which factor stands where is told by `Spelling` in the provider's record. An attention that is spelled so stays untouched.
+`UnfusedForm` in the provider's record has the place of the factor. An attention in that form stays untouched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.ops import REARRANGES, REPEATS
 from onnx_attnfuse.graph.sizes import Dim
-from onnx_attnfuse.kernels.execution_provider import SPELLED_OUT, Spelling
+from onnx_attnfuse.kernels.execution_provider import UNFUSED, UnfusedForm
 from onnx_attnfuse.kernels.operators import OpInfo
 from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.base import BuildContext, Emitted, MaskEncoding, refuse_device, type_name
@@ -31,16 +31,16 @@ from onnx_attnfuse.targets.fully_masked_rows import Rows, are_as_in_float32, rea
 from onnx_attnfuse.targets.layout import arranged, cheapest, replacing
 
 ALONE: bool = False
-INFO = OpInfo(SPELLED_OUT, {}, target=__name__)
+INFO = OpInfo(UNFUSED, {}, target=__name__)
 _DIGITS = 1e-5
 """A factor may be off by this part of it where it is one number of the attention's type."""
 _MOVES = REARRANGES | REPEATS
 _BESIDE = _MOVES | {"DequantizeLinear", "QuantizeLinear"}
-"""Operators that may stand between those of a spelling: a provider for quantised models takes roundings in."""
+"""Operators between those of the form: a provider for quantised models takes roundings in."""
 
 
 def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reason | None:
-    """Why `spec` is not spelled anew, or None if it can be."""
+    """Why `spec` is not written in that form, or None if it can be."""
     del meaning
     ep = context.device.ep
     otherwise = Reason("no-kernel-for-type", f"{ep} is not known to fuse attention of {type_name(spec.dtype)} itself")
@@ -48,31 +48,31 @@ def refuse(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> Reas
     if unsupported is not None:
         return unsupported
     if spec.softcap is not None:
-        return Reason("no-softcap", f"the spelling that {ep} fuses caps no scores")
+        return Reason("no-softcap", f"the form that {ep} fuses caps no scores")
     if spec.sink is not None:
-        return Reason("sink", f"the spelling that {ep} fuses has no place for a sink")
+        return Reason("sink", f"the form that {ep} fuses has no place for a sink")
     if spec.scale_values or spec.scale == 0:
-        return Reason("scale-at-run-time", f"the spelling that {ep} fuses has one scale, a number and not 0")
+        return Reason("scale-at-run-time", f"the form that {ep} fuses has one scale, a number and not 0")
     if spec.causal:
-        return Reason("mask-form", f"the spelling that {ep} fuses has no causal attribute")
+        return Reason("mask-form", f"the form that {ep} fuses has no causal attribute")
     return None
 
 
 def encodings(spec: AttentionSpec, meaning: Meaning) -> tuple[MaskEncoding, ...]:
-    """How the mask is handed over: as what is added, where there is one."""
+    """The form of the mask: a bias, where there is one."""
     del spec
     return (MaskEncoding("none" if meaning.is_trivial else "bias"),)
 
 
 def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding: MaskEncoding, *, flat: bool = False) -> Emitted:
-    """Builds the spelling beside the nodes of `spec`.
+    """Builds the form beside the nodes of `spec`.
 
     Raises:
         Refused: A part of the meaning cannot be expressed exactly.
     """
     del flat
-    spelling = context.device.provider.spelling
-    assert spelling is not None
+    form = context.device.provider.unfused_form
+    assert form is not None
     assert spec.dtype is not None
     builder, axes = context.builder, spec.axes
     rows = read_rows(spec, meaning, encoding, bias_emitter(spec, meaning, context), context)
@@ -87,7 +87,7 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     if not _is_kept(scale, spec.dtype):
         raise Refused("no-kernel-for-type", f"{type_name(spec.dtype)} does not keep the digits of {scale:g} as one factor")
     query = _levelled(builder, query, rows, axes)
-    early, late = (scale, 1.0) if spelling.scale == "queries" else (1.0, scale)
+    early, late = (scale, 1.0) if form.scale == "queries" else (1.0, scale)
     scores = _product(builder, _times(builder, query, early), key, spec, (length(axes.i), length(axes.j)))
     scores = _times(builder, scores, late)
     if rows.bias is not None:
@@ -95,13 +95,13 @@ def emit(spec: AttentionSpec, meaning: Meaning, context: BuildContext, encoding:
     dims = [length(axis) for axis in axes.scores]
     weights = builder.node("Softmax", [scores], {"axis": -1}, dims=dims, dtype=spec.dtype, hint=f"{spec.name}/Softmax")
     result = _product(builder, weights, value, spec, (length(axes.i), length(axes.v)))
-    form = _shown(scale, rows.bias, spelling)
-    return _replacing(builder, result, spec, rows, chosen, targets, form)
+    shown = _shown(scale, rows.bias, form)
+    return _replacing(builder, result, spec, rows, chosen, targets, shown)
 
 
-def is_in_place(spec: AttentionSpec, spelling: Spelling) -> bool:
-    """Whether an attention is spelled as a provider wants it already."""
-    early = spelling.scale == "queries"
+def is_in_place(spec: AttentionSpec, form: UnfusedForm) -> bool:
+    """Whether an attention has a provider's form already."""
+    early = form.scale == "queries"
     factors = [any(source.factor != 1.0 for source in operand) for operand in spec.operands()]
     if any(factors[1:]) or (factors[0] and not early) or (early and spec.scale != 1.0):
         return False
@@ -114,7 +114,7 @@ def is_in_place(spec: AttentionSpec, spelling: Spelling) -> bool:
 
 
 def keeps_rows(spec: AttentionSpec, meaning: Meaning, context: BuildContext) -> bool:
-    """Whether rows without a key are right on a provider in the spelling that is there, as `is_in_place` tells it.
+    """Whether rows without a key are right on a provider in the present form, as `is_in_place` finds it.
 
     Where it computes in float16, their scores or their mask have to be edited, and may be already, by an earlier run.
     """
@@ -172,13 +172,13 @@ def _product(builder: Builder, left: ir.Value, right: ir.Value, spec: AttentionS
     return builder.node("MatMul", [left, right], dims=dims, dtype=spec.dtype, hint=f"{spec.name}/MatMul")
 
 
-def _shown(scale: float, bias: IndexedValue | None, spelling: Spelling) -> str:
-    """The spelling for a reader, node by node."""
+def _shown(scale: float, bias: IndexedValue | None, form: UnfusedForm) -> str:
+    """The form for a reader, node by node."""
     factor = ["Mul"] if scale != 1.0 else []
     added = (
         [] if bias is None else [f"Add {' '.join(name if axis else '1' for name, axis in zip('bnst', bias.axes, strict=True))}"]
     )
-    first = [*factor, "MatMul"] if spelling.scale == "queries" else ["MatMul", *factor]
+    first = [*factor, "MatMul"] if form.scale == "queries" else ["MatMul", *factor]
     return ", ".join([*first, *added, "Softmax", "MatMul"])
 
 

@@ -178,7 +178,7 @@ class _Judge:
         self._kinds: Mapping[str, InputKind] = kinds(before.graph, facts)
         self._axes = {name: self._dims[loop.tokens][axis] for axis, name in enumerate(("batch", "new"))}
         self._root = Equalities(facts.equalities).root
-        self._fixed = {name: sizes.settled(dim, loop.numbers) for name, dim in self._axes.items()}
+        self._fixed = {name: sizes.resolved(dim, loop.numbers) for name, dim in self._axes.items()}
         self._rng = np.random.default_rng(0)
         self._is_large = is_large(before)
         dtype = self._dtypes[loop.pasts[0][0]]

@@ -6,7 +6,7 @@
 Hand-written models and converters of other frameworks write it. A row's maximum that is subtracted first is a step of its own.
 Safety: without that maximum a fully masked row is NaN, which `shifted=False` says; and exp overflows from scores of 88 on, where
 the operator does not: that it does not happen is the assumption `finite-exponentials`. With a
-logarithm of the sum such a row is one thing by ReduceLogSumExp and another by operators that spell it out: `shifted=None`.
+logarithm of the sum such a row is one thing by ReduceLogSumExp and another by decomposed operators: `shifted=None`.
 """
 
 import math

@@ -11,7 +11,7 @@ import onnx_attnfuse
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.io import from_any
-from onnx_attnfuse.graph.quantised_operators import Spellings, spell_out
+from onnx_attnfuse.graph.quantised_operators import DecomposedOperators, decompose_quantised
 from onnx_attnfuse.graph.scopes import all_names
 from tests.support.bundled import Array, run
 from tests.support.graph_builder import GraphBuilder, Operand
@@ -62,17 +62,17 @@ def inputs(model: onnx.ModelProto) -> dict[str, Array]:
     return {entry.name: found[entry.name] for entry in model.graph.input}
 
 
-def spelled(proto: onnx.ModelProto) -> tuple[ir.Model, Builder, Spellings]:
+def decomposed(proto: onnx.ModelProto) -> tuple[ir.Model, Builder, DecomposedOperators]:
     """A model whose operators on quantised numbers are spelled out, what built them, and what was done."""
     model = from_any(proto)[0]
     builder = Builder(model.graph, Facts(model.graph), 18, all_names(model))
-    return model, builder, spell_out(model.graph, builder.facts, builder)
+    return model, builder, decompose_quantised(model.graph, builder.facts, builder)
 
 
 @pytest.mark.parametrize("change", ["", "chosen"])
 def test_a_spelling_is_right_to_a_step(change: str) -> None:
     proto = attention(change)
-    model, _, done = spelled(proto)
+    model, _, done = decomposed(proto)
     assert len(done.operators) == 5
     left = {node.op_type for node in model.graph if "QLinear" in node.op_type}
     assert not left
@@ -86,8 +86,8 @@ def test_a_spelling_is_right_to_a_step(change: str) -> None:
 
 def test_what_is_put_back_is_what_it_was() -> None:
     proto = ir.to_proto(from_any(attention())[0])
-    model, builder, done = spelled(proto)
-    assert done.settle(builder) == len(done.operators)
+    model, builder, done = decomposed(proto)
+    assert done.put_back(builder) == len(done.operators)
     back = ir.to_proto(model)
     assert sorted(map(str, back.graph.node)) == sorted(map(str, proto.graph.node))
     assert {item.name for item in back.graph.initializer} == {item.name for item in proto.graph.initializer}
@@ -95,10 +95,10 @@ def test_what_is_put_back_is_what_it_was() -> None:
 
 
 def test_what_was_changed_since_is_not_put_back() -> None:
-    model, builder, done = spelled(attention())
+    model, builder, done = decomposed(attention())
     changed = next(item for item in done.operators if item.op.op_type == "Add")
     changed.op.replace_input_with(0, changed.op.inputs[1])
-    assert done.settle(builder) == len(done.operators) - 1
+    assert done.put_back(builder) == len(done.operators) - 1
     assert "QLinearAdd" not in {node.op_type for node in model.graph}
 
 
@@ -112,7 +112,7 @@ def test_what_was_changed_since_is_not_put_back() -> None:
     ],
 )
 def test_what_cannot_be_spelled_stays(change: str, left: set[str]) -> None:
-    model, _, _ = spelled(attention(change))
+    model, _, _ = decomposed(attention(change))
     assert {node.op_type for node in model.graph if "QLinear" in node.op_type} == left
 
 

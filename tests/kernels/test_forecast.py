@@ -88,8 +88,8 @@ def test_sizes_that_are_not_known_are_said() -> None:
     )
     assert found.otherwise is not None
     assert found.otherwise.kernel == "MATH"
-    settled = AttentionParams(FLOAT, 2, 4, rows, rows, 64, 64, "bias").settled({"s": 250})
-    assert forecast(settled, resolve("cuda", "sm90")).kernel == "MATH"
+    params = AttentionParams(FLOAT, 2, 4, rows, rows, 64, 64, "bias").with_lengths({"s": 250})
+    assert forecast(params, resolve("cuda", "sm90")).kernel == "MATH"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_the_node_that_decided_stands_out() -> None:
     assert picture.after is None
     found = document(page(report, "odd"))
     assert texts(found, ".badge") == ["skipped"]
-    assert texts(found, ".drawing figcaption")[0].startswith("As it stands")
+    assert texts(found, ".drawing figcaption")[0].startswith("As it is")
     assert [node.to_text() for node in found.query(".decided title")] == [site.reasons[0].node]
     assert site.reasons[0].code in texts(found, ".site .reasons li")[0]
 

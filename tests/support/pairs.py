@@ -20,7 +20,7 @@ g ({inputs}) => (old, new)
 {nodes}
 }}"""
 
-SPELLED = """
+UNFUSED = """
     qs = Reshape(q, split)
     ks = Reshape(k, split)
     vs = Reshape(v, split)
@@ -36,7 +36,7 @@ SPELLED = """
     back = Transpose<perm = [0, 2, 1, 3]>(mixed)
     old = Reshape(back, flat)
 """
-PLAIN = SPELLED.format(mask="masked = Identity(scaled)", guard="guarded = Identity(weights)")
+PLAIN = UNFUSED.format(mask="masked = Identity(scaled)", guard="guarded = Identity(weights)")
 PLAIN_FUSED = "new = com.microsoft.MultiHeadAttention<num_heads = 4, scale = 0.25>(q, k, v)"
 
 PADDING = """
@@ -44,14 +44,14 @@ PADDING = """
     row = Unsqueeze(kept, axes)
     bias = Where(row, open, closed)
 """
-PADDED = PADDING + SPELLED.format(mask="masked = Add(scaled, bias)", guard="guarded = Identity(weights)")
+PADDED = PADDING + UNFUSED.format(mask="masked = Add(scaled, bias)", guard="guarded = Identity(weights)")
 PADDED_FUSED = """
     length = Shape<start = 1, end = 2>(q)
     whole = Concat<axis = 0>(one, one, length, one)
     full = Expand(bias, whole)
     new = com.microsoft.MultiHeadAttention<num_heads = 4, scale = 0.25>(q, k, v, , , full)
 """
-GUARDED = PADDING + SPELLED.format(
+GUARDED = PADDING + UNFUSED.format(
     mask="masked = Add(scaled, bias)", guard="lost = IsNaN(weights)\n    guarded = Where(lost, open, weights)"
 )
 GUARDED_FUSED = PADDED_FUSED.replace("new =", "fused =") + "\n    bad = IsNaN(fused)\n    new = Where(bad, open, fused)"

@@ -15,14 +15,14 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_attnfuse
 from onnx_attnfuse.kernels import providers
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, UnfusedForm
 from tests.support.bundled import BUNDLED, cases, run
 from tests.support.environment_table import SITES
 from tests.support.small_models import parsed
 
 NAMES = ("bert__dyn18__sdpa", "llama_past__dyn18__sdpa", "whisper_decoder__dyn18__sdpa", "gpt2__ts17__eager", "t5__dyn18__eager")
 PATHS = [path for path in BUNDLED if path.stem in NAMES]
-FUSING = [record.name for record in providers.every() if record.spelling is not None]
+FUSING = [record.name for record in providers.every() if record.unfused_form is not None]
 TEXT = """<ir_version: 9, opset_import: ["" : 18]>
 attention (float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v, bool[b, 1, s, t] seen, float[b, 1, s, t] bias)
     => (float[b, 2, s, 4] out)
@@ -220,12 +220,12 @@ def test_a_provider_is_one_file_and_its_spelling_is_data(monkeypatch: pytest.Mon
             distribution="onnxruntime-npu",
             known_from="made up",
             operators={},
-            spelling=Spelling("made up", floats, scale),
+            unfused_form=UnfusedForm("made up", floats, scale),
             keeps_nan_rows=True,
         )
         monkeypatch.setitem(providers._records, "npu", made_up)
         assert (written(WHERE, "npu")[2].mask_form or "").startswith(first)
-    monkeypatch.setitem(providers._records, "npu", dataclasses.replace(made_up, spelling=None))
+    monkeypatch.setitem(providers._records, "npu", dataclasses.replace(made_up, unfused_form=None))
     assert written(WHERE, "npu")[2].status == "skipped"
 
 

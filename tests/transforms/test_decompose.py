@@ -21,7 +21,7 @@ from tests.support.bundled import cases as recorded_cases
 from tests.support.kernel_cases import DTYPES, by_reference, cases_of, feeds_of, model_of
 
 FUSED = {"Attention", "GroupQueryAttention", "MultiHeadAttention", "RotaryEmbedding"}
-SPELLED = (
+UNFUSED = (
     "ai.onnx.Attention",
     "ai.onnx.RotaryEmbedding",
     "com.microsoft.Attention",
@@ -34,7 +34,7 @@ PACKED = ("PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "Resto
 
 def cases(*, every: int = 1) -> list[Any]:
     """Cases of all operators that are spelled out, those that only a GPU runs included."""
-    found = [case for operator in SPELLED for case in cases_of(operator, every=every)]
+    found = [case for operator in UNFUSED for case in cases_of(operator, every=every)]
     found += [case for case in cases_of("com.microsoft.MultiHeadAttention", "cuda") if "packed" in case.name]
     return [pytest.param(case, id=f"{case.operator} {case.name}") for case in found]
 

@@ -17,7 +17,7 @@ from tests.support.pairs import (
     PLAIN,
     PLAIN_FUSED,
     SEPARATE,
-    SPELLED,
+    UNFUSED,
     graph,
     judged,
 )
@@ -230,7 +230,7 @@ def test_a_claim_about_no_batch_shows_nothing() -> None:
 
 
 TWO_FLOATS = SEPARATE + ", float[b, 1, s, t] bias, float[b, 1, 1, t] fed"
-BIASED = SPELLED.format(
+BIASED = UNFUSED.format(
     mask="first = Add(scaled, bias)\n    {turned}\n    masked = Add(first, low)", guard="guarded = Identity(weights)"
 )
 SUMMED = """

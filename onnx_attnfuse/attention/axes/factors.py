@@ -30,7 +30,7 @@ class Factor:
     def __init__(self, size: Dim, position: int | None = None) -> None:
         self.size = size
         self.position = position
-        """Where the index stands still, if it does: the part of a packed axis that is taken."""
+        """The fixed index, if there is one: the part of a packed axis that is taken."""
         self.serial = next(Factor._count)
         """Order of creation, for sorting."""
         self._parts: tuple[Factor, Factor] | None = None
@@ -91,7 +91,7 @@ def new_axes(dims: Sequence[Dim]) -> Axes:
 def regroup(axes: Iterable[Axis], dims: Sequence[Dim]) -> Axes | None:
     """Distributes the factors of `axes` over axes of lengths `dims`, as Reshape does; splits factors where it must.
 
-    Works inwards from both ends; an axis whose length no arithmetic explains takes what is left if it is the only one.
+    Works inwards from both ends; an axis whose length no arithmetic explains takes the rest if it is the only one.
 
     Returns:
         The new axes, or None if the lengths do not tell where the borders are.

@@ -92,7 +92,7 @@ def _identity(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None
 def _own_type(node: ir.Node, indexed: IndexedValue, facts: Facts) -> Axes | None:
     """A Cast to the type that a value has, as TorchScript writes one where a module asks for the type of another.
 
-    What a graph gives out is left: it is known by that name, as the keys of a cache are.
+    Outputs of a graph stay: they are known by their names, as the keys of a cache are.
     """
     value = node.inputs[0]
     dtype = None if value is None or indexed.value.is_graph_output() else facts.dtype(value)

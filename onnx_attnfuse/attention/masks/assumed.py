@@ -1,4 +1,4 @@
-"""Assumptions that the reading of one attention makes: each is named, told with the site, and taken back by `--assume`."""
+"""Assumptions that the reading of one attention makes: each is named, reported with the site, and taken back by `--assume`."""
 
 from __future__ import annotations
 

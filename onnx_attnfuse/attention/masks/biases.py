@@ -72,21 +72,21 @@ def _multiplied(part: Expression) -> list[Expression]:
 
 
 def _slopes(bias: Expression, axes: Axes4) -> npt.NDArray[np.float64] | None:
-    """One number for each head: what the bias grows by from key to key."""
+    """The slope for each head: the growth of the bias from key to key."""
     element = _slope_element(bias, axes)
     if element is not None:
-        array = _constant_behind(element.value)
+        array = _viewed_constant(element.value)
         return None if array is None or array.size != axes.num_heads else np.abs(array.reshape(-1))
     if not isinstance(bias, Element) or not index_factors(bias) <= {*axes.i, *axes.j, *axes.n}:
         return None
-    table = _constant_behind(bias.value)
+    table = _viewed_constant(bias.value)
     if table is None or table.ndim < 2 or table.size != axes.num_heads * table.shape[-1] or table.shape[-1] < _MAX_SHOWN_SLOPES:
         return None
     steps = np.diff(table.reshape(axes.num_heads, -1), axis=1)
     return steps[:, 0] if np.allclose(steps, steps[:, :1], rtol=1e-3) and steps.any() else None
 
 
-def _behind_views(value: ir.Value | None) -> ir.Value | None:
+def _origin(value: ir.Value | None) -> ir.Value | None:
     """The value that others are views of, followed up to a constant or an operator that computes."""
     while value is not None and not is_constant(value):
         node = value.producer()
@@ -96,19 +96,19 @@ def _behind_views(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _constant_behind(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
+def _viewed_constant(value: ir.Value | None) -> npt.NDArray[np.float64] | None:
     """The constant that a value is a view of."""
-    array = constant_array(_behind_views(value), limit=_TABLE)
+    array = constant_array(_origin(value), limit=_TABLE)
     return None if array is None else np.asarray(array, np.float64)
 
 
 def _is_looked_up(value: ir.Value) -> bool:
     """Whether the value is rows of a constant table at places that are computed."""
-    origin = _behind_views(value)
+    origin = _origin(value)
     node = None if origin is None else origin.producer()
     if node is None or node.op_type != "Gather":
         return False
-    return is_constant(node.inputs[0]) and _constant_behind(node.inputs[1]) is None
+    return is_constant(node.inputs[0]) and _viewed_constant(node.inputs[1]) is None
 
 
 def _part_columns(biases: Sequence[Expression], axes: Axes4) -> bool:

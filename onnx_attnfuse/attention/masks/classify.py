@@ -1,4 +1,4 @@
-"""The meaning of a mask: which keys a row may see, as a conjunction of known predicates, and what is added besides.
+"""The meaning of a mask: which keys a row may see, as a conjunction of known predicates, and an additive bias.
 
 The field's names: no_mask, causal, causal_bottom_right, sliding_window, two_sided_window, anticausal, padding, padding_causal,
 query_padding, prefix, segments, arbitrary; biases: alibi, relative_position, table, computed. A meaning is for choosing a form
@@ -49,7 +49,7 @@ class Parts:
     allowed: Expression = TRUE
     biases: tuple[Expression, ...] = ()
     fills: frozenset[float] = frozenset()
-    """What masked scores are filled with or have added."""
+    """The numbers that masked scores are filled with or have added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Meaning:
     kind: str
     """Names of the kinds, joined by ` + `."""
     fills: frozenset[float]
-    """What masked scores are filled with or have added, as far as it is known."""
+    """The numbers that masked scores are filled with or have added, as far as known."""
     rows_see_a_key: bool
     """Every row certainly sees at least one key."""
     is_distrusted: bool = False
@@ -97,7 +97,7 @@ def understand(spec: AttentionSpec, reader: Reader, masked_from: float | None = 
     Args:
         spec: The attention.
         reader: Reads the values of its mask.
-        masked_from: From here down an added number counts as masking; by default what is assumed of the model.
+        masked_from: From here down an added number counts as masking; by default as assumed of the model.
     """
     axes = spec.axes
     heads = axes.n
@@ -151,7 +151,7 @@ def split_mask(mask: Mask, reader: Reader, masked_from: float | None = None) -> 
     Args:
         mask: The steps.
         reader: Reads their values.
-        masked_from: From here down an added number counts as masking; by default what is assumed of the model.
+        masked_from: From here down an added number counts as masking; by default as assumed of the model.
     """
     parts = Parts()
     for step, gain in zip(mask, step_gains(mask), strict=True):
@@ -168,7 +168,7 @@ def split_added(step: Added, gain: Gain, reader: Reader, limit: float | None = N
 
     Args:
         step: The step.
-        gain: What later steps multiply by.
+        gain: The factor of later steps.
         reader: Reads its value.
         limit: From here down a number forbids a key; by default where it is taken to mask.
     """
@@ -206,7 +206,7 @@ def _multiplied(part: Expression, gain: float) -> Expression:
 
 
 def _product(part: Expression, gain: float) -> Expression | None:
-    """A number, or a choice between numbers, times another; what was rounded is not rounded again."""
+    """A number, or a choice between numbers, times another; rounded numbers are not rounded again."""
     match part:
         case Number(value):
             return Number(value * gain)

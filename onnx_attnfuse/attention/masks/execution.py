@@ -132,7 +132,7 @@ class MaskExecution(Execution):
         return operators.is_read(found) and _count(found) <= _LARGEST
 
     def _known_at(self, value: ir.Value, place: Index) -> Term | None:
-        """What facts say of an element: the one of a list of sizes, or the number that all are."""
+        """The known value of an element: the one of a list of sizes, or the number that all are."""
         dtype, item = self._known.dtype(value), self._known.content(value)
         if dtype is None:
             return None

@@ -1,7 +1,7 @@
 """Masks as expressions over index variables.
 
-An element of a mask is a function of where it stands. Integers are linear forms over indices and read elements, with sizes as
-coefficients, so that `j - i <= 0` looks the same however it was spelled; truth values are comparisons of such forms, reads, and
+An element of a mask is a function of its place. Integers are linear forms over indices and read elements, with sizes as
+coefficients, so that `j - i <= 0` looks the same however it was written; truth values are comparisons of such forms, reads, and
 their combinations; floats are numbers, choices between numbers, and terms nobody needs to look into.
 """
 
@@ -207,7 +207,7 @@ def negation(part: Expression) -> Expression:
 
 
 def conjunction(parts: Iterable[Expression]) -> Expression:
-    """All of `parts`, flattened; what is always true falls out."""
+    """All of `parts`, flattened; parts that are always true are dropped."""
     found: dict[Expression, None] = {}
     for part in parts:
         for item in part.parts if isinstance(part, And) else (part,):
@@ -220,7 +220,7 @@ def conjunction(parts: Iterable[Expression]) -> Expression:
 
 
 def disjunction(parts: Iterable[Expression]) -> Expression:
-    """Any of `parts`, flattened; what is never true falls out, and what the others say already."""
+    """Any of `parts`, flattened; parts that are never true, or implied by others, are dropped."""
     found: dict[Expression, None] = {}
     for part in parts:
         for item in part.parts if isinstance(part, Or) else (part,):

@@ -55,7 +55,7 @@ from onnx_attnfuse.thresholds import (
 )
 
 Fills = Literal["lowest", "exact"]
-"""What replaced scores become in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's
+"""The fill of replaced scores in a fused operator's bias: the lowest number, which leaves nothing of the score; or the source's
 own fill, with the queries of rows that are replaced throughout set to zero."""
 
 SUMMED_IN_HALF = "a mask is summed with a bias, or multiplied, in float16, which the device computes in float32 in some places"
@@ -78,17 +78,17 @@ class MaskedKey:
     """Whether their value before Softmax still depends on the score."""
     low: float
     high: float
-    """What the number lies between that is added to the score, or stands in its place."""
+    """The interval of the number that is added to the score, or replaces it."""
 
     def absorbs(self, limit: float = ABSORBS) -> bool:
         """Whether the number leaves nothing of a score that it is added to."""
         return self.high <= limit
 
     def rounds(self, gain: float) -> bool:
-        """Whether what is left of an ordinary score may depend on the order in which numbers were added.
+        """Whether the rest of an ordinary score may depend on the order in which numbers were added.
 
         Args:
-            gain: What the numbers were multiplied by after the additions.
+            gain: The factor of the numbers after the additions.
         """
         low, high = self.low / gain, self.high / gain
         return low > ROUNDS_ALL or is_near_next_float(low) or is_near_next_float(high)
@@ -118,7 +118,7 @@ class MaskedKeys:
     soft: float | None = None
     """A number that is added to scores of some keys, masks none, and yet is too large to be rounded away beside one that does."""
     gain: float = 1.0
-    """What all numbers that are added are multiplied by afterwards, once what they leave nothing of is gone."""
+    """The factor of all added numbers after the additions, without the terms that they absorb."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Event:
 def sees_a_key(meaning: Meaning, bounds: Bounds) -> bool:
     """Whether every row certainly has a key whose score counts: the predicates leave one, and nothing low is added to it.
 
-    What is low is so whatever is taken to mask: a row of -1e5 alone is rounded, and -65504 is the lowest of its type.
+    Low numbers are low whatever is taken to mask: a row of -1e5 alone is rounded, and -65504 is the lowest of its type.
     """
     return meaning.rows_see_a_key and not any(map(bounds.may_mask, meaning.biases))
 

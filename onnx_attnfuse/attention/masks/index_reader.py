@@ -150,7 +150,7 @@ class _Run:
             case "and" | "or":
                 return (conjunction if term.op == "and" else disjunction)(map(self._expression, term.memo["written"]))
             case "eq0":
-                form = term.args[0]  # without the sign of what is written
+                form = term.args[0]  # without the sign of the written term
                 return self._is_zero(form if form.op == "apply" else term.memo["written"])
             case "le0":
                 return at_most_zero(self._form(term.args[0]))
@@ -181,7 +181,7 @@ class _Run:
         return functools.reduce(combine, (part for _, part in sorted(parts, key=operator.itemgetter(0))), constant(0))
 
     def _order(self, atoms: Sequence[Term]) -> list[int]:
-        """What tells monomials of elements of one value apart in every run: the order of the indices that they are read at."""
+        """A stable key of monomials of elements of one value: the order of the indices that they are read at."""
         return sorted(self._factors[item].serial for atom in atoms for item in terms.free(atom))
 
     def _size(self, term: Term) -> Dim:

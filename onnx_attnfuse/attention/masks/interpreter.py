@@ -33,7 +33,7 @@ class Evaluator:
     indices: Mapping[Factor, Array]
     """The index variables, shaped to broadcast against each other."""
     values: Mapping[ir.Value, Array]
-    """What elements are read from."""
+    """The values that elements are read from."""
 
     def evaluate(self, part: Expression) -> Array:
         """The expression at all indices.

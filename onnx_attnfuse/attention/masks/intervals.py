@@ -1,7 +1,7 @@
 """How low a mask can get: whether it can forbid a key at all, and whether with -inf.
 
 Interval arithmetic over the operators that masks are made of. Values computed from activations and weights count as ordinary
-numbers; what a user feeds may be anything.
+numbers; inputs may be anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Interval = tuple[float, float]
 
 _ANY: Interval = (-math.inf, math.inf)
 _ORDINARY: Interval = (-ORDINARY, ORDINARY)
-"""What activations and weights lie in: the scores that they are added to are no larger."""
+"""The interval of activations and weights: the scores that they are added to are no larger."""
 _UNIT: Interval = (0.0, 1.0)
 _MOVING = REARRANGES | REPEATS | SLICES | GATHERS | CASTS | {"CastLike"}
 _EXTREMES = frozenset(["MaxPool", "ReduceMax", "ReduceMin"])
@@ -44,7 +44,7 @@ class Bounds:
         """Begins.
 
         Args:
-            facts: What is known of the graph.
+            facts: Facts about the graph.
             known: Intervals of values that are known from elsewhere.
         """
         self._facts = facts
@@ -163,7 +163,7 @@ class Bounds:
         return _COMBINED[op](*(self.of(inputs[index], depth) for index in read if index < len(inputs)))
 
     def _option(self, node: ir.Node, place: int, name: str, default: float) -> Interval:
-        """The interval of what is an input of newer opsets and an attribute of older ones."""
+        """The interval of an argument that is an input in newer opsets and an attribute in older ones."""
         value = given(node, place)
         number = float(attribute(node, name, default))
         return _between(number, number) if value is None else self.of(value)
@@ -192,7 +192,7 @@ def _union(*parts: Interval) -> Interval:
 
 
 def outcomes(part: Expression) -> frozenset[float]:
-    """The numbers that a mask computed from constants may come to; what is read from elsewhere counts as 0."""
+    """The numbers that a mask computed from constants may come to; elements read from elsewhere count as 0."""
     match part:
         case Number(value):
             return frozenset([value])
@@ -206,7 +206,7 @@ def outcomes(part: Expression) -> frozenset[float]:
 
 
 def added(left: Interval, right: Interval) -> Interval:
-    """The sum of two intervals; what is past float32 is infinite."""
+    """The sum of two intervals; numbers beyond float32 are infinite."""
     return _rounded(left[0] + right[0], -math.inf), _rounded(left[1] + right[1], math.inf)
 
 

@@ -72,7 +72,7 @@ class Other:
 
 Predicate = Causal | Window | Padding | QueryPadding | Segments | Prefix | Other
 _NAMED = (Segments, QueryPadding, Prefix, Other)
-"""Kinds that are told by their own name, in this order; the names of the others depend on what stands beside them."""
+"""Kinds that are reported by their own name, in this order; the names of the others depend on their company."""
 
 
 def read(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicate:
@@ -97,9 +97,9 @@ def read(part: Expression, row: Linear, column: Linear, heads: Axis) -> Predicat
         return Other(part)
     if part.equal:
         return Segments() if _is_segments(part.form, row, column) else Other(part)
-    behind, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
-    if not behind.terms:
-        return Causal(behind.offset * -1)
+    past, ahead = combine(part.form, combine(column, row, -1), -1), combine(part.form, combine(row, column, -1), -1)
+    if not past.terms:
+        return Causal(past.offset * -1)
     if not ahead.terms:
         return Window(ahead.offset * -1)
     return Other(part)

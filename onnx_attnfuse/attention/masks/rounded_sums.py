@@ -57,7 +57,7 @@ def rounded_among(mask: Mask, reader: Reader, bounds: Bounds, absorbs: float) ->
 
 
 def _known_numbers(bias: Expression, bounds: Bounds) -> set[float]:
-    """Numbers that a bias comes to by the constants of the model; what is computed from activations is an ordinary number."""
+    """Numbers that a bias comes to by the constants of the model; values computed from activations are ordinary numbers."""
     is_constant = all(constant_tensor(element.value) is not None for element in elements_of(bias))
     return {bounds.expression(bias)[0], *outcomes(bias)} if is_constant else {*outcomes(bias)}
 

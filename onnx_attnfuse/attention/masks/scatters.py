@@ -15,7 +15,7 @@ from onnx_attnfuse.graph.constants import attribute
 
 
 def scattered_to(node: ir.Node, where: Sequence[Linear], reader: Reader) -> Sequence[Expression]:
-    """The index in the result of a ScatterND, ScatterElements or TensorScatter at which an element of the updates stands.
+    """The index in the result of a ScatterND, ScatterElements or TensorScatter of an element of the updates.
 
     Args:
         node: The node.

@@ -34,7 +34,7 @@ def rows_see_themselves(allowed: Expression, spec: AttentionSpec, given: Express
     Args:
         allowed: Where a key is seen.
         spec: The attention.
-        given: What holds of key i anyway.
+        given: Known facts about key i.
     """
     rows, keys = leaves(spec.query_axis), leaves(spec.key_axis)
     if [leaf.size for leaf in rows] != [leaf.size for leaf in keys]:

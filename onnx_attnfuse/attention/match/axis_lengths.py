@@ -1,4 +1,4 @@
-"""How long the axes of an attention are, where its operands need not be equally long: what is 1 at run time is repeated."""
+"""The lengths of the axes of an attention, where its operands may differ: a length of 1 at run time is repeated."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 
 
-def settle(
+def unify_lengths(
     query: IndexedValue, key: IndexedValue, value: IndexedValue, key_axis: Axis, channels: Axis, facts: Facts, *, enforced: bool
 ) -> None:
     """Gives each factor the length that the products of queries, keys and values come to.
 
-    What is added to the scores does not count: its own lengths are repeated to these. A number does, as it is certain.
+    Summands of the scores do not count: their own lengths are repeated to these. A number does, as it is certain.
 
     Args:
         query: Queries as the product takes them.
@@ -25,7 +25,7 @@ def settle(
         value: Values likewise.
         key_axis: The positions of keys and values.
         channels: The channels of queries and keys, along which no product repeats.
-        facts: Shapes; told which lengths are repeated.
+        facts: Shapes; repeated lengths are recorded in them.
         enforced: There are as many columns as values, or the product fails; else one value serves for all.
     """
     columns, fixed = leaves(key_axis), set(leaves(channels))
@@ -51,7 +51,7 @@ def _lengths(indexed: IndexedValue, facts: Facts) -> list[tuple[Factor, Dim]]:
 
 
 def _rename(factor: Factor, size: Dim, lengths: Sequence[Dim], facts: Facts) -> None:
-    """Gives a factor its length; what met one of its other lengths meets this one."""
+    """Gives a factor its length; lengths equal to one of its other lengths equal this one."""
     before, factor.size = factor.size, size
     if size != before or len(set(lengths)) > 1:
         met = {dim for length in (before, *lengths) for dim in facts.shorter(length)}

@@ -81,7 +81,7 @@ def _appended(source: Source, key_axis: Axis, facts: Facts) -> tuple[IndexedValu
 
 
 def new_sources(indexed: IndexedValue, factor: float, channels: Axis, facts: Facts) -> tuple[Source, ...]:
-    """New keys or values and the views behind them; the factor comes after the concatenation, so the cache is not scaled."""
+    """New keys or values and the views after them; the factor comes after the concatenation, so the cache is not scaled."""
     found = operands.sources(indexed, facts, channels, plain=True)
     return tuple(dataclasses.replace(source, factor=factor) for source in found)
 

@@ -12,7 +12,7 @@ from onnx_attnfuse.attention.match.sinks import with_sink
 from onnx_attnfuse.attention.match.softmax import Softmax, find_softmax
 from onnx_attnfuse.attention.match.softmax_attention import read_site
 from onnx_attnfuse.attention.match.step_readers import Readers
-from onnx_attnfuse.attention.roundings import Rounding, told
+from onnx_attnfuse.attention.roundings import Rounding, in_words
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.containment import Subject, contained
 from onnx_attnfuse.graph.ops import is_attention, is_other_attention
@@ -42,7 +42,7 @@ class Candidate:
         return self.spec or self.rounded
 
     def called(self, names: Mapping[str, str]) -> Candidate:
-        """The candidate with nodes of the source in its refusal: `names` has theirs by those of nodes that stand for them."""
+        """The candidate with nodes of the source in its refusal: `names` has theirs by those of their replacements."""
         if self.refusal is None or self.refusal.node is None or self.refusal.node not in names:
             return self
         return dataclasses.replace(self, refusal=dataclasses.replace(self.refusal, node=names[self.refusal.node]))
@@ -60,12 +60,12 @@ def read_candidate(node: ir.Node, softmax: Softmax | None, scope: Scope, readers
 
 def _quantized(inside: tuple[Rounding, ...]) -> Reason:
     """Why an attention that rounds inside is left as it is."""
-    what = f"it rounds {told(inside)}, which a fused operator would not do"
+    what = f"it rounds {in_words(inside)}, which a fused operator would not do"
     return Reason("quantized", f"{what}; --dequantise-attention allows that", inside[0].pair.quantize.name)
 
 
 def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[Candidate]:
-    """The candidates of one graph, sorted so that what is built for one stands before all later ones."""
+    """The candidates of one graph, sorted so that the nodes built for one come before all later ones."""
     found: list[tuple[int, Candidate]] = []
     positions = {node: position for position, node in enumerate(scope.graph)}
     for node, position in positions.items():
@@ -82,5 +82,5 @@ def find_candidates(scope: Scope, readers: Readers, keep_outputs: bool) -> list[
 
 
 def anchor_of(spec: AttentionSpec) -> ir.Node:
-    """The node that gives the result: everything the attention needs stands before it."""
+    """The node that gives the result: all that the attention needs comes before it."""
     return producer_of(spec.output[0].value)

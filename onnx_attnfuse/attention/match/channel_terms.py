@@ -3,7 +3,7 @@
     run = ChannelExecution(facts, lengths, inside)
     run.array(value).at(*place)     # a polynomial over elements of `root` and of values beside it
 
-Between a value and what is rotated, sums and products are those of numbers. All else is as it was written, one operator after the
+Between a value and the rotated value, sums and products are those of numbers. All else is as written, one operator after the
 other, so that two channels are equal only if the same floats are.
 """
 
@@ -205,7 +205,7 @@ class Layout:
             self.terms[factor] = term
 
     def name(self, term: Term, axis: Axis) -> None:
-        """Has an index stand for factors."""
+        """Assigns factors to an index."""
         self._axes[term] = axis
 
     def at(self, axis: Axis, terms: Mapping[Factor, Term]) -> Term:
@@ -249,7 +249,7 @@ class Layout:
 
 
 def _fixed(stride: Term, others: Iterable[int], start: int) -> Axis:
-    """A factor that stands still between two others in one axis.
+    """A factor with a fixed index between two others in one axis.
 
     Raises:
         ValueError: None fits there.

@@ -103,7 +103,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
 
 
 def _cache(keys: tuple[Source, ...], values: tuple[Source, ...], columns: Axis, channels: Axis, facts: Facts) -> Cache | None:
-    """The cache that keys and values were appended to; a key of zeros, which stands for a sink, is no new position."""
+    """The cache that keys and values were appended to; a key of zeros, which is a sink, is no new position."""
     found = read_cache(keys, values, columns, channels, facts)
     origins = [] if found is None else [new[-1].indexed.value for new in found.new]
     return None if any(constant_tensor(value) is not None for value in origins) else found

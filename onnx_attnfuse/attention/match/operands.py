@@ -40,7 +40,7 @@ def sources(operand: IndexedValue, facts: Facts, channels: Axis = (), *, plain: 
 
 
 def _further(source: Source, facts: Facts, channels: Axis, *, plain: bool) -> Source | None:
-    """The source one step further up: behind a view, or behind a scaling or rotation that a fused operator can do itself."""
+    """The source one step further up: after a view, or after a scaling or rotation that a fused operator can do itself."""
     if is_short(source.indexed, facts):
         return None
     view = upward(source.indexed, facts, selecting=True) or _widened(source.indexed, facts)

@@ -1,8 +1,8 @@
-"""Masks of weights that are divided by what is left of their sum, read as masks of the scores.
+"""Masks of weights that are divided by the rest of their sum, read as masks of the scores.
 
     softmax(s) · m / Σ softmax(s) · m        is        softmax(where(m, s, -inf))
 
-The two differ where what is kept has so little weight that floats lose it (`kept-weights`), and where a row keeps only keys that
+The two differ where the unmasked weights are so small that floats lose them (`kept-weights`), and where a row has only keys that
 something in front of the softmax masks, which is refused.
 """
 
@@ -33,7 +33,7 @@ from onnx_attnfuse.thresholds import BESIDE_SOFTENING, LEAST_EXPONENT, LEAST_SUM
 
 @dataclasses.dataclass(frozen=True)
 class InFront:
-    """The ways to the softmax and from it once masks behind it that are divided away stand in front of it."""
+    """The ways to the softmax and from it once masks after it that are divided away are moved before it."""
 
     scores: ScorePath
     weights: WeightPath
@@ -47,7 +47,7 @@ def in_front(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis:
     """Moves masks of weights that are divided by their sum in front of the softmax.
 
     Raises:
-        Refused: The sum is not that of all keys of a row, or something besides masks stands before it.
+        Refused: The sum is not that of all keys of a row, or has other operators than masks before it.
     """
     place = next((at for at, taken in enumerate(weights.steps) if isinstance(taken.step, Renormalized)), None)
     if place is None:
@@ -64,7 +64,7 @@ def in_front(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis:
 
 
 def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalization | None:
-    """How the weights are divided by what is left of their sum; None where all of it is left.
+    """How the weights are divided by the rest of their sum; None where all of it is left.
 
     Args:
         mask: All masks of the scores, the moved ones last.
@@ -72,7 +72,7 @@ def renormalization(mask: Mask, moved: InFront, reader: Reader) -> Renormalizati
         reader: Reads their values.
 
     Raises:
-        Refused: Something in front of the softmax may mask keys that these keep, or what is left may be lost.
+        Refused: Something in front of the softmax may mask keys that these keep, or the rest may be lost.
     """
     if moved.taken is None:
         return None

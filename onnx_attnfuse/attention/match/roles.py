@@ -38,7 +38,7 @@ _ARITHMETIC = (ELEMENTWISE | REARRANGES | REPEATS | SLICES | GATHERS | CASTS | R
     "CastLike Concat Constant ConstantOfShape CumSum EyeLike NonZero OneHot Pad Range ScatterElements ScatterND Trilu".split(),
     "DequantizeLinear QuantizeLinear".split(),
 )
-"""What masks are computed with."""
+"""Operators of masks."""
 _VIEWS = REARRANGES | REPEATS | SLICES | CASTS
 _MOST_NODES = 4096
 
@@ -91,7 +91,7 @@ def _role(step: object, node: ir.Node) -> dict[ir.Node, Role]:
 
 
 def _of_operand(operand: tuple[Source, ...], facts: Facts) -> dict[ir.Node, Role]:
-    """The views and factors of an operand, behind roundings too, and its rotary embedding."""
+    """The views and factors of an operand, after roundings too, and its rotary embedding."""
     found: dict[ir.Node, Role] = {}
     for source, further in itertools.pairwise(operand):
         node = source.indexed.value.producer()
@@ -105,7 +105,7 @@ def _of_operand(operand: tuple[Source, ...], facts: Facts) -> dict[ir.Node, Role
 
 
 def _computing(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
-    """The nodes that compute masks, up to what is given and to products, as of a bias that queries make."""
+    """The nodes that compute masks, up to inputs and to products, as of a bias that queries make."""
     pending, seen = list(values), set[ir.Node]()
     while pending and len(seen) < _MOST_NODES:
         node = pending.pop().producer()

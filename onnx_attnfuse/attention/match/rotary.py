@@ -1,4 +1,4 @@
-"""Rotary position embedding, read by what it computes however it is spelled.
+"""Rotary position embedding, read by its result, whatever nodes compute it.
 
     found = read_rotary(indexed, channels, facts)      # the value that is rotated, and by what
 
@@ -7,7 +7,7 @@
 
 The result is executed (`channel_terms`) from some value above it; the nearest in which it is this rotation of pairs is the one.
 Both channels of a pair must have the same cosine and the same sine, each of which is one term; nothing is asked of cos² + sin².
-What is rotated only in some rows, or in pairs of another order, is none.
+A rotation of some rows only, or of pairs in another order, is none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """RotaryEmbedding nodes that are given positions, of ai.onnx and of com.microsoft, read as the rotation they are.
 
-Those of ai.onnx with a row of the tables for each of their own are read with all that is spelled out (`rotary`).
+Those of ai.onnx with a row of the tables for each of their own are read as decomposed ones are (`rotary`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def weight_roundings(steps: Iterable[Taken[WeightStep]]) -> Iterator[Rounding]:
 
 
 def mask_roundings(steps: Iterable[Taken[ScoreStep]], facts: Facts) -> Iterator[Rounding]:
-    """The roundings of what is added to scores, right where it is added, the earliest of each first."""
+    """The roundings of summands of scores, right where they are added, the earliest of each first."""
     for taken in steps:
         found: list[Rounding] = []
         value = taken.step.operand if isinstance(taken.step, Added) else None

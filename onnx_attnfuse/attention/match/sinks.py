@@ -1,6 +1,6 @@
 """A sink: one more column of scores that takes weight and has no value, `softmax(concat(scores, sink))[..., :-1]`.
 
-It stands behind the scores or in front of them, and its weight is dropped by a Slice or a Split. What it leaves of the other
+It comes after the scores or before them, and its weight is dropped by a Slice or a Split. The remaining share of the other
 weights may be a factor instead, `softmax(scores) * sigmoid(logsumexp(scores) - sink)`.
 """
 
@@ -97,7 +97,7 @@ def _split(node: ir.Node, rank: int, axis: int, joined: _Joined) -> ir.Value | N
 
 
 def _gated(softmax: Softmax, facts: Facts) -> Softmax:
-    """The softmax with the factor that stands for a sink, if its weights are multiplied by one; else as it is."""
+    """The softmax with the factor of a sink, if its weights are multiplied by one; else as it is."""
     users = [node for node, _ in softmax.weights.uses() if node.op_type != "Shape"]
     if len(users) != 1 or not is_standard(users[0], "Mul") or softmax.weights.is_graph_output():
         return softmax

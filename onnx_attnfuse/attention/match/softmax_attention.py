@@ -15,7 +15,7 @@ from onnx_attnfuse.attention.masks.fully_masked import masked_keys, sees_a_key
 from onnx_attnfuse.attention.masks.index_reader import Reader
 from onnx_attnfuse.attention.masks.intervals import Bounds
 from onnx_attnfuse.attention.match import operands, roundings
-from onnx_attnfuse.attention.match.axis_lengths import settle, wider
+from onnx_attnfuse.attention.match.axis_lengths import unify_lengths, wider
 from onnx_attnfuse.attention.match.cache import read_cache
 from onnx_attnfuse.attention.match.heads import find_heads
 from onnx_attnfuse.attention.match.maxima import largest_of
@@ -70,7 +70,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
     check_types(scores, weights, softmax.weights, facts)
     voided = _voided(softmax, scores, weights, key_axis, facts)
     product = scores.product
-    _settle(product, weights, key_axis, axes, facts)
+    _fix_lengths(product, weights, key_axis, axes, facts)
     reader = Reader(facts)
     moved = in_front(softmax, scores, weights, key_axis, reader)
     folded, weights = fold(moved.scores, reader, alone=softmax.sink is None and voided is None), moved.weights
@@ -163,13 +163,13 @@ def _check_gate(softmax: Softmax, spec: AttentionSpec, reader: Reader) -> None:
         raise Refused("gated-rows", message, softmax.node.name)
 
 
-def _settle(product: Product, weights: WeightPath, key_axis: Axis, axes: Axes, facts: Facts) -> None:
-    """Settles the lengths of the axes; none may be empty, and values have no axis of rows."""
+def _fix_lengths(product: Product, weights: WeightPath, key_axis: Axis, axes: Axes, facts: Facts) -> None:
+    """Determines the lengths of the axes; none may be empty, and values have no axis of rows."""
     if not set(leaves(product.query_axis)).isdisjoint(leaf for axis in weights.value.axes for leaf in leaves(axis)):
         message = "the values differ by row of the scores, as where a product mixes the scores of several heads (talking heads)"
         raise Refused("mixed-heads", message, product.contraction.node.name)
     enforced = weights.contraction.node.op_type != "Einsum"
-    settle(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
+    unify_lengths(product.query, product.key, weights.value, key_axis, product.head_axis, facts, enforced=enforced)
     _check_lengths((product.query, product.key, weights.value), axes, facts)
 
 
@@ -206,7 +206,7 @@ def _sink(value: ir.Value, axes: Axes, softmax: Softmax, facts: Facts) -> Indexe
 def _voided(softmax: Softmax, scores: ScorePath, weights: WeightPath, key_axis: Axis, facts: Facts) -> Voided | None:
     """The rule for rows whose exponentials are all 0, where the maximum of each row is not subtracted first.
 
-    Such exponentials are NaN where they overflow, which a guard behind them sees too. Where the maximum of several rows is, they
+    Such exponentials are NaN where they overflow, which a guard after them sees too. Where the maximum of several rows is, they
     are all 0 beside other rows, and all 1 beside none.
     """
     found = [(taken.step, taken) for taken in weights.steps if isinstance(taken.step, Voided)]
@@ -288,8 +288,8 @@ def _low_rule(
     others = {leaf for axis in taken.axes for leaf in leaves(axis)} - set(leaves(key_axis))
     keys = masked_keys(mask, reader, Bounds(reader.facts)).keys
     lowest = [key for key in keys if key.high != -math.inf]
-    told = all(key.high <= NEARLY_LOWEST for key in lowest) and (not lowest or bound >= LOWEST_FLOAT32)
-    if {leaf for axis in largest.axes for leaf in leaves(axis)} != others or bound > reader.facts.assumed.masked_from or not told:
+    low = all(key.high <= NEARLY_LOWEST for key in lowest) and (not lowest or bound >= LOWEST_FLOAT32)
+    if {leaf for axis in largest.axes for leaf in leaves(axis)} != others or bound > reader.facts.assumed.masked_from or not low:
         message = f"the weights are zeroed where '{largest.value.name}' is {bound:g} or less, which rows with a key may be, too"
         raise Refused("weights-zeroed", message, taken.node.name)
     return RowRule(None, lowest_counts=bool(lowest))

@@ -1,4 +1,4 @@
-"""Steps that may stand between Q·Kᵀ and Softmax, and between Softmax and the product with the values.
+"""Steps between Q·Kᵀ and Softmax, and between Softmax and the product with the values.
 
 A *step reader* looks at one node and says which of its inputs carries the scores and what it does to them. Readers come from the
 pattern pack by `score_step` and `weight_step`; the walks through scores and weights (`scores`, `weights`) know no operator by
@@ -153,7 +153,7 @@ class Weighted:
 
 @dataclasses.dataclass(frozen=True)
 class Renormalized:
-    """Weights are divided by their sum, which what masks them behind Softmax has lowered."""
+    """Weights are divided by their sum, which a mask after Softmax has lowered."""
 
     output: ir.Value
     reduction: ir.Node
@@ -172,7 +172,7 @@ class Voided:
     output: ir.Value
     also: tuple[ir.Node, ...] = ()
     defined: bool = True
-    """Whether they are NaN; else what they are depends on how the exponentials are spelled."""
+    """Whether they are NaN; else they depend on the form of the exponentials."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ class RoundedWeights:
 
     @property
     def output(self) -> ir.Value:
-        """The weights behind it."""
+        """The weights after it."""
         return self.pair.after
 
     @property

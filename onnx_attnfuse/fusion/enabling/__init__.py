@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_attnfuse.containment import Subject
 from onnx_attnfuse.fusion.enabling.added_in_place import as_padded_sum
 from onnx_attnfuse.fusion.enabling.anywhere import as_sum
-from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_behind, with_biases_outside, with_fewer_biases
+from onnx_attnfuse.fusion.enabling.attention_biases import with_bias_after, with_biases_outside, with_fewer_biases
 from onnx_attnfuse.fusion.enabling.emptied_rotations import with_emptied_rotation
 from onnx_attnfuse.fusion.enabling.experts import as_experts, as_single_experts
 from onnx_attnfuse.fusion.enabling.gelu import as_gelu
@@ -85,7 +85,7 @@ AFTER: tuple[EnablingRule, ...] = (
     EnablingRule(
         "value biases merged into those of the output projections",
         frozenset(["MatMul"]),
-        with_bias_behind,
+        with_bias_after,
         "bias-behind",
     ),
     EnablingRule(

@@ -1,4 +1,4 @@
-"""What is added to a part of a tensor in place, as a sum of the whole tensor and a padded addend.
+"""An addition to a part of a tensor in place, as a sum of the whole tensor and a padded addend.
 
     scores[:, :, 1:, 1:] += bias    # MViT: relative positions count for all but the class token
 
@@ -21,7 +21,7 @@ from onnx_attnfuse.graph.rules.reading import slice_bounds
 
 _PADS_ARE_AN_INPUT = 11
 _Place = tuple[tuple[int, int], ...]
-"""An index as (axis of what is written, offset) for each axis of a value."""
+"""An index as (axis of the updated tensor, offset) for each axis of a value."""
 
 
 def as_padded_sum(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -117,10 +117,10 @@ def _padded(
     own = [*[1] * (len(part) - len(own)), *own]
     before = [start for _, start in place]
     lengths = [whole[axis] - start - part[perm[axis]] for axis, start in enumerate(before)]
-    behind = [length for length in lengths if isinstance(length, int)]
-    if len(behind) < len(lengths):
+    after = [length for length in lengths if isinstance(length, int)]
+    if len(after) < len(lengths):
         return None
-    cut = [bool(start or end) for start, end in zip(before, behind, strict=True)]
+    cut = [bool(start or end) for start, end in zip(before, after, strict=True)]
     full = [part[perm[axis]] if cut[axis] else own[perm[axis]] for axis in range(len(place))]
     value = builder.transpose(builder.reshape(addend, own), perm)
     short = [dim != own[axis] for dim, axis in zip(full, perm, strict=True)]
@@ -128,6 +128,6 @@ def _padded(
     if not any(cut):
         return value
     dims = [whole[axis] if cut[axis] else dim for axis, dim in enumerate(full)]
-    ends = builder.constant([*before, *behind])
+    ends = builder.constant([*before, *after])
     nothing = builder.scalar(-0.0, facts.dtype(base))
     return builder.node("Pad", [value, ends, nothing], dims=dims, dtype=facts.dtype(base))

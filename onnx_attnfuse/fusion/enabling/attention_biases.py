@@ -2,8 +2,8 @@
 
     softmax(s · (q + a) · (k + b)ᵀ + m) · (v + c)  =  softmax(s · (q + a) · kᵀ + m) · v + c
 
-What the bias of the keys adds is one number for all scores of a row, which a softmax does not see. The weights of a row sum to 1,
-so the bias of the values comes out as it is, and goes through the product behind the attention into its bias, as constants.
+The bias of the keys adds one number to all scores of a row, which a softmax does not see. The weights of a row sum to 1,
+so the bias of the values comes out as it is, and goes through the product after the attention into its bias, as constants.
 Where -1e5 is added to all scores of a row, how these are rounded depends on that number: so biases stay beside an added mask,
 unless queries are 0 in such rows.
 
@@ -33,7 +33,7 @@ _PLACES: Mapping[str, tuple[int, ...]] = {"PackedMultiHeadAttention": (4, 5)}
 
 
 def with_fewer_biases(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """MultiHeadAttention that adds the bias of its queries only, before it, and that of its values behind it."""
+    """MultiHeadAttention that adds the bias of its queries only, before it, and that of its values after it."""
     facts = builder.facts
     found = _Biased.read(node, facts)
     if found is None:
@@ -91,7 +91,7 @@ class _Biased:
 
 
 def with_biases_outside(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """An attention without the bias that was added to its keys, and with that of its values behind it.
+    """An attention without the bias that was added to its keys, and with that of its values after it.
 
     That takes rows whose weights sum to 1: those of MultiHeadAttention without a mask, and those of PackedMultiHeadAttention,
     each of a token, which sees itself.
@@ -160,17 +160,17 @@ def _full(test: ir.Value, like: ir.Value, builder: Builder) -> ir.Value:
     return builder.expand(test, dims, [old != new for old, new in zip(known, dims, strict=True)])
 
 
-def with_bias_behind(node: ir.Node, builder: Builder) -> EnablingChange | None:
+def with_bias_after(node: ir.Node, builder: Builder) -> EnablingChange | None:
     """`(x + b) @ w + c` of constants b, w and c as `x @ w + (b @ w + c)`, whose bias is computed when the model is written."""
     facts = builder.facts
     if not is_standard(node, "MatMul") or node.inputs[0] is None or node.inputs[1] is None:
         return None
     x, weight = node.inputs[0], node.inputs[1]
     biased = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
-    behind = only_use(node.outputs[0], "Add")
-    if biased is None or behind is None or facts.rank(weight) != 2 or constant_tensor(weight) is None:
+    addition = only_use(node.outputs[0], "Add")
+    if biased is None or addition is None or facts.rank(weight) != 2 or constant_tensor(weight) is None:
         return None
-    found = added_bias(behind.outputs[0], facts)
+    found = added_bias(addition.outputs[0], facts)
     if found is None or found[0] is not node.outputs[0]:
         return None
     summed, bias = biased
@@ -178,7 +178,7 @@ def with_bias_behind(node: ir.Node, builder: Builder) -> EnablingChange | None:
     through = builder.node("MatMul", [bias, weight], dims=width, dtype=dtype)
     total = builder.node("Add", [through, found[1]], dims=width, dtype=dtype)
     builder.rearranged.append(total)
-    builder.at(behind)
-    result = behind.outputs[0]
+    builder.at(addition)
+    result = addition.outputs[0]
     product = builder.node("MatMul", [summed, weight], dims=facts.dims(result), dtype=dtype, hint=node.name)
     return EnablingChange(((result, builder.elementwise("Add", [product, total], dtype)),), (summed, weight))

@@ -104,7 +104,7 @@ class _Emptied:
         return tables[0][1] == channels / 2 and attribute(self.rotation, "rotary_embedding_dim", 0) in {0, channels}
 
     def _has_rows(self, facts: Facts) -> bool:
-        """Whether the rows of the tables are told: counted from 0, or by an index for each position of each entry."""
+        """Whether the rows of the tables are known: counted from 0, or by an index for each position of each entry."""
         batch, rows = self.sizes
         return facts.dims(self.positions) == (batch, rows) or self._counts_from_zero(facts)
 

@@ -26,7 +26,7 @@ _VIEWS = "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"
 
 @dataclasses.dataclass(frozen=True)
 class Matrices:
-    """A constant with a matrix for each expert, and what is added behind it.
+    """A constant with a matrix for each expert, and its bias.
 
     Attributes:
         value: (experts, out, in), or (experts, in, out) if `turned`.
@@ -65,10 +65,10 @@ class Gate:
     """`g · sigmoid(alpha · g) · (l + beta)` of a value with both, held below a limit if there is one.
 
     Attributes:
-        value: What g and l are parts of.
+        value: The value that g and l are parts of.
         in_turn: Whether its channels are those of g and l in turn; else all of g come first.
         alpha: The factor within the sigmoid.
-        beta: What is added to l.
+        beta: The summand of l.
         limit: The largest g, and the largest l on both sides of 0; None: there is none.
     """
 
@@ -84,11 +84,11 @@ class ExpertLayer:
     """Both products of a layer.
 
     Attributes:
-        operand: What goes in, a column or a row for each token and each of its experts.
+        operand: The input, a column or a row for each token and each of its experts.
         chosen: Which experts these are.
         first: The matrices W1.
         second: The matrices W2.
-        gate: What is between.
+        gate: The activation between both products.
     """
 
     operand: ir.Value
@@ -168,7 +168,7 @@ class _Product:
 
 
 def _product(value: ir.Value, facts: Facts) -> _Product | None:
-    """The product that gives a value, of columns with matrices in front or of rows with matrices behind, and its bias."""
+    """The product that gives a value, of columns with matrices in front or of rows with matrices after them, and its bias."""
     value = plain(value, facts)
     for one, other in both_ways(value.producer(), "Add"):
         found, bias = _product(one, facts), _gathered(other, facts)
@@ -187,8 +187,8 @@ def _product(value: ir.Value, facts: Facts) -> _Product | None:
         dims, others = facts.dims(operand), facts.dims(matrices)
         if dims is None or others is None or len(dims) != _CUBE or dims[axis] != 1 or others[:-2] != dims[:1]:
             continue
-        behind, turned = _turned_from(matrices)
-        gathered = _gathered(behind, facts)
+        source, turned = _turned_from(matrices)
+        gathered = _gathered(source, facts)
         if gathered is None:
             continue
         source, stored_turned = _turned_from(gathered[0])

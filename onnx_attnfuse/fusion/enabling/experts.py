@@ -54,7 +54,7 @@ def as_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
 
 
 def as_single_experts(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """MoE of one expert for each copy of a token, in the place of its second product; what weighs and adds them stays."""
+    """MoE of one expert for each copy of a token, in place of its second product; the weighted sum stays."""
     facts, result = builder.facts, node.outputs[0]
     layer = read_layer(result, facts) if builder.opset >= _SINCE else None
     dims, wanted = None if layer is None else facts.dims(layer.operand), facts.dims(result)
@@ -141,7 +141,7 @@ def _fit(routing: _Routing, tokens: ir.Value, layer: ExpertLayer, weighed: Dims,
 
 
 def _repeated(value: ir.Value, count: int, facts: Facts) -> ir.Value | None:
-    """The tokens of which a value has `count` copies each, one behind the other."""
+    """The tokens of which a value has `count` copies each, in sequence."""
     node = plain(value, facts).producer()
     if not is_standard(node, "Expand", "Tile") or node.inputs[0] is None:
         return None
@@ -163,8 +163,8 @@ def _routing(weights: ir.Value, chosen: ir.Value, facts: Facts) -> _Routing | No
         return None
     best, source, node = top.outputs[0], plain(top.inputs[0], facts), weights.producer()
     if is_standard(node, "Softmax") and node.inputs[0] is not None and _is_along_rows(node, facts):
-        behind = plain(node.inputs[0], facts) is best
-        return _Routing(source, chosen, weights, sums_to_one=True) if behind else None
+        is_best = plain(node.inputs[0], facts) is best
+        return _Routing(source, chosen, weights, sums_to_one=True) if is_best else None
     softmax = source.producer()
     if not is_standard(softmax, "Softmax") or softmax.inputs[0] is None or not _is_along_rows(softmax, facts):
         return None

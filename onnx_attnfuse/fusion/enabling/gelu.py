@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.scaling import read_scaling
 from onnx_attnfuse.graph.uses import producer_of
 
 _CONSTANT_TOLERANCE = 4e-3
-"""What constants may be off by: bfloat16 has eight bits."""
+"""The tolerance of constants: bfloat16 has eight bits."""
 
 
 def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
@@ -37,7 +37,7 @@ def as_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
     if is_standard(node, "Gelu") and attribute(node, "approximate", "none") == "none" and x is not None:
         added = added_bias(x, facts) if len(x.uses()) == 1 and not x.is_graph_output() else None
         return _biased(x, node.outputs[0], added, f"{node.name}/BiasGelu", builder)
-    found = spelled_gelu(node, facts) if is_standard(node, "Erf") else None
+    found = gelu_of_erf(node, facts) if is_standard(node, "Erf") else None
     if found is None:
         return None
     x, result = found
@@ -58,7 +58,7 @@ def _biased(
     return EnablingChange(((result, new),), (added[0],))
 
 
-def spelled_gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
+def gelu_of_erf(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     """The input and the result of the Gelu that an Erf is a part of; None if it is a part of none."""
     scaled = _scaled(node.inputs[0], facts)
     if scaled is None or abs(scaled[1] - math.sqrt(0.5)) > _CONSTANT_TOLERANCE:

@@ -1,4 +1,4 @@
-"""What enabling rules share: questions about values and their uses, and the same operator with other inputs."""
+"""Helpers of enabling rules: questions about values and their uses, and the same operator with other inputs."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _are_halves(node: ir.Node, facts: Facts) -> bool:
 
 
 def lengths_follow_from_shapes(node: ir.Node) -> bool:
-    """Whether a GroupQueryAttention is told lengths that shapes and constants make, so that any inputs judge it."""
+    """Whether a GroupQueryAttention has lengths that shapes and constants make, so that any inputs verify it."""
     lengths = [group_query_attention.INFO.first(node, role) for role in ("last", "total")]
     return not any(value is None or reads_input(value) for value in lengths)
 

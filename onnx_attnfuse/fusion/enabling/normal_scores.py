@@ -1,4 +1,4 @@
-"""Scores in normal form: a multiple of the product of queries and keys, and what is added to it, whatever nodes compute that.
+"""Scores in normal form: a multiple of the product of queries and keys, and a bias, whatever nodes compute them.
 
     where(hidden, scores - 1e9, scores)         is    scores + where(hidden, 0 - 1e9, 0)      # Keras
     reduce_sum(q[:, :, None] * k[:, None])      is    einsum("bsh,bth->bst", q, k)
@@ -56,7 +56,7 @@ class _Product:
     value: ir.Value
     operands: tuple[ir.Value, ...]
     equation: str = ""
-    """The Einsum that it is; empty where it is a product of matrices as it stands."""
+    """The Einsum that it is; empty where it is a product of matrices as it is."""
 
     def written(self, builder: Builder) -> ir.Value:
         """The product as one node."""
@@ -77,7 +77,7 @@ class _Form:
     fill: Number | None = None
     """The number that masks and is all there is in some cases; None where there are none."""
     assumes: tuple[AssumptionName, ...] = ()
-    """0 times what is not chosen is 0 where it is finite, and no score lies beyond a number that masks."""
+    """0 times an unchosen number is 0 where that is finite, and no score lies beyond a number that masks."""
 
 
 def with_plain_scores(scores: ir.Value, builder: Builder) -> EnablingChange | None:
@@ -109,7 +109,7 @@ def with_factor_inside(weights: ir.Value, builder: Builder) -> EnablingChange | 
 
 
 def _products(scores: ir.Value, facts: Facts) -> Iterator[_Product]:
-    """The products of the shape of scores above them that no other stands between."""
+    """The products of the shape of scores above them without another one between."""
     pending, dims = [scores], facts.dims(scores)
     for value in pending:
         node = value.producer()
@@ -219,7 +219,7 @@ def _form(scores: ir.Value, product: ir.Value, nodes: Sequence[ir.Node], facts: 
 
 
 def _is_exact(node: ir.Node, score: Term, reading: Execution) -> bool:
-    """Whether floats come to what real numbers do: a score is moved alone beside a large number, and stands in nothing else."""
+    """Whether floats give the result of real numbers: a score is moved alone beside a large number, and has no other use."""
     arrays = [reading.array(item) for item in (node.outputs[0], *node.inputs) if item is not None]
     place, moves = axes_of(arrays[0]), node.op_type in ELEMENTWISE and node.op_type not in _CHOOSES
     terms = (array.at(*aligned(place, array.shape)) for array in (arrays if moves else arrays[:1]))

@@ -4,7 +4,7 @@ Kernels for tensor cores read and write 16 bytes at a time. Where the rows of a 
 as with the 50257 tokens of GPT-2, a slower kernel runs. Each column of a product is computed by itself, so those that are left
 after the cut are what they were.
 
-What is cut is as long as all tokens together. ONNX Runtime's Slice ends in an error of CUDA from 2^31 numbers on, where the
+The sliced axis is as long as all tokens together. ONNX Runtime's Slice ends in an error of CUDA from 2^31 numbers on, where the
 product itself does not; UnfoldTensor of com.microsoft cuts at any size, in three times the time of a Slice. So it is taken where
 there may be so many: in a table of more than 65536 columns these are fewer than 32768 tokens.
 
@@ -30,7 +30,7 @@ from onnx_attnfuse.graph.facts_view import Dims
 from onnx_attnfuse.graph.ops import CONTRIB
 
 _ALIGNED, _MULTIPLE = 8, 64
-"""What kernels for tensor cores ask for, and what columns are brought to: faster than 8, and 128 is no faster
+"""The multiple that tensor cores need, and that columns are padded to: faster than 8, and 128 is no faster
 (benchmarks/results/columns_h200.md)."""
 _FEWEST_ROWS, _FEWEST_COLUMNS = 256, 4096
 _SLICED, _SURELY_SLICED = 1 << 31, 1 << 16
@@ -112,7 +112,7 @@ def _cutting(dims: Dims, columns: int, facts: Facts) -> _Cutting | None:
 
 
 def _unfolded(product: ir.Value, columns: int, builder: Builder) -> ir.Value:
-    """The columns that are left, by UnfoldTensor: rows behind one another, and of each the beginning."""
+    """The columns that are left, by UnfoldTensor: rows concatenated, and of each the beginning."""
     dims, dtype = builder.facts.dims(product), builder.facts.dtype(product)
     assert dims is not None
     rows = builder.reshape(product, [*dims[:-2], dims[-2] * dims[-1]])
@@ -135,7 +135,7 @@ def _is_shared(value: ir.Value) -> bool:
 
 
 def _padded(value: ir.Value, axis: int, missing: int, builder: Builder) -> ir.Value:
-    """A constant with zeros behind it along an axis."""
+    """A constant with zeros after it along an axis."""
     dims, dtype = builder.facts.dims(value), builder.facts.dtype(value)
     assert dims is not None
     assert dtype is not None

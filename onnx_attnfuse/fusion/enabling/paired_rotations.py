@@ -100,7 +100,7 @@ class _Rotated:
 
 
 def with_paired_rotations(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """MultiHeadAttention of queries and keys whose pairs stand side by side."""
+    """MultiHeadAttention of queries and keys whose pairs are adjacent."""
     facts, result = builder.facts, node.outputs[0]
     if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
         return None

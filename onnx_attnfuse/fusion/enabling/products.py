@@ -34,7 +34,7 @@ def as_fused_product(node: ir.Node, builder: Builder, *, is_fixed: bool) -> Enab
 
     Args:
         node: A MatMul.
-        builder: What to build with.
+        builder: The builder.
         is_fixed: Whether all sizes of the model's inputs are numbers, or will be.
     """
     facts, result = builder.facts, node.outputs[0]

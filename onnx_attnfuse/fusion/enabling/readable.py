@@ -115,4 +115,4 @@ REWRITES: tuple[Callable[[Softmax, Builder], EnablingChange | None], ...] = (
     with_values_joined,
     with_terms_apart,
 )
-"""What may be done, one after the other, until an attention can be read."""
+"""Rewrites tried in sequence until an attention can be read."""

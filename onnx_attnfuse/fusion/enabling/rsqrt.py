@@ -1,6 +1,6 @@
 """`x · (1 / sqrt(v))` as `x / sqrt(v)`.
 
-Torch's `rsqrt` is exported as Sqrt and Reciprocal. ONNX Runtime finds RMS normalization by its division, and a spelled-out one
+Torch's `rsqrt` is exported as Sqrt and Reciprocal. ONNX Runtime finds RMS normalization by its division, and a decomposed one
 costs six passes over the activations instead of one.
 """
 

@@ -1,7 +1,7 @@
 """A residual sum that is only normalized, written such that ONNX Runtime leaves both apart.
 
 ONNX Runtime makes one SkipLayerNormalization of Add and LayerNormalization wherever it can tell that both summands have one
-shape, which behind a fused attention it can more often than before. Its kernel for the CPU computes a row number by number and
+shape, which after a fused attention it can more often than before. Its kernel for the CPU computes a row number by number and
 takes four to seven times as long as the two (benchmarks/results/bias_cpu.md). It does not look at Sum, which gives the same.
 """
 

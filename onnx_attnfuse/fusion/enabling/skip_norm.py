@@ -35,7 +35,7 @@ class _Norm:
 
 
 def as_skip_norm(node: ir.Node, builder: Builder) -> EnablingChange | None:
-    """LayerNormalization, or RMS normalization spelled out, of a sum that is looked at elsewhere too."""
+    """LayerNormalization, or decomposed RMS normalization, of a sum with other users."""
     facts = builder.facts
     norm = _layer_norm(node, facts) or _rms_norm(node, facts)
     if norm is None:
@@ -97,7 +97,7 @@ def _layer_norm(node: ir.Node, facts: Facts) -> _Norm | None:
 
 
 def _rms_norm(node: ir.Node, facts: Facts) -> _Norm | None:
-    """RMS normalization spelled out, from the product with the weights."""
+    """Decomposed RMS normalization, from the product with the weights."""
     norm = read_rms_norm(node.outputs[0], facts) if is_standard(node, "Mul") else None
     if norm is None or norm.weight is None or not _is_shared(norm.x, set(norm.inside), facts):
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnx_attnfuse.fusion.enabling.gelu import spelled_gelu
+from onnx_attnfuse.fusion.enabling.gelu import gelu_of_erf
 from onnx_attnfuse.fusion.enabling.helpers import added_bias, halves, only_use
 from onnx_attnfuse.fusion.enabling.rule import EnablingChange
 from onnx_attnfuse.graph.build import Builder
@@ -58,7 +58,7 @@ def as_split_gelu(node: ir.Node, builder: Builder) -> EnablingChange | None:
 def _gelu(node: ir.Node, facts: Facts) -> tuple[ir.Value, ir.Value] | None:
     """The input and the result of a Gelu with the error function."""
     if is_standard(node, "Erf"):
-        return spelled_gelu(node, facts)
+        return gelu_of_erf(node, facts)
     is_one = is_contrib(node, "Gelu") or is_standard(node, "Gelu")
     if not is_one or attribute(node, "approximate", "none") != "none" or node.inputs[0] is None:
         return None

@@ -1,4 +1,4 @@
-"""Standalone rotary embeddings, fused to RotaryEmbedding where they stand.
+"""Standalone rotary embeddings, fused to RotaryEmbedding in place.
 
 They come before a cache that the fused attention does not append to, before a normalization, for some rows or channels of an
 operand only, or before an attention that stays decomposed. Each change is verified like a site.
@@ -33,14 +33,14 @@ _THROUGH = frozenset(
     Split Squeeze Transpose Unsqueeze
     """.split()
 )
-"""What may stand between a rotation and the attention."""
+"""Operators allowed between a rotation and the attention."""
 _MAX_VALUES_ABOVE = 24
 _TURNING = Subject("replacing a rotary embedding")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rotation:
-    """A value that is rotated by operators that spell it out."""
+    """A value that is rotated by decomposed operators."""
 
     old: IndexedValue
     sources: tuple[Source, ...]
@@ -48,7 +48,7 @@ class _Rotation:
 
 
 def fuse_rotary(spec: AttentionSpec, graph: GraphContext) -> int:
-    """Fuses what is left of the rotations of an attention's queries and keys where they stand; returns how many there were."""
+    """Fuses the remaining rotations of an attention's queries and keys in place; returns their number."""
     operands = (spec.query, spec.key) if spec.cache is None else (spec.query, spec.key, spec.cache.new[0])
     found: list[_Rotation | None] = []
     with contained(_TURNING, spec.name):
@@ -94,10 +94,10 @@ def _emit(rotation: _Rotation, builder: Builder) -> tuple[ir.Value, ir.Value]:
 
 
 def _rotation(chain: tuple[Source, ...]) -> _Rotation | None:
-    """The rotation in a chain of views, if it is spelled out."""
+    """The rotation in a chain of views, if it is decomposed."""
     place = next((index for index, source in enumerate(chain) if source.rotary is not None), 0)
     rotary, old = chain[place].rotary, chain[place - 1]
-    if rotary is None or not rotary.is_spelled:
+    if rotary is None or not rotary.is_decomposed:
         return None
     return _Rotation(old.indexed, tuple(source for source in chain[place:] if source.factor == old.factor))
 

@@ -22,7 +22,7 @@ from onnx_attnfuse.graph.ops import is_contrib
 from onnx_attnfuse.graph.rules.reading import slice_bounds
 
 _TOKENS, _HEADS_FIRST = 2, [0, 2, 1, 3]
-"""The axis of tokens where heads stand before them."""
+"""The axis of tokens where heads come before them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
     x ── Cast ── x / sqrt(mean(x²) + ε) ── Mul(w) ── Cast        becomes        x ── BranchwiseRMSNorm(w)
 
-So Gemma has it, whose factors are `1 + w` in float32, and what is normalized without factors. ONNX Runtime fuses the middle, if
-that is not heads that a Transpose stands before, and the casts stay. With factors in x's own type it fuses all by itself.
+So Gemma has it, whose factors are `1 + w` in float32, and inputs normalized without factors. ONNX Runtime fuses the middle, if
+that is not heads after a Transpose, and the casts stay. With factors in x's own type it fuses all by itself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _is_wide(norm: RmsNorm, facts: Facts) -> bool:
 
 
 def _is_apart(norm: RmsNorm) -> bool:
-    """Whether nothing else looks at what is computed inside, but for x in float32, which is what others may want too."""
+    """Whether inner values have no other users, but for x in float32, which others may want too."""
     inside, wide = set(norm.inside), norm.inside[-1]
     return all(
         not value.is_graph_output() and all(user in inside for user, _ in value.uses())

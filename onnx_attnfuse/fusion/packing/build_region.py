@@ -40,7 +40,7 @@ _MAX_SCALAR_LIKE_ELEMENTS = 16
 
 @dataclasses.dataclass(frozen=True)
 class PackedRegion:
-    """A region on packed tokens that stands beside the graph, verified and not connected yet."""
+    """A region on packed tokens beside the graph, verified and not connected yet."""
 
     region: Region
     restored: dict[ir.Value, ir.Value]
@@ -179,7 +179,7 @@ def attended_in(packed_region: PackedRegion) -> dict[Site, PackedResult]:
 def packed_params(spec: AttentionSpec, meaning: Meaning, plan_context: PlanContext) -> AttentionParams:
     """Parameters of an attention on packed tokens, for the forecast of its kernel."""
     params = params_of(spec, MaskEncoding("bias" if meaning.biases else "none", when="right_padded"), multi_head_attention)
-    return dataclasses.replace(params, op=packed.INFO.key).settled(plan_context.lengths)
+    return dataclasses.replace(params, op=packed.INFO.key).with_lengths(plan_context.lengths)
 
 
 def packed_report(
@@ -188,18 +188,18 @@ def packed_report(
     """The report on one attention.
 
     Args:
-        found: What was known before.
-        packed_region: What was built.
+        found: The report before.
+        packed_region: The packed region.
         site: The attention.
-        plan_context: What it was planned for.
-        usual: What computes it where padding is not on the right; None if it is taken to be.
+        plan_context: The context of its plan.
+        usual: The report on its form where padding is not on the right; None if it is taken to be.
     """
     attended = attended_in(packed_region).get(site)
     if attended is None:
         return usual or dataclasses.replace(found, reasons=(_SHAPE_ONLY,))
     form = "packed + attention_bias" if site.meaning.biases else "packed"
     forecast_packed = forecast(packed_params(site.spec, site.meaning, plan_context), plan_context.device)
-    form = form if usual is None else f"{form}, else {usual.mask_form or 'spelled out'}"
+    form = form if usual is None else f"{form}, else {usual.mask_form or 'decomposed'}"
     return dataclasses.replace(
         found,
         status="fused",
@@ -215,14 +215,14 @@ def packed_report(
 
 
 def note(packed_region: PackedRegion, where: str) -> str:
-    """A line on what is packed together, its values still called as they are in the source."""
+    """A line on the packed nodes, its values still called as they are in the source."""
     region = packed_region.region
     removed = _listed(sorted(value.name or "" for value in region.entries))
     restored = _listed(sorted(value.name or "" for value in region.exits))
     assumed = " (assumes padded-rows-unused)" if packed_region.form.changes_padding else ""
-    what = f"padding{where} is removed from {removed} and restored as 0 in {restored}{assumed}"
+    line = f"padding{where} is removed from {removed} and restored as 0 in {restored}{assumed}"
     readers = sorted({node.op_type for found in region.readers.values() for node in found})
-    return f"{what}, which {_listed(readers)} reads" if readers else what
+    return f"{line}, which {_listed(readers)} reads" if readers else line
 
 
 def _listed(names: list[str]) -> str:

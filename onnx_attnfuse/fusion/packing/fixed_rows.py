@@ -1,4 +1,4 @@
-"""Packing into a number of rows that is fixed, as a graph that is captured wants: tokens first, behind them places of padding.
+"""Packing into a number of rows that is fixed, as a captured graph needs: tokens first, after them places of padding.
 
 Where a batch has more tokens than rows, all that is restored is NaN: nothing is lost without a sign.
 """
@@ -26,7 +26,7 @@ class UnpadFixed(Rows):
     """By rows whose number is fixed; nothing waits for a GPU."""
 
     packing: Packing | None
-    """What PackedMultiHeadAttention reads besides, where it was asked for."""
+    """Further inputs of PackedMultiHeadAttention, where it was asked for."""
 
     def __init__(self, builder: Builder, tokens: Tokens, keep: ir.Value, room: int | None) -> None:
         """Builds the index of so many rows, or of all.
@@ -46,8 +46,8 @@ class UnpadFixed(Rows):
         before = builder.elementwise("Add", [self._running(kept, 1), self._begins], _INDEX)
         places = self._number(line.reshape(shape))
         paddings = builder.elementwise("Sub", [places, before], _INDEX)
-        behind = builder.elementwise("Add", [paddings, self._total], _INDEX)
-        to = builder.reshape(builder.elementwise("Where", [keep, before, behind], _INDEX), [line.size])
+        after = builder.elementwise("Add", [paddings, self._total], _INDEX)
+        to = builder.reshape(builder.elementwise("Where", [keep, before, after], _INDEX), [line.size])
         inputs = [self._number(0 * line), to, self._number(line)]
         self._order = builder.node("ScatterElements", inputs, {"axis": 0}, dims=[line.size], dtype=_INDEX)
         self.index = builder.slice(self._order, 0, 0, self._room)
@@ -67,7 +67,7 @@ class UnpadFixed(Rows):
         return arrange(build, IndexedValue(self._put_back(flat), whole), axes)
 
     def _put_back(self, packed: ir.Value) -> ir.Value:
-        """(t, d) as (b, s, d), rows behind the tokens at places of padding."""
+        """(t, d) as (b, s, d), rows after the tokens at places of padding."""
         build, dims = self.builder, self.builder.facts.dims(packed)
         assert dims is not None
         shape = [self.tokens.batch, self.tokens.length, dims[1]]
@@ -87,7 +87,7 @@ class UnpadFixed(Rows):
         """A packed value as `like` is laid out, rows of padding 0, or all NaN; see `PadUnpad.pad`."""
         dtype = self.builder.facts.dtype(like)
         if dtype is None or not dtype.is_floating_point():
-            raise Refused("not-carried", "what is restored cannot say that there were more tokens than rows")
+            raise Refused("not-carried", "the restored rows cannot show that there were more tokens than rows")
         return super().pad(packed, like, marks)
 
     def _restored(self, packed: ir.Value) -> ir.Value:
@@ -97,7 +97,7 @@ class UnpadFixed(Rows):
         return build.elementwise("Where", [self._known, rows, filling], dtype)
 
     def _running(self, value: ir.Value, axis: int) -> ir.Value:
-        """The sum of what stands before along an axis."""
+        """The exclusive cumulative sum along an axis."""
         inputs = [value, self.builder.constant(np.asarray(axis))]
         dims = self.builder.facts.dims(value)
         return self.builder.node("CumSum", inputs, {"exclusive": 1}, dims=dims, dtype=_INDEX)

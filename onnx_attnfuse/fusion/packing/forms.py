@@ -56,7 +56,7 @@ class OperatorForm(AttentionForm):
         self._fixed = None if room is None else UnpadFixed(context.builder, tokens, self.keep, room).with_packing()
         self._context, self._padding = context, padding
         self.attended: dict[Site, PackedResult] = {}
-        """What each attention became, the last time that it was built."""
+        """The form of each attention, when it was last built."""
 
     def pad_unpad(self) -> PadUnpad:
         """By the operators for it, or by rows whose number is fixed."""

@@ -27,7 +27,7 @@ def least_cut(
         ahead: For each value those that are computed from it.
         sources: Where ways begin; they may be cut themselves.
         sinks: Where they end; the same.
-        cuttable: What may be cut.
+        cuttable: The values that may be cut.
         latest: Of several answers the one nearest to the sinks, else nearest to the sources.
     """
     room: dict[_Place, dict[_Place, float]] = {}
@@ -60,8 +60,8 @@ def least_cut(
         return None
     if not latest:
         return {value for value in values if (value, 0) in reached and (value, 1) not in reached}
-    behind = {place: {other: room[other].get(place, 0.0) for other in found} for place, found in room.items()}
-    leading = _reached(behind, _SINK)
+    reverse = {place: {other: room[other].get(place, 0.0) for other in found} for place, found in room.items()}
+    leading = _reached(reverse, _SINK)
     return {value for value in values if (value, 1) in leading and (value, 0) not in leading}
 
 

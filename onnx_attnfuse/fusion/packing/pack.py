@@ -1,4 +1,4 @@
-"""The attentions of one graph packed together, where that is asked for; behind a test the usual forms stand beside them."""
+"""The attentions of one graph packed together, where that is asked for; with a test the usual forms are kept beside them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def pack(
 ) -> tuple[list[SiteReport], list[str]]:
     """Packs what can be packed of one graph; returns a report on each candidate, and a line on each group.
 
-    Attentions in a branch are not packed: they may be those that stand beside packed ones.
+    Attentions in a branch are not packed: they may be the usual forms beside packed ones.
 
     Args:
-        fuser: What is fused with.
+        fuser: The fuser.
         candidates: The attentions.
-        plan_context: What they are planned for.
+        plan_context: The context of their plans.
         room: How many rows there are, where that is fixed.
     """
     usual = dataclasses.replace(plan_context, target="auto", padding="exact")

@@ -1,8 +1,8 @@
 """All attentions of one graph on packed tokens, those with the same padding together.
 
 packer = OperatorPacker(graph, context, plan_context)
-regions = packer.build_region(wanted)   # beside the graph; what is refused is in packer.reasons
-packer.connect(region)                  # in place of the graph, or packer.fork(region, ...) behind a test
+regions = packer.build_region(wanted)   # beside the graph; refusals are in packer.reasons
+packer.connect(region)                  # in place of the graph, or packer.fork(region, ...) with a test
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Packer(abc.ABC):
         """How attention is computed in a region.
 
         Raises:
-            Refused: What reads the region, or its rows of padding, forbids it.
+            Refused: A reader of the region, or its rows of padding, forbids it.
         """
 
     def build_region(
@@ -175,7 +175,7 @@ class OperatorPacker(Packer):
             message = "packed is exact for padding on the right only, and --padding exact allows no run-time check"
             return Reason("not-every-batch", message)
         if reason is None and self._room is not None and meaning.biases:
-            return Reason("not-every-batch", "what is added to the scores is that of packed tokens for padding on the right only")
+            return Reason("not-every-batch", "the bias of the scores is that of packed tokens for padding on the right only")
         return reason
 
     def form(self, padding: KeyPadding, region: Region, around: Around) -> AttentionForm:
@@ -193,9 +193,9 @@ class OperatorPacker(Packer):
         """Takes packed values where padding is on the right, else the old ones.
 
         Args:
-            packed_region: What was built.
+            packed_region: The packed region.
             guards: The tests of the graph.
-            moved: What has taken the place of old values meanwhile.
+            moved: The replacements of old values.
         """
         builder = self._context.builder
         self._answer(packed_region.region)

@@ -1,7 +1,7 @@
 """Unpad and pad: tokens into packed form and back, by ONNX Runtime's operators, or, for the verifier, by those of the standard.
 
 The two do the same. RemovePadding wants padding on the right, and nothing but a GPU runs it. Plain operators take any padding and
-any runtime has them; what computes every token by itself is always verified with those.
+any runtime has them; tokenwise operators are always verified with those.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class UnpadTokens(PadUnpad):
         super().__init__(builder, tokens)
         self._lengths = lengths
         self.packing: Packing | None = None
-        """What the first way in gives; nothing can leave before something has entered."""
+        """The result of the first way in; nothing can leave before something has entered."""
 
     def _removed(self, value: ir.Value) -> ir.Value:
         build = self.builder

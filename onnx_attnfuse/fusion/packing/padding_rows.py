@@ -44,7 +44,7 @@ class Around:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """What rows of padding may reach."""
+    """Values that rows of padding may reach."""
 
     takes_first: bool
     """The first position of entries is read, whether it is padding or not."""
@@ -56,9 +56,9 @@ def read_padding_rows(region: Region, around: Around, masked_rows: MaskedRows | 
     """Looks at what reads the restored values.
 
     Args:
-        region: What is packed.
+        region: The packed region.
         around: Its graph.
-        masked_rows: Tells what is 0 in rows of padding; None: nothing is known to be.
+        masked_rows: Finds values that are 0 in rows of padding; None: none is known to be.
 
     Raises:
         Refused: Something mixes positions, and tokens or an attention follow.

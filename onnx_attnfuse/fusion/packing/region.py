@@ -27,7 +27,7 @@ from onnx_attnfuse.reasons import Reason, Refused
 from onnx_attnfuse.targets.packed import choose
 
 CARRIED = frozenset([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL])
-"""What padding can be removed from and restored in; truth values as numbers."""
+"""Types that padding can be removed from and restored in; truth values as numbers."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def read_site(spec: AttentionSpec, meaning: Meaning, *, rotated: bool) -> Site:
     Args:
         spec: The attention.
         meaning: Its mask.
-        rotated: What rotates queries and keys may belong to the attention; if not it is computed token by token, or not at all.
+        rotated: Rotations of queries and keys may belong to the attention; if not it is computed token by token, or not at all.
 
     Raises:
         Refused: An operand or the result is laid out so that tokens are mixed with something else.
@@ -122,7 +122,7 @@ class _Growing:
         self._late = below(self._produced, graph)
         self._marks: dict[ir.Value, Marks] = {}
         self._steps: dict[ir.Value, Step] = {}
-        """By output, what is computed on packed tokens."""
+        """By output, the values computed on packed tokens."""
         self._given: dict[ir.Value, Reason] = {}
         """Why other values cannot be."""
         self._place = {node: place for place, node in enumerate(graph)}

@@ -1,7 +1,7 @@
 """Packing by operators of the standard: only rows that are kept go through products, norms and MLPs.
 
 Kept are tokens, all of an entry that has none, and the first position where it is read. Attentions get rows by a Gather and stay
-what they are, so any mask, bias and window is possible. An output that depends on no row of padding is equal for every batch.
+as they are, so any mask, bias and window is possible. An output that depends on no row of padding is equal for every batch.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _TRUTH = ir.DataType.BOOL
 def pack_rows(
     fuser: SiteFuser, candidates: Sequence[Candidate], plan_context: PlanContext, *, asked: bool, room: int | None = None
 ) -> tuple[int, list[str]]:
-    """Packs what stands around the attentions of one graph; returns how many attentions, and lines on what was done.
+    """Packs the nodes around the attentions of one graph; returns the number of attentions, and lines for the report.
 
     Args:
-        fuser: What is fused with afterwards.
+        fuser: The fuser that runs afterwards.
         candidates: The attentions.
-        plan_context: What they are planned for.
+        plan_context: The context of their plans.
         asked: Rows of padding may come out as 0, and refusals are reported.
         room: How many rows there are, where that is fixed.
     """
@@ -63,14 +63,14 @@ def pack_rows(
     for packed_region in packer.build_region(wanted, [item.node for item in candidates]):
         notes.append(note(packed_region, ""))
         packer.connect(packed_region)
-        _settle(packed_region, fuser.context.builder)
+        _finish(packed_region, fuser.context.builder)
         count += len(packed_region.region.sites)
     if asked:
         notes += [f"padding stays: {reason}" for reason in dict.fromkeys(packer.reasons.values())]
     return count, notes
 
 
-def _settle(packed_region: PackedRegion, builder: Builder) -> None:
+def _finish(packed_region: PackedRegion, builder: Builder) -> None:
     """Removes the old nodes of attentions of which only a shape is asked, and gives the copies their names."""
     assert isinstance(packed_region.form, RowsForm)
     copies = packed_region.form.copies
@@ -87,7 +87,7 @@ def _settle(packed_region: PackedRegion, builder: Builder) -> None:
 
 
 class RowsPacker(Packer):
-    """Packs what stands around attentions."""
+    """Packs the nodes around attentions."""
 
     takes_rotated = True
 
@@ -114,7 +114,7 @@ class RowsPacker(Packer):
         if meaning.is_distrusted or not any(index_factors(item.predicate) & set(axes.b) for item in paddings):
             return Reason("nothing-to-remove", "there is no padding mask, so there is no padding to remove")
         if any(map(self._context.bounds.may_mask, meaning.biases)):
-            return Reason("not-padding-only", "what is added to the scores may mask keys, too, so that rows may see none")
+            return Reason("not-padding-only", "the bias of the scores may mask keys, too, so that rows may see none")
         given = conjunction(item.predicate for item in paddings)
         if len(paddings) < len(meaning.predicates) and not rows_see_themselves(meaning.allowed, spec, given):
             return Reason("not-padding-only", f"the mask is {meaning.kind}, in which a token may not see itself")

@@ -1,4 +1,4 @@
-"""Pattern rewrites before attention is matched: what they find becomes plain attention, and is put back where useless.
+"""Pattern rewrites before attention is matched: matches become plain attention, and are put back where useless.
 
 Three kinds, in this order: rules of onnxscript (`onnxscript_rules`), operators of other domains by their definitions
 (`custom_ops`), formulas by what they mean (`equations`). Each rewrite is built beside the old nodes, verified, and connected

@@ -17,7 +17,7 @@ from onnx_attnfuse.reasons import Refused
 
 
 def write_operators(rewriter: PatternRewriter) -> None:
-    """Writes every operator that has a definition; what follows is read again, as it may only now be known what it gives."""
+    """Writes every operator that has a definition; later nodes are read again, as their results may only now be known."""
     definitions, facts = rewriter.catalogue.operators, rewriter.graph.scope.facts
     learning = False
     for node in list(rewriter.graph.scope.graph) if definitions else ():

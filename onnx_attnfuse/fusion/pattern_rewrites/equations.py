@@ -22,7 +22,7 @@ _LOOKING = Subject("looking for patterns")
 
 
 def find_formulas(rewriter: PatternRewriter, trace: Trace | None = None) -> list[Match]:
-    """Every formula that stands in a graph, in graph order; of those that overlap the outermost."""
+    """Every formula of a graph, in graph order; of those that overlap the outermost."""
     catalogue, scope = rewriter.catalogue, rewriter.graph.scope
     if not catalogue.net.patterns:
         return []

@@ -71,7 +71,7 @@ def _built(delta: Any, made: GraphRule, node: ir.Node, context: GraphContext, ed
     """Builds what a rule gives beside the old nodes and has it verified; returns old values and new ones.
 
     Raises:
-        Refused: It differs, could not be shown equal, or is nothing that can stand here.
+        Refused: It differs, could not be shown equal, or cannot be used here.
     """
     builder, graph = context.builder, context.scope.graph
     if delta.new_initializers and not isinstance(graph, ir.Graph):

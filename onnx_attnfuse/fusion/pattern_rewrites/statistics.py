@@ -63,7 +63,7 @@ class PatternStatistics:
 
         Args:
             readers: The readers.
-            subject: What a pattern of a name is called where it fails.
+            subject: The subject of failures of a pattern, by its name.
             doubted: Takes the nodes that readers which are not built in have read.
         """
         scores = {

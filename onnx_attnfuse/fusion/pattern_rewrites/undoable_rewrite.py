@@ -32,7 +32,7 @@ class NewNodes:
     judged: bool = True
     """Whether there is anything to hold them against."""
     replaced: int = 0
-    """How many nodes they stand for; 0 where it does not matter."""
+    """The number of nodes that they replace; 0 where it does not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +77,22 @@ class PatternRewriter:
     """Why places without a Softmax are no fused attention, by the name of the node: formulas that are refused, and operators of
     other domains whose definition cannot be used."""
     kind_of: Callable[[ir.Node], str | None] = lambda node: None
-    """The kind of mask of the attention at a Softmax, if it can be planned as it stands."""
+    """The kind of mask of the attention at a Softmax, if it can be planned as it is."""
     needless: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     """Patterns that were put back where plain attention does without, by the name of the Softmax."""
     named: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """Patterns that merely name what is fused anyway, by the name of the Softmax."""
+    """Patterns that merely name sites fused anyway, by the name of the Softmax."""
 
     def attempt(
         self, node: ir.Node, name: str, make: Callable[[], NewNodes], softmaxes: Sequence[ir.Node] = (), taken: str | None = None
     ) -> bool:
-        """Writes one place anew; what keeps it from being written is noted.
+        """Writes one place anew; the reason against it is noted.
 
         Args:
             node: The node that gives the old result.
             name: The pattern's name.
             make: Makes the new nodes, or raises `Refused`.
-            softmaxes: The Softmax nodes that stand there.
+            softmaxes: The Softmax nodes there.
             taken: The name with the alternatives that were taken, for people.
         """
         pattern = taken or name
@@ -128,8 +128,8 @@ class PatternRewriter:
         after = [self.kind_of(node) for node in softmaxes]
         return len(after) > len(before) or None in after or Counter(before) == Counter(after)
 
-    def settle(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
-        """Puts back what led nowhere, and tells the sites by the names that they had.
+    def finish(self, sites: Iterable[SiteReport], replaced: Mapping[ir.Value, ir.Value]) -> list[SiteReport]:
+        """Puts back what led nowhere, and reports the sites by the names that they had.
 
         Args:
             sites: The reports, in which places have the names of the new nodes.
@@ -159,7 +159,7 @@ class PatternRewriter:
                 "plain attention is fused without it"
                 for pattern, count in needless.items()
             ),
-            *(str(reason) for name, reason in self.refused.items() if _is_untold(reason, reported.get(name))),
+            *(str(reason) for name, reason in self.refused.items() if _is_unreported(reason, reported.get(name))),
             *(
                 f"{count} {name} taken by their definition, which no reference was held against"
                 for name, count in believed.items()
@@ -204,8 +204,8 @@ class PatternRewriter:
         return dataclasses.replace(site, pattern=self.named.get(site.name))
 
 
-def _is_untold(reason: Reason, site: SiteReport | None) -> bool:
-    """Whether no site and no failure tells why a pattern was not applied; that it is wrong is worth a line in any case."""
+def _is_unreported(reason: Reason, site: SiteReport | None) -> bool:
+    """Whether no site and no failure reports why a pattern was not applied; that it is wrong is worth a line in any case."""
     return reason.code not in FAILED and (site is None or (reason.code == "differs" and site.is_rewritten))
 
 

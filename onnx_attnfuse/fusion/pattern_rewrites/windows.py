@@ -18,19 +18,19 @@ _NAME = "window of Attention"
 
 
 def write_windows(rewriter: PatternRewriter) -> None:
-    """Writes every Attention with a window; why one cannot be is told at its site."""
+    """Writes every Attention with a window; a refusal is reported at its site."""
     for node in list(rewriter.graph.scope.graph):
         if not is_standard(node, onnx_attention.INFO.name) or all(attribute(node, name, -1) < 0 for name in WINDOWS):
             continue
-        if not rewriter.attempt(node, _NAME, lambda node=node: _spelled(node, rewriter)):
+        if not rewriter.attempt(node, _NAME, lambda node=node: _decomposed(node, rewriter)):
             rewriter.refused[label(node)] = rewriter.spoken.pop(label(node))
 
 
-def _spelled(node: ir.Node, rewriter: PatternRewriter) -> NewNodes:
+def _decomposed(node: ir.Node, rewriter: PatternRewriter) -> NewNodes:
     """The attention in operators of the standard.
 
     Raises:
-        Refused: It has a cache, or cannot be spelled out exactly.
+        Refused: It has a cache, or cannot be decomposed exactly.
     """
     if any(node.inputs[4:]) or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         raise Refused("cache-inside", "it appends to a cache, takes lengths or has more outputs than its result", node.name)

@@ -1,9 +1,9 @@
-"""A shared cache in fewer bits, where that is asked for: scales are measured and handed to the nodes, what it costs is told.
+"""A shared cache in fewer bits, where that is asked for: scales are measured and handed to the nodes, the error is reported.
 
     found = quantise_cache(model, shared, options, device, verifier)
 
 It is the one place where results change. So `verify/quantised/exact_check.py` checks everything but rounding on its own, and
-what rounding costs is measured and written into the model, where `attnfuse verify` holds it to that.
+the error of rounding is measured and written into the model, where `attnfuse verify` holds it to that.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def quantise_cache(model: ir.Model, shared: SharedCache, options: Options, devic
     Args:
         model: The model, with all else done.
         shared: Its shared cache.
-        options: What is asked for.
-        device: What it will run on.
+        options: The options.
+        device: The device that it will run on.
         verifier: Judges it.
 
     Raises:
@@ -150,8 +150,8 @@ def _check_kernels(nodes: list[ir.Node], model: ir.Model, form: CacheFormat, dev
         raise Refused(found.code, found.message, found.node)
     if form.name not in found.caches:
         others = ", ".join(found.caches) or "none"
-        what = f"{INFO.name} has no kernel on {device.ep} for a cache in {form.name}; there are {others}"
-        raise Refused("no-kernel-for-cache", what)
+        message = f"{INFO.name} has no kernel on {device.ep} for a cache in {form.name}; there are {others}"
+        raise Refused("no-kernel-for-cache", message)
     facts = Facts(model.graph)
     if any(output.uses() for node in nodes for output in node.outputs[1:]):
         raise Refused("no-kernel-for-cache", "a later attention reads the buffer without new keys, which is not quantised")
@@ -159,8 +159,8 @@ def _check_kernels(nodes: list[ir.Node], model: ir.Model, form: CacheFormat, dev
         params = params_of_node(node, facts)
         if isinstance(params, Reason):
             raise Refused(params.code, params.message, params.node)
-        settled = dataclasses.replace(params, arch=device.arch)
-        for reason in (condition(settled) for condition in found.caches[form.name]):
+        on_device = dataclasses.replace(params, arch=device.arch)
+        for reason in (condition(on_device) for condition in found.caches[form.name]):
             if isinstance(reason, Reason):
                 raise Refused("no-kernel-for-cache", f"{INFO.name} on {device.name} {reason.message}", node.name)
             assert not isinstance(reason, Open)
@@ -325,8 +325,8 @@ def _read(file: pathlib.Path, loop: Loop, feeds: Feeds) -> dict[str, Array]:
         with np.load(file) as archive:
             found = {name: archive[name] for name in archive.files if name in feeds.names or name == loop.mask}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        what = "is not there" if isinstance(error, FileNotFoundError) else "is no .npz file of arrays"
-        raise OptionError(f"{file} {what}; write one with numpy.savez({file.name!r}, {loop.tokens}=...)") from error
+        problem = "is not there" if isinstance(error, FileNotFoundError) else "is no .npz file of arrays"
+        raise OptionError(f"{file} {problem}; write one with numpy.savez({file.name!r}, {loop.tokens}=...)") from error
     pasts = {name for name, _ in loop.pasts}
     found = {name: array for name, array in found.items() if name not in pasts}
     if loop.tokens not in found:

@@ -62,10 +62,10 @@ def attend(
 
     Args:
         site: The attention.
-        buffered: What the operator is told of the buffer.
-        context: What to build with.
+        buffered: The operator's lengths of the buffer.
+        context: The builder and its facts.
         order: The order of the nodes.
-        edit: What is added is part of this.
+        edit: New nodes are part of this.
         tables: Where cosines and sines become tables, if they are computed of positions alone.
         leader: The attention that appends the keys and values, if this one does not.
 

@@ -1,9 +1,8 @@
-"""New tokens in an order in which padding stands behind the real ones, as the buffer holds real tokens only.
+"""New tokens in an order in which padding follows the real ones, as the buffer holds real tokens only.
 
-A causal attention of tokens in that order gives each real token what it gives it in the source's, and every operator that
-computes each token by itself does so in any order. So there is a region around the attentions in which tokens stand in the new
-order: they are rearranged where they enter it, and put back wherever anything outside reads them. What mixes tokens, or is not
-known, stays outside and sees the order of the source.
+A causal attention of tokens in that order gives each real token its result in the source, and every tokenwise operator does so
+in any order. So there is a region around the attentions in which tokens are in the new order: they are rearranged where they
+enter it, and put back wherever anything outside reads them. Operators that mix tokens, or are unknown, stay outside.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ class Order:
     """The two orders of new tokens, each as places in the other, (b, s) int64."""
 
     back: ir.Value
-    """For each token of the source where it stands: real ones first, each kind in its order."""
+    """For each token of the source its place: real ones first, each kind in its order."""
     front: ir.Value
-    """For each place the token of the source that stands there."""
+    """For each place the token of the source."""
 
 
 def new_order(builder: Builder, mask: ir.Value, *, on_host: bool) -> Order:
     """Emits the order of the new tokens.
 
     Args:
-        builder: What to build with.
+        builder: The builder.
         mask: The mask of the new tokens, ones and zeros, (b, s).
         on_host: Sizes lie where the model runs, so that tokens may be sorted; else all is counted where the mask lies.
     """
@@ -51,7 +50,7 @@ def new_order(builder: Builder, mask: ir.Value, *, on_host: bool) -> Order:
 
 
 def _sorted(builder: Builder, mask: ir.Value) -> Order:
-    """The order by two sorts, as TopK gives what is equal in its order; the order back is that of the places in front."""
+    """The order by two sorts, as TopK keeps the order of equal numbers; the order back is that of the places in front."""
     dims = builder.facts.dims(mask)
     assert dims is not None
     count = builder.shape([dims[1]])
@@ -76,7 +75,7 @@ def buffer_order(builder: Builder, earlier: ir.Value, new: ir.Value) -> ir.Value
     does not hold it.
 
     Args:
-        builder: What to build with, where sizes lie where the model runs.
+        builder: The builder, where sizes lie where the model runs.
         earlier: The mask of the past, (b, past).
         new: The mask of the new tokens, ones and zeros, (b, s) int32.
     """
@@ -105,8 +104,8 @@ def _counted(builder: Builder, mask: ir.Value) -> Order:
     _, places = counted(builder.elementwise("Equal", [mask, mask], _TRUTH))
     ones, ahead = counted(kept)
     last = builder.elementwise("Sub", [builder.reduce("ReduceSum", ones, [1]), one], _INT)
-    behind = builder.elementwise("Add", [builder.elementwise("Sub", [places, ahead], _INT), last], _INT)
-    back = builder.node("Where", [kept, ahead, behind], dims=dims, dtype=_INT)
+    after = builder.elementwise("Add", [builder.elementwise("Sub", [places, ahead], _INT), last], _INT)
+    back = builder.node("Where", [kept, ahead, after], dims=dims, dtype=_INT)
     front = builder.node("ScatterElements", [places, back, places], {"axis": 1}, dims=dims, dtype=_INT)
     return Order(back, front)
 
@@ -123,7 +122,7 @@ class Compaction:
         self._moved: dict[tuple[ir.Value, Marks], ir.Value] = {}
 
     def apply(self, attentions: Sequence[ir.Node]) -> None:
-        """Rearranges tokens in front of the attentions and puts them back behind, in place.
+        """Rearranges tokens in front of the attentions and puts them back after them, in place.
 
         Raises:
             Refused: A value would be needed in two layouts at once.
@@ -159,11 +158,11 @@ class Compaction:
 
     def _take(self, node: ir.Node, places: dict[int, Marks], outputs: dict[ir.Value, Marks]) -> None:
         """Makes a node one of the region."""
-        self._members[node] = {place: self._settled(marks) for place, marks in places.items()}
+        self._members[node] = {place: self._normalized(marks) for place, marks in places.items()}
         for value, marks in outputs.items():
-            self._marks[value] = self._settled(marks)
+            self._marks[value] = self._normalized(marks)
 
-    def _settled(self, marks: Marks) -> Marks:
+    def _normalized(self, marks: Marks) -> Marks:
         """Marks as they are compared: with one entry in every batch, any axis of length 1 could be the batch."""
         return marks if self._tokens.batch != 1 else tuple("bs" if "s" in mark else "" for mark in marks)
 
@@ -221,7 +220,7 @@ class Compaction:
     def _rotation(self, node: ir.Node, marks: Marks) -> tuple[dict[int, Marks], dict[ir.Value, Marks]] | None:
         """A rotation of each token by its own place in the tables."""
         places = node.inputs[1]
-        if places is None or marks not in {self._settled(_TOKENS), self._settled(("b", "", "s", ""))}:
+        if places is None or marks not in {self._normalized(_TOKENS), self._normalized(("b", "", "s", ""))}:
             return None
         if self._tokens.facts.rank(places) == 1:  # the first place, from which tokens are counted
             first = self._builder.elementwise("Add", [self.order.front, places], _INT)

@@ -41,7 +41,7 @@ class PositionTables:
     """The tables of a decoder: one for all rotations that are the same, in whatever layer.
 
     Args:
-        builder: What to build with; the nodes of a table stand at the anchor of the first attention that takes rows of it.
+        builder: The builder; the nodes of a table are at the anchor of the first attention that takes rows of it.
     """
 
     def __init__(self, builder: Builder) -> None:
@@ -86,11 +86,11 @@ def counted(builder: Builder) -> ir.Value:
 
 
 def lengthen(model: ir.Model, name: str, positions: int) -> None:
-    """Gives tables a row for each position, in place; one behind them ends in an error when the model runs.
+    """Gives tables a row for each position, in place; a later one ends in an error when the model runs.
 
     Args:
         model: The decoder.
-        name: What the positions are called that tables have rows for.
+        name: The name of the positions that tables have rows for.
         positions: How many there will be at most, counted from 0.
     """
     node = next(item for item in model.graph if item.outputs[0].name == name)
@@ -197,7 +197,7 @@ PAST_LENGTH = "past_sequence_length"
 """The name of the input, (1) int32, that onnxruntime-genai has for it by default."""
 
 
-def told_by_number(model: ir.Model, decoder: ServedDecoder) -> ServedDecoder:
+def with_past_length(model: ir.Model, decoder: ServedDecoder) -> ServedDecoder:
     """Gives a decoder the number of earlier positions in the place of its mask, and drops inputs that nobody reads; in place.
 
     Args:

@@ -1,4 +1,4 @@
-"""The interface of a source that writes into a buffer of a fixed length: what is told of positions there is counted here.
+"""The interface of a source that writes into a buffer of a fixed length: positions given there are counted here.
 
 The input that says where new keys go is the length of the past, counted on for each row, and is none any more. A mask as long as
 the buffer is one as long as the positions so far.
@@ -72,14 +72,14 @@ def _is_cache(value: ir.Value) -> bool:
 
 
 def grow(builder: Builder, sites: Sequence[CachedSite]) -> None:
-    """Makes the keys and values of sources with a buffer as long as the positions that they stand for."""
+    """Makes the keys and values of sources with a buffer as long as the positions that they hold."""
     for site in sites:
         for indexed in (*site.cache.past, *site.cache.present) if site.filled is not None else ():
             builder.facts.record(indexed.value, [length(axis) for axis in indexed.axes], None)
 
 
-def settle_source(graph: ir.Graph, builder: Builder, sites: Sequence[CachedSite], mask: ir.Value, lengths: Lengths) -> None:
-    """Counts positions where they were told, and gives what is left of the source a mask as long as its buffer.
+def finish_source(graph: ir.Graph, builder: Builder, sites: Sequence[CachedSite], mask: ir.Value, lengths: Lengths) -> None:
+    """Counts positions where they were given, and gives the rest of the source a mask as long as its buffer.
 
     Raises:
         Refused: Something else looks at a buffer.
@@ -134,7 +134,7 @@ def _ancestors(value: ir.Value) -> set[ir.Value]:
 
 
 def _fill_mask(builder: Builder, mask: ir.Value, users: Sequence[ir.Node], whole: Dim) -> None:
-    """Gives what reads a mask as long as the source's buffer one that has zeros behind the positions so far."""
+    """Gives readers of a mask as long as the source's buffer one padded with zeros after the positions so far."""
     dims, dtype = builder.facts.dims(mask), builder.facts.dtype(mask)
     if dims is None or dims[1] == whole or not users:
         return
@@ -150,10 +150,10 @@ def _fill_mask(builder: Builder, mask: ir.Value, users: Sequence[ir.Node], whole
 
 
 def _count_positions(graph: ir.Graph, builder: Builder, site: CachedSite) -> None:
-    """Puts positions counted on from the length of the past in the place of the input that told them."""
+    """Puts positions counted on from the length of the past in place of the input that gave them."""
     assert site.filled is not None
-    told = site.filled.position
-    dims, dtype = builder.facts.dims(told), builder.facts.dtype(told)
+    given = site.filled.position
+    dims, dtype = builder.facts.dims(given), builder.facts.dtype(given)
     first = builder.shape([site.past_length])
     assert dims is not None
     assert dtype is not None
@@ -162,5 +162,5 @@ def _count_positions(graph: ir.Graph, builder: Builder, site: CachedSite) -> Non
         found = builder.node("Range", [start, end, builder.constant(np.asarray(1))], dims=dims, dtype=_INT)
     else:
         found = builder.reshape(first, dims)
-    told.replace_all_uses_with(builder.cast(found, dtype))
-    graph.inputs.remove(told)
+    given.replace_all_uses_with(builder.cast(found, dtype))
+    graph.inputs.remove(given)

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a decoder: what they are before anything is done, and their names and shapes afterwards."""
+"""The inputs and outputs of a decoder: those of the source, and their names and shapes afterwards."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def added_mask(graph: ir.Graph, builder: Builder, site: CachedSite) -> ir.Value:
     return value
 
 
-def settle(builder: Builder, attended: Sequence[Attended], states: States) -> None:
+def finish_interface(builder: Builder, attended: Sequence[Attended], states: States) -> None:
     """Names the parts of the buffer by layer, beside states with the source's numbers, and gives them its length."""
     attended = [item for item in attended if item.site.leader is None]
     has_states = states.convolutions or states.recurrences

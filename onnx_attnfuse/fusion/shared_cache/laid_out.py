@@ -24,7 +24,7 @@ from onnx_attnfuse.attention.match.step_readers import Readers
 from onnx_attnfuse.attention.spec import AttentionSpec
 from onnx_attnfuse.fusion.shared_cache.interface import POSITIONS
 from onnx_attnfuse.fusion.shared_cache.lengths import is_copy
-from onnx_attnfuse.fusion.shared_cache.static import behind, is_static, outputs_of
+from onnx_attnfuse.fusion.shared_cache.static import copied_from, is_static, outputs_of
 from onnx_attnfuse.fusion.shared_cache.writes import writer
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard
@@ -63,7 +63,7 @@ def laid_out(model: ir.Model, readers: Readers) -> ir.Model | None:
 
     Args:
         model: The model, which is not changed.
-        readers: Readers of what stands inside of attentions.
+        readers: Readers of nodes inside attentions.
 
     Returns:
         None where they lie so already, or where one is computed, or looked at by anything but its attention.
@@ -229,7 +229,7 @@ def buffers(spec: AttentionSpec) -> Iterator[Buffer]:
         node = writer(indexed.value)
         if node is None or node.inputs[0] is None:
             return
-        given, results = behind(IndexedValue(node.inputs[0], indexed.axes)), outputs_of(indexed.value, indexed.axes)
+        given, results = copied_from(IndexedValue(node.inputs[0], indexed.axes)), outputs_of(indexed.value, indexed.axes)
         wanted = cache_layout(spec, heads, axes.j, channels)
         orders = [_order(item.axes, wanted) for item in (given, *results[:1])]
         if len(orders) < 2 or orders[0] is None or orders[1] is None:

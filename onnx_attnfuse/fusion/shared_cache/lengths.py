@@ -1,4 +1,4 @@
-"""How many positions a cache holds, told by the mask: its length is that of the past and the new positions together.
+"""The number of positions in a cache, by the mask: its length is that of the past and the new positions together.
 
 The past as an input is a buffer, so its own length says nothing any more. Whoever asked for it gets that of `earlier` instead,
 the part of the mask that belongs to the past.
@@ -19,8 +19,8 @@ from onnx_attnfuse.graph.sizes import Dim, Size
 from onnx_attnfuse.graph.sweep import sweep
 
 _INT, _SMALL = ir.DataType.INT64, ir.DataType.INT32
-Padding = Literal["untold", "anywhere", "behind", "none"]
-"""Where a mask has zeros: it tells lengths only, anywhere among the positions, behind the tokens of a prompt, nowhere."""
+Padding = Literal["unknown", "anywhere", "after", "none"]
+"""The zeros of a mask: unknown, as it gives lengths only; anywhere among the positions; after the tokens of a prompt; none."""
 _MAX_TAKES_INTEGERS = 12
 """The opset from which on it does."""
 
@@ -42,10 +42,10 @@ class Lengths:
     readers: frozenset[ir.Node]
     """The nodes that read the mask for all this."""
     counts_ones: bool
-    """Whether the place of the last key is told by the number of ones, wherever they stand."""
+    """Whether the place of the last key is given by the number of ones, wherever they are."""
 
     def ends_anywhere(self, mask: ir.Value) -> bool:
-        """Whether zeros may stand behind the text of the mask, as nothing asks where it ends or how many positions are past."""
+        """Whether zeros may follow the text of the mask, as nothing asks where it ends or how many positions are past."""
         return self.counts_ones and {node for node, _ in mask.uses()} <= self.readers and not self.earlier.uses()
 
 
@@ -55,11 +55,11 @@ def read_lengths(
     """Emits the lengths, and makes the mask what the number of earlier positions is read from.
 
     Only real tokens of the past count, as only these stay in the buffer. All new ones count: where there is padding among them it
-    lies behind the real ones, which do not see it, and the next ones take its place. Padding that is in a prompt alone, or
+    follows the real ones, which do not see it, and the next ones take its place. Padding that is in a prompt alone, or
     nowhere, leaves a rule that does not ask where the text ends: all ones of the mask count, and in a prompt as many as are new.
 
     Args:
-        builder: What to build with.
+        builder: The builder.
         mask: The input (b, past + s).
         batch: The number of entries.
         new: The number of new positions.
@@ -76,12 +76,12 @@ def read_lengths(
     ones = builder.cast(kept, _SMALL)
     current = builder.node("Slice", [ones, start, end, axis], dims=[batch, new], dtype=_SMALL)
     counted = _summed(builder, ones)
-    counts_ones = padding == "none" or (padding == "behind" and builder.opset >= _MAX_TAKES_INTEGERS)
+    counts_ones = padding == "none" or (padding == "after" and builder.opset >= _MAX_TAKES_INTEGERS)
     if not counts_ones:
         rest = builder.constant(np.asarray(1, np.int32))
-        uncounted = _summed(builder, builder.elementwise("Sub", [rest, ones if padding == "untold" else current], _SMALL))
+        uncounted = _summed(builder, builder.elementwise("Sub", [rest, ones if padding == "unknown" else current], _SMALL))
         counted = builder.elementwise("Add", [counted, uncounted], _SMALL)
-    elif padding == "behind":
+    elif padding == "after":
         counted = builder.elementwise("Max", [counted, _width(builder, current, new, on_host=on_host)], _SMALL)
     last = builder.elementwise("Sub", [counted, builder.constant(np.asarray(1, np.int32))], _SMALL)
     readers = frozenset(node for node, _ in mask.uses() if node not in others)

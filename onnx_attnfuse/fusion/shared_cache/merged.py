@@ -53,7 +53,7 @@ def _choice(graph: ir.Graph) -> tuple[ir.Node, ir.Value, bool] | None:
     nodes = [node for node in graph if is_standard(node, "If")]
     if len(nodes) != 1 or any(not is_standard(node, "If", "Identity", "Constant", *RESHAPES) for node in graph):
         return None
-    flag = _input_behind(nodes[0].inputs[0])
+    flag = _input_of(nodes[0].inputs[0])
     if flag is None or flag.dtype != ir.DataType.BOOL or len({node for node, _ in flag.uses()}) != 1:
         return None
     read = {name: _inputs(nodes[0].attributes[name].as_graph()) for name in ("then_branch", "else_branch")}
@@ -63,7 +63,7 @@ def _choice(graph: ir.Graph) -> tuple[ir.Node, ir.Value, bool] | None:
     return None
 
 
-def _input_behind(value: ir.Value | None) -> ir.Value | None:
+def _input_of(value: ir.Value | None) -> ir.Value | None:
     """The graph input that a condition is, whatever shape it was brought into."""
     while value is not None and (node := value.producer()) is not None:
         value = node.inputs[0] if is_standard(node, "Identity", *RESHAPES) else None

@@ -88,7 +88,7 @@ class _Firsts:
         )
 
     def _moved(self, left: ir.Value, right: ir.Value | None, sign: int) -> int | None:
-        """The number of a position plus or minus what is none."""
+        """The number of a position plus or minus other numbers."""
         assert right is not None
         if sign == 1 and self.of(left) is None:
             left, right = right, left

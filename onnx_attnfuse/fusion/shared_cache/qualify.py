@@ -90,7 +90,7 @@ def read_site(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: Bui
     earlier = length(cache.past_axis)
     if not isinstance(earlier, Size) or len(earlier.atoms) != 1 or earlier.factor != 1 or earlier.atoms[0].evaluate is not None:
         raise Refused("cache-kept", "the past length is not a size that the caller can choose", spec.name)
-    key, value = (_input_behind(indexed) for indexed in cache.past)
+    key, value = (_input_of(indexed) for indexed in cache.past)
     for past, present, indexed in zip((key, value), cache.present, cache.past, strict=True):
         _check_only_appended(past, indexed.value, appending(present.value, facts), spec)
         if not present.value.is_graph_output():
@@ -148,7 +148,7 @@ def check_together(sites: Sequence[CachedSite], facts: Facts) -> None:
         raise Refused("caches-differ", "the mask does not have a row for each entry of the batch", first.spec.name)
 
 
-def _input_behind(indexed: IndexedValue) -> ir.Value:
+def _input_of(indexed: IndexedValue) -> ir.Value:
     """The graph input that a value is.
 
     Raises:
@@ -188,14 +188,14 @@ def padding_input(spec: AttentionSpec, meaning: Meaning, facts: Facts) -> ir.Val
     paddings = [item for item in meaning.predicates if isinstance(item, Padding)]
     if not paddings:
         return None
-    found = {_mask_behind(item, spec, facts) for item in paddings}
+    found = {_mask_of(item, spec, facts) for item in paddings}
     mask = found.pop() if len(found) == 1 else None
     if mask is None:
         raise Refused("padding-unread", "padding is not given by an input of shape (b, past + new)", spec.name)
     return mask
 
 
-def _mask_behind(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | None:
+def _mask_of(padding: Padding, spec: AttentionSpec, facts: Facts) -> ir.Value | None:
     """The graph input (b, t) of which the element at (b, j) is read, whatever shape it was brought into."""
     if not isinstance(padding.predicate, NonZero):
         return None
@@ -222,7 +222,7 @@ def _is_whole(mask: ir.Value, spec: AttentionSpec, facts: Facts) -> bool:
 
 
 def _has_length(mask: ir.Value, axis: int, size: Dim, facts: Facts) -> bool:
-    """Whether a mask is as long as what is read of it; a size that is its own is taken to be that, where masks fit."""
+    """Whether a mask is as long as the part read of it; a size of its own is taken to be that, where masks fit."""
     dims = facts.dims(mask)
     found = None if dims is None or len(dims) != 2 else dims[axis]
     own = isinstance(found, Size) and len(found.atoms) == 1 and facts.origins.get(found.atoms[0].key) == (mask, axis)
@@ -230,13 +230,13 @@ def _has_length(mask: ir.Value, axis: int, size: Dim, facts: Facts) -> bool:
 
 
 def is_fitted(site: CachedSite, facts: Facts) -> bool:
-    """Whether the mask of a site has a size of its own that is taken to be that of what is read of it."""
+    """Whether the mask of a site has a size of its own that is taken to be that of the part read of it."""
     wanted = length(site.spec.axes.b), length(site.spec.axes.j)
     return site.mask is not None and site.filled is None and facts.dims(site.mask) != wanted
 
 
 def _is_fraction(value: ir.Value, facts: Facts) -> bool:
-    """Whether a cast may make 0 of what is not 0."""
+    """Whether a cast may turn a number other than 0 into 0."""
     dtype = facts.dtype(value)
     return dtype is None or not (dtype.is_integer() or dtype == ir.DataType.BOOL)
 

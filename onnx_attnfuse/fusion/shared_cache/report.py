@@ -36,13 +36,13 @@ class SharedCache:
     check: Callable[[], Verified | None] | None = None
     """Judges the decoder as it is by then against its source; raises `Refused` where it differs."""
     tables: str | None = None
-    """What the positions are called that tables of rotations have rows for; None: there are no tables."""
+    """The name of the positions that tables of rotations have rows for; None: there are no tables."""
 
     def joined(self, others: Sequence[SiteReport]) -> list[SiteReport]:
         """The reports on all attentions: those that share the buffer, then `others`, with why the cache of each was left."""
         reasons = [self.reasons.get(site.name) for site in others]
-        told = [
+        others_reported = [
             site if reason is None else dataclasses.replace(site, reasons=(*site.reasons, reason))
             for site, reason in zip(others, reasons, strict=True)
         ]
-        return [*(self.sites[item.node] for item in self.candidates), *told]
+        return [*(self.sites[item.node] for item in self.candidates), *others_reported]

@@ -3,7 +3,7 @@
     shared = share_cache(graph, context, candidates, plan_context)
 
 The past as an input and the present as an output get the length of the buffer, `max_sequence_length`; the mask tells lengths.
-What was built is run in a loop against the source before it is kept (`verify/decoder_loop.py`).
+The result is run in a loop against the source before it is kept (`verify/decoder_loop.py`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from onnx_attnfuse.fusion.report_site import kernel_of_forecast, unfused
 from onnx_attnfuse.fusion.shared_cache.attend import Attended, attend, give_out
 from onnx_attnfuse.fusion.shared_cache.compaction import Compaction, buffer_order, new_order
 from onnx_attnfuse.fusion.shared_cache.counted import PositionTables, counted
-from onnx_attnfuse.fusion.shared_cache.filled import grow, prepare, settle_source, source_of
-from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, read_interface, served, settle
+from onnx_attnfuse.fusion.shared_cache.filled import finish_source, grow, prepare, source_of
+from onnx_attnfuse.fusion.shared_cache.interface import added_mask, encoded, finish_interface, read_interface, served
 from onnx_attnfuse.fusion.shared_cache.lengths import Lengths, Padding, answer_for_past, read_lengths
 from onnx_attnfuse.fusion.shared_cache.merged import Merged
 from onnx_attnfuse.fusion.shared_cache.qualify import CachedSite, check_together, has_window, is_fitted, read_site, with_leaders
@@ -39,7 +39,7 @@ from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import is_standard, subgraphs
 from onnx_attnfuse.graph.ops import is_attention
 from onnx_attnfuse.graph.order import NodeOrder
-from onnx_attnfuse.graph.sizes import settled
+from onnx_attnfuse.graph.sizes import resolved
 from onnx_attnfuse.graph.snapshot import Snapshot
 from onnx_attnfuse.graph.uses import label
 from onnx_attnfuse.kernels.forecast import forecast
@@ -60,7 +60,7 @@ from onnx_attnfuse.verify.verdict import Verified
 _TARGET = next(item for item in TARGETS if item.INFO.key == target.INFO.key)
 _SHARING = Subject("sharing the buffer of the cache")
 _PARTS = 2
-"""What is appended to, and what is new."""
+"""The past, and the appended values."""
 
 
 def share_cache(
@@ -78,10 +78,10 @@ def share_cache(
 
     Args:
         graph: The graph.
-        context: What attentions are built with.
+        context: The builder of attentions and its facts.
         candidates: Its attentions.
-        plan_context: What is planned for, and what is taken of padding.
-        merged: What the model is the decoder with a past of, which the result is judged by then.
+        plan_context: The target of the plan, and assumptions about padding.
+        merged: The merged decoder that the model was extracted from, which the result is then compared with.
         context_length: How many positions there will be at most, where a caller says so.
         is_quantised: Whether the cache is to be quantised afterwards.
         runtime: The older of the ONNX Runtimes that the model will run on and is judged by; None: the newest.
@@ -246,8 +246,8 @@ class _Sharing:
         with graph.rewrite(next(iter(graph.model.graph)), _SHARING, graph.scope.path) as edit:
             mask = sites[0].mask or added_mask(graph.model.graph, self._context.builder, sites[0])
             lengths, attended = self._attended(sites, mask, edit)
-            settle(self._context.builder, attended, interface.states)
-            decoder = self._told(served(graph.model.graph, interface, mask, attended, lengths, crossed))
+            finish_interface(self._context.builder, attended, interface.states)
+            decoder = self._bounded(served(graph.model.graph, interface, mask, attended, lengths, crossed))
             loop = names.loop(decoder, self._may_rearrange(sites), has_window(sites), self._plan_context)
             check = self._check(before, loop)
             verified = check()
@@ -258,7 +258,7 @@ class _Sharing:
         assert edit.reason is not None
         raise Refused(edit.reason.code, edit.reason.message, edit.reason.node)
 
-    def _told(self, decoder: ServedDecoder) -> ServedDecoder:
+    def _bounded(self, decoder: ServedDecoder) -> ServedDecoder:
         """The decoder with no more positions than a caller says there are."""
         known = [item for item in (decoder.context_length, self._context_length) if item is not None]
         return dataclasses.replace(decoder, context_length=min(known, default=None))
@@ -273,7 +273,7 @@ class _Sharing:
     def _attended(self, sites: Sequence[CachedSite], mask: ir.Value, edit: Edit) -> tuple[Lengths, list[Attended]]:
         """Puts operators that share the buffer in the place of attentions."""
         graph, builder, axes = self._graph.model.graph, self._context.builder, sites[0].spec.axes
-        new = settled(length(axes.i), self._plan_context.fixed)
+        new = resolved(length(axes.i), self._plan_context.fixed)
         sizes = length(axes.b), new, sites[0].past_length
         prepare(graph, builder, sites[0], mask)
         lengths = read_lengths(builder, mask, *sizes, self._padding(sites), on_host=self._on_host)
@@ -295,7 +295,7 @@ class _Sharing:
         attended = [*found.values()]
         for item in attended:
             give_out(item, self._context)
-        settle_source(graph, builder, sites, mask, lengths)
+        finish_source(graph, builder, sites, mask, lengths)
         if self._takes_in_norms:
             for item in attended:
                 take_in_norms(item.node, builder)
@@ -310,13 +310,13 @@ class _Sharing:
     def _padding(self, sites: Sequence[CachedSite]) -> Padding:
         """Where padding lies in the mask."""
         if sites[0].mask is None:
-            return "untold"
+            return "unknown"
         if not self._is_padded(sites):
             return "none"
-        return "anywhere" if self._may_rearrange(sites) else "behind"
+        return "anywhere" if self._may_rearrange(sites) else "after"
 
     def _may_rearrange(self, sites: Sequence[CachedSite]) -> bool:
-        """Whether padding may lie anywhere, and not only behind the tokens of a prompt."""
+        """Whether padding may lie anywhere, and not only after the tokens of a prompt."""
         return self._is_padded(sites) and self._plan_context.padding != "assume-right"
 
     def _has_bias_at_padding(self, sites: Sequence[CachedSite]) -> bool:
@@ -324,9 +324,9 @@ class _Sharing:
         return self._is_padded(sites) and any(site.meaning.biases for site in sites)
 
     def _compaction(self, sites: Sequence[CachedSite], lengths: Lengths) -> Compaction:
-        """What puts padding behind the real tokens, wherever the attentions see them."""
+        """The rearrangement that puts padding after the real tokens, wherever the attentions see them."""
         used, axes = self._context.builder, sites[0].spec.axes
-        builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with what is rearranged
+        builder = Builder(used.graph, used.facts, used.opset, used.names)  # shares no node with rearranged values
         builder.at(next(iter(self._graph.model.graph)))
         tokens = Tokens(builder.facts, length(axes.b), length(axes.i), builder.opset)
         return Compaction(builder, tokens, new_order(builder, lengths.new, on_host=self._on_host))
@@ -341,7 +341,7 @@ class _Sharing:
             assumed |= {"indices-in-range"}
         found = self._found[site.node]
         (encoding,) = target.encodings(site.spec, site.meaning)
-        params = params_of(site.spec, encoding, _TARGET).settled(plan_context.lengths)
+        params = params_of(site.spec, encoding, _TARGET).with_lengths(plan_context.lengths)
         return dataclasses.replace(
             found,
             mask=site.meaning.kind,
@@ -391,9 +391,9 @@ class _Names:
 
 def _note(decoder: ServedDecoder, first: CachedSite, *, rearranged: bool) -> str:
     """A line on the cache of the model."""
-    what = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
+    line = f"the cache of {decoder.layers} layers is one buffer, past_key_values.N to present.N, of max_sequence_length positions"
     if first.mask is None:
-        return f"{what}; '{decoder.attention_mask}', an input that was added, tells how many there are"
+        return f"{line}; '{decoder.attention_mask}', an input that was added, tells how many there are"
     if not rearranged:
-        return f"{what}; '{decoder.attention_mask}' tells how many there are, and padding is taken to be none or on the right"
-    return f"{what}; '{decoder.attention_mask}' tells how many there are, and padding may lie anywhere"
+        return f"{line}; '{decoder.attention_mask}' tells how many there are, and padding is taken to be none or on the right"
+    return f"{line}; '{decoder.attention_mask}' tells how many there are, and padding may lie anywhere"

@@ -1,8 +1,8 @@
 """Attention over a buffer of a fixed length, as attention with a cache that grows.
 
-New keys and values are written at `position`, and row i sees no key behind `position + i`. So what lies behind the new ones
-counts for nothing, and the buffer holds `position` earlier keys and the new ones: the same as a cache that they are appended to.
-Both are read as formulas over the source; what is left to the caller is to count the position.
+New keys and values are written at `position`, and row i sees no key after `position + i`. So keys after the new ones
+count for nothing, and the buffer holds `position` earlier keys and the new ones: the same as a cache that they are appended to.
+Both are read as formulas over the source; the caller only counts the position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _is_written(indexed: IndexedValue) -> bool:
     node = writer(indexed.value)
     if node is None or node.inputs[0] is None:
         return False
-    below = behind(IndexedValue(node.inputs[0], indexed.axes)).value
+    below = copied_from(IndexedValue(node.inputs[0], indexed.axes)).value
     return below.is_graph_input() or bool(outputs_of(indexed.value, indexed.axes))
 
 
@@ -50,8 +50,8 @@ def read_static(node: ir.Node, spec: AttentionSpec, meaning: Meaning, context: B
     Args:
         node: The Softmax or attention node that it is found at.
         spec: The attention.
-        meaning: What its mask means.
-        context: What reads.
+        meaning: The meaning of its mask.
+        context: The reader.
 
     Raises:
         Refused: It cannot be shown to see the keys up to its own position only, or the operator cannot compute it.
@@ -154,7 +154,7 @@ def _grown(spec: AttentionSpec, meaning: Meaning, start: ir.Value, earlier: Dim)
     heres = counted(start, position(spec.query_axis))
     found = [_one_grown(item, column, heres, earlier) for item in meaning.predicates]
     if spec.causal or not any(isinstance(item, Causal) for item in found):
-        message = "the mask is not known to hide what lies behind the new keys in their buffer, as one computed from"
+        message = "the mask is not known to hide later keys in their buffer, as one computed from"
         raise Refused("cache-kept", f"{message} '{start.name}' and a mask (b, positions) does", spec.name)
     return found
 
@@ -164,8 +164,8 @@ def _one_grown(item: Predicate, column: Linear, heres: tuple[Linear, ...], earli
         return item
     form = item.predicate.form
     for here in heres:
-        behind, ahead = combine(form, combine(column, here, -1), -1), combine(form, combine(here, column, -1), -1)
-        if not behind.terms and behind.offset == 0:
+        past, ahead = combine(form, combine(column, here, -1), -1), combine(form, combine(here, column, -1), -1)
+        if not past.terms and past.offset == 0:
             return Causal(earlier)
         if not ahead.terms:
             return Window(earlier * -1 - ahead.offset)
@@ -190,7 +190,7 @@ def _indexed(
         Refused: They are no input or no output.
     """
     axes = source.indexed.axes
-    past = behind(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
+    past = copied_from(IndexedValue(write.buffer, replaced(axes, write.axis, past_axis)))
     if not past.value.is_graph_input() or past.value.const_value is not None:
         raise Refused(
             "cache-kept", f"the buffer '{past.value.name}' is no input of the model; export it with its cache as inputs"
@@ -203,7 +203,7 @@ def _indexed(
     return past, new, outputs[0]
 
 
-def behind(indexed: IndexedValue) -> IndexedValue:
+def copied_from(indexed: IndexedValue) -> IndexedValue:
     """The value that another one is a copy or transpose of."""
     value = indexed.value
     axes: Axes = indexed.axes

@@ -64,7 +64,7 @@ def read_write(node: ir.Node, reader: Reader) -> Write | str:
     """A node that writes new entries one after the other, or why it is not known to do so.
 
     Args:
-        node: What `writer` has found.
+        node: The node that `writer` has found.
         reader: Reads the indices that it writes at.
     """
     buffer, new = (None if value is None else reader.facts.dims(value) for value in (node.inputs[0], node.inputs[-1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, UnfusedForm
 
 _READ = "the operators of ML programs read in ONNX Runtime's sources (coreml_supported_mlprogram_ops.md); nothing was run"
 PROVIDER = ExecutionProvider(
@@ -15,7 +15,7 @@ PROVIDER = ExecutionProvider(
     operators=dict.fromkeys(
         ("MultiHeadAttention", "GroupQueryAttention", "Attention", "onnx.Attention", "PackedMultiHeadAttention")
     ),
-    spelling=Spelling(
+    unfused_form=UnfusedForm(
         f"{_READ}: MatMul, Mul, Add and Softmax are among them, Where and IsNaN are not", frozenset([ir.DataType.FLOAT])
     ),
     skip_norms="none",

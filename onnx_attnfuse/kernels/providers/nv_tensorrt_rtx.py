@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnx_attnfuse.graph.dtypes import HALVES
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, UnfusedForm
 from onnx_attnfuse.reasons import Reason
 
 _READ = "read in TensorRT's documentation, in the builder of onnxruntime-genai and in issues; nothing was run"
@@ -30,7 +30,7 @@ PROVIDER = ExecutionProvider(
         ),
         "PackedMultiHeadAttention": None,
     },
-    spelling=Spelling(f"{_READ} (Fused Attention)", frozenset([ir.DataType.FLOAT]), scale="queries"),
+    unfused_form=UnfusedForm(f"{_READ} (Fused Attention)", frozenset([ir.DataType.FLOAT]), scale="queries"),
     skip_norms="none",
     keeps_nan_rows=True,
     takes_if=False,

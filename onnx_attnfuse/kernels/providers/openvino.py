@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, UnfusedForm
 from onnx_attnfuse.reasons import Reason
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
@@ -38,9 +38,9 @@ PROVIDER = ExecutionProvider(
         ),
         "PackedMultiHeadAttention": None,
     },
-    spelling=Spelling(f"{_RUN}; a mask by Where stays apart on a GPU (OpenVINO #37675)", _FLOAT),
+    unfused_form=UnfusedForm(f"{_RUN}; a mask by Where stays apart on a GPU (OpenVINO #37675)", _FLOAT),
     skip_norms="without sum",
-    spelled_norms=frozenset(["RMSNormalization"]),
+    decomposed_norms=frozenset(["RMSNormalization"]),
     keeps_nan_rows=True,
     mixes_up_inputs=True,
     session_options=_OPTIONS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, OpSupport, UnfusedForm
 from onnx_attnfuse.reasons import Reason
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
@@ -34,7 +34,7 @@ PROVIDER = ExecutionProvider(
         ),
         "PackedMultiHeadAttention": None,
     },
-    spelling=Spelling(
+    unfused_form=UnfusedForm(
         "node groups read in onnxruntime-qnn (builder/qnn_node_group: scale_softmax, masked_softmax)",
         _FLOAT | {ir.DataType.FLOAT16},
     ),
@@ -46,7 +46,7 @@ PROVIDER = ExecutionProvider(
     computes_in_float16=True,
     rounds_float16=False,
     gathers_flat=True,
-    spelled_norms=frozenset(["GroupNormalization", "RMSNormalization"]),
+    decomposed_norms=frozenset(["GroupNormalization", "RMSNormalization"]),
     merges_into_norms=True,
 )
 """With indices of four axes Gather gave wrong elements in the emulator, of truth values and integers of two axes, of floats of

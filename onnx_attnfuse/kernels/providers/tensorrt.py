@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, UnfusedForm
 from onnx_attnfuse.reasons import Reason
 
 _READ = "read in TensorRT's documentation and issues up to 10.16; nothing was run"
@@ -23,7 +23,7 @@ PROVIDER = ExecutionProvider(
         ),
         "PackedMultiHeadAttention": None,
     },
-    spelling=Spelling(
+    unfused_form=UnfusedForm(
         f"{_READ} (Fused Attention); roundings at the products as Model Optimizer's exporter for float8 writes them",
         frozenset([ir.DataType.FLOAT]),
         scale="queries",

@@ -61,7 +61,7 @@ class Decomposer:
             self.options.progress("unfusing", len(sites), len(work))
             build = Builder(scope.graph, scope.facts, scope.opset, self.names)
             graph = graphs.setdefault(scope.graph, GraphContext(scope, self.model, build, self.verifier))
-            sites.append(spell_out(graph, node))
+            sites.append(decompose_node(graph, node))
         self._remove_unused_import()
         seconds = time.perf_counter() - start
         return UnfuseReport(tuple(sites), seconds, before, count_ops(self.model), self.verifier.differing)
@@ -73,7 +73,7 @@ class Decomposer:
                 part.opset_imports.pop(CONTRIB, None)
 
 
-def spell_out(graph: GraphContext, node: ir.Node) -> UnfusedSite:
+def decompose_node(graph: GraphContext, node: ir.Node) -> UnfusedSite:
     """Decomposes one operator, or says why not; a defect of ours costs this one only."""
     found = UnfusedSite(label(node) or node.op_type, graph.scope.path, node.op_type, node.domain, "kept")
     with graph.rewrite(node, _DECOMPOSING, found.name) as edit:

@@ -67,7 +67,7 @@ def verified(before: str | ir.Model, model: ir.Model, conversion: Conversion) ->
 def _remedy(model: ir.Model) -> str:
     """Advice about a difference: fused attention adds masks in the half type, which shows in fully masked rows."""
     if any(is_attention(node) for node in model.graph.all_nodes()):
-        return "spell its attention out with attnfuse unfuse, convert that and fuse it again"
+        return "unfuse its attention with attnfuse unfuse, convert the result and fuse it again"
     return "pass --verify none to have it all the same"
 
 

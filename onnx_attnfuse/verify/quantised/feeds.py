@@ -54,7 +54,7 @@ class Feeds:
         self.is_large = is_large(source)
         """Whether it is run as little as possible."""
         self._kinds = kinds(source.graph, facts)
-        self._batch, self._new = (sizes.settled(self._dims[loop.tokens][axis], loop.numbers) for axis in (0, 1))
+        self._batch, self._new = (sizes.resolved(self._dims[loop.tokens][axis], loop.numbers) for axis in (0, 1))
 
     @property
     def names(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from onnx_attnfuse.errors import ModelError
 from onnx_attnfuse.graph.build import Builder
 from onnx_attnfuse.graph.constants import constant_array
 from onnx_attnfuse.graph.facts import Facts
-from onnx_attnfuse.graph.quantised_operators import spell_out
+from onnx_attnfuse.graph.quantised_operators import decompose_quantised
 from onnx_attnfuse.graph.rounding import QdqPair, read_pair
 from onnx_attnfuse.graph.scopes import all_names
 from onnx_attnfuse.graph.uses import reads_input
@@ -114,7 +114,7 @@ def decomposed(model: ir.Model) -> ir.Model:
     copy = model.clone()
     facts = Facts(copy.graph)
     builder = Builder(copy.graph, facts, copy.opset_imports.get("", 0), all_names(copy))
-    spell_out(copy.graph, facts, builder)
+    decompose_quantised(copy.graph, facts, builder)
     return copy
 
 

@@ -88,7 +88,7 @@ PROMPTS = {"one": [[1, 1, 1, 1, 1]], "padded": [[1, 1, 1, 0, 0], [1] * 5]}
 
 @pytest.mark.parametrize("padding", ["assume-right", "assume-none"])
 def test_a_prompt_others_on_top_and_steps_with_masks_as_onnxruntime_genai_captures(padding: str) -> None:
-    """One mask as long as the buffer for prompt and steps; ones come into the zeros behind the text."""
+    """One mask as long as the buffer for prompt and steps; ones come into the zeros after the text."""
     fed = steps(PROMPTS["one"], more=(1, 3, 1, 1))
     result = onnx_attnfuse.optimize(decoder(), ep="cpu", cache="shared", padding=padding)
     told = result.report.decoder

@@ -172,11 +172,12 @@ def test_one_reason_says_that_nothing_is_known(ep: str) -> None:
 RECORD = """
 import onnx_ir as ir
 
-from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, Spelling
+from onnx_attnfuse.kernels.execution_provider import ExecutionProvider, UnfusedForm
 
 _FLOAT = frozenset([ir.DataType.FLOAT])
 PROVIDER = ExecutionProvider(
-    "tpu", "TPUExecutionProvider", "onnxruntime-tpu", "made up", {}, spelling=Spelling("made up", _FLOAT), keeps_nan_rows=True
+    "tpu", "TPUExecutionProvider", "onnxruntime-tpu", "made up", {},
+    unfused_form=UnfusedForm("made up", _FLOAT), keeps_nan_rows=True,
 )
 """
 
