@@ -6,7 +6,7 @@ import dataclasses
 
 import onnx_ir as ir
 
-from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, replaced
+from onnx_attnfuse.attention.axes.factors import Axis, Factor, leaves, length, replaced
 from onnx_attnfuse.attention.axes.views import IndexedValue, is_short
 from onnx_attnfuse.attention.match import operands
 from onnx_attnfuse.attention.spec import Cache, Source
@@ -16,16 +16,21 @@ from onnx_attnfuse.graph.facts import Facts
 from onnx_attnfuse.graph.sizes import Dim
 
 
-def read_cache(key: tuple[Source, ...], value: tuple[Source, ...], key_axis: Axis, channels: Axis, facts: Facts) -> Cache | None:
+def read_cache(
+    key: tuple[Source, ...], value: tuple[Source, ...], query_axis: Axis, key_axis: Axis, channels: Axis, facts: Facts
+) -> Cache | None:
     """How keys and values are put together if both are, of as many new positions, and then of as many earlier ones of that type.
 
     Args:
         key: The keys and what they are views of.
         value: The values and what they are views of.
-        key_axis: The positions of both.
+        query_axis: The positions of the queries; if they are as many as all keys, two streams are joined, as of text and image.
+        key_axis: The positions of keys and values.
         channels: The channels of a head of the keys, which may be rotated before they are put to the earlier ones.
         facts: Shapes and types.
     """
+    if length(query_axis) == length(key_axis):
+        return None
     keys, values = (_appended(operand[-1], key_axis, facts) for operand in (key, value))
     if keys is None or values is None or any(is_short(operand[-1].indexed, facts) for operand in (key, value)):
         return None

@@ -91,7 +91,7 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
         dtype=facts.dtype(query),
         output_dtype=facts.dtype(query),
         nodes=(node,),
-        cache=_cache(sources[1], sources[2], columns, channels, facts),
+        cache=_cache(sources[1], sources[2], rows, columns, channels, facts),
         roundings=(
             *roundings.operand_roundings("query", query, facts),
             *roundings.operand_roundings("key", key, facts),
@@ -102,9 +102,11 @@ def read_attention(node: ir.Node, facts: Facts) -> AttentionSpec:
     )
 
 
-def _cache(keys: tuple[Source, ...], values: tuple[Source, ...], columns: Axis, channels: Axis, facts: Facts) -> Cache | None:
+def _cache(
+    keys: tuple[Source, ...], values: tuple[Source, ...], rows: Axis, columns: Axis, channels: Axis, facts: Facts
+) -> Cache | None:
     """The cache that keys and values were appended to; a key of zeros, which is a sink, is no new position."""
-    found = read_cache(keys, values, columns, channels, facts)
+    found = read_cache(keys, values, rows, columns, channels, facts)
     origins = [] if found is None else [new[-1].indexed.value for new in found.new]
     return None if any(constant_tensor(value) is not None for value in origins) else found
 

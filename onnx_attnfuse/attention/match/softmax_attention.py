@@ -103,7 +103,7 @@ def read_site(softmax: Softmax, facts: Facts, readers: Readers, keep_outputs: bo
         dtype=facts.dtype(product.query.value),
         output_dtype=facts.dtype(weights.output.value),
         nodes=nodes,
-        cache=read_cache(key, value, key_axis, product.head_axis, facts),
+        cache=read_cache(key, value, product.query_axis, key_axis, product.head_axis, facts),
         sink=None if softmax.sink is None else _sink(softmax.sink, axes, softmax, facts),
         unshifted=voided is not None,
         renormalized=renormalization(folded.mask, moved, reader),

@@ -11,10 +11,11 @@ from tests.support.small_models import HEADER, parsed
 
 _ROLLED = f"""{HEADER}
 rolled (float[b, s, 2, 4] q, float[b, 2, s, 4] k, float[b, 2, s, 4] v, float[b, 2, p, 4] past)
-=> (float[b, 2, s, 4] out)
+=> (float[b, 2, rows, 4] out)
 <int64[1] last = {{{{-1}}}}, int64[1] first = {{{{0}}}}, int64[1] end = {{{{9223372036854775807}}}}, int64[1] keys = {{{{2}}}}>
 {{{{
-    heads = Transpose<perm = [0, 2, 1, 3]>(q)
+    own = Transpose<perm = [0, 2, 1, 3]>(q)
+    heads = {{queries}}
     {{parts}}
     all_k = Concat<axis = 2>(first_k, rest_k)
     all_v = Concat<axis = 2>(first_v, rest_v)
@@ -27,9 +28,17 @@ _CUT = " ".join(f"first_{x} = Slice({x}, last, end, keys) rest_{x} = Slice({x}, 
 _GIVEN = " ".join(f"first_{x} = Identity(past) rest_{x} = Identity({x})" for x in "kv")
 
 
-@pytest.mark.parametrize(("parts", "operator"), [(_CUT, "MultiHeadAttention"), (_GIVEN, "Attention")], ids=["rolled", "a past"])
-def test_keys_are_appended_where_there_always_are_new_ones(parts: str, operator: str) -> None:
-    model = parsed(_ROLLED.format(parts=parts))
+_OWN, _JOINED = "Identity(own)", "Concat<axis = 2>(past, own)"
+
+
+@pytest.mark.parametrize(
+    ("parts", "queries", "operator"),
+    [(_CUT, _OWN, "MultiHeadAttention"), (_GIVEN, _OWN, "Attention"), (_GIVEN, _JOINED, "MultiHeadAttention")],
+    ids=["rolled", "a past", "two streams, as of text and image"],
+)
+def test_keys_are_appended_where_there_always_are_new_ones(parts: str, queries: str, operator: str) -> None:
+    """And where queries are those of the new positions alone."""
+    model = parsed(_ROLLED.format(parts=parts, queries=queries))
     result = onnx_attnfuse.optimize(model)
     (site,) = result.report.sites
     assert (site.status, site.op) == ("fused", operator)
