@@ -85,7 +85,7 @@ class Failures:
         """Adds a failure, or its place where one like it was met before."""
         key = (failure.kind, failure.subject, failure.file, failure.line, failure.message.partition(":")[0])
         _, places = self._found.setdefault(key, (failure, []))
-        places += failure.places
+        places += (place for place in failure.places if place not in places)
 
     def tell(self) -> None:
         """Tells all failures to the block around this one, where it collects them."""

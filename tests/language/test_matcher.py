@@ -91,8 +91,11 @@ NEARLY = {
 
 
 @pytest.mark.parametrize("name", NEARLY)
-def test_near_misses_stay(name: str) -> None:
-    assert_refuses(two(**NEARLY[name]), difference, code="not-attention")
+def test_near_misses_are_none_of_the_pattern(name: str) -> None:
+    """Each softmax may be an attention of its own."""
+    result = onnx_attnfuse.optimize(as_model(two(**NEARLY[name])), patterns=(difference,))
+    assert {site.pattern for site in result.report.sites} == {None}
+    assert all(site.verified for site in result.report.sites if site.is_rewritten)
 
 
 ONE = """g (float[b, n, s, 8] q, float[b, n, 8, t] k, float[b, n, t, 6] v) => (float[b, n, s, 6] out)
