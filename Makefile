@@ -33,11 +33,10 @@ quick: .venv/dev  ## Format, lint, import contracts, and the tests that take the
 test: .venv/dev  ## Format, lint, types, import contracts, and a sample of every test, in a quarter of an hour on two cores.
 	$(LINT)
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not exhaustive" tests
+	$(BIN)/pytest --numprocesses auto --dist worksteal -m "not exhaustive" tests patterns/gallery
 
-test-all: test  ## The same with all cases of every test, and the gallery's; CI runs this.
+test-all: test  ## The same with all cases of every test; the workflow `tests` runs these on every system.
 	$(BIN)/pytest --numprocesses auto --dist worksteal -m exhaustive tests
-	$(BIN)/pytest patterns/gallery
 
 test-lowest: .venv-lowest/done  ## The same sample with the oldest versions that pyproject.toml allows; CI runs this too.
 	$(LOWEST)/python -m pip check
